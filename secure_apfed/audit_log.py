@@ -55,7 +55,8 @@ _MOST_LINE = 2**18
 _MOST_SIZE = 2**40
 _CHAIN_BYTES = 32
 _LETTERS = 80
-_BEGINNING, _BETWEEN = b'{"chain":"', b'",'
+_BEGINNING = b'{"chain":"'
+_BETWEEN = b'",'
 _BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
 _Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
@@ -202,7 +203,8 @@ def _parse(body: bytes, *, path: Path, number: int) -> Line:
     except ValidationError as error:
         _require_format(body, path=path, number=number)
         first = error.errors(include_url=False, include_input=False)[0]
-        place, why = ".".join(map(str, first["loc"])), str(first["msg"]).lower()
+        place = ".".join(map(str, first["loc"]))
+        why = str(first["msg"]).lower()
         raise CheckpointError(
             f"{path}: line {number} is chained and yet not as this version writes it "
             f"(at {place[:_LETTERS]!r}: {why[:_LETTERS]!r}); it was written by another program or "
@@ -225,8 +227,11 @@ class _Chain:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.head, self.size, self.lines = b"", 0, 0
-        self.torn, self.newline = b"", True
+        self.head = b""
+        self.size = 0
+        self.lines = 0
+        self.torn = b""
+        self.newline = True
 
     def line(self, written: Line) -> bytes:
         """The bytes of the next line; `wrote` says that the file holds it."""
@@ -313,15 +318,20 @@ class AuditLog:
     ) -> None:
         if len(peers) > _MOST_PEERS:
             raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
-        self.path, self._party, self._identity = path, party, identity
-        self._meter, self._clock = meter, clock
+        self.path = path
+        self._party = party
+        self._identity = identity
+        self._meter = meter
+        self._clock = clock
         self._counters = counters
-        self._charged, self._released = meter.charges, b""
+        self._charged = meter.charges
+        self._released = b""
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
             cut = self._follow()
-            own, known = identity.public.hex(), {name: key.hex() for name, key in peers.items()}
+            own = identity.public.hex()
+            known = {name: key.hex() for name, key in peers.items()}
             self._write(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
             self._note_counters(saved=True)
             self._witness()
@@ -383,7 +393,8 @@ class AuditLog:
     def agreed(self, contract: Contract) -> None:
         """Note the contract of a session, which all have signed."""
         resumes = contract.resumes.step if contract.resumes else None
-        session, digest = contract.session, contract.digest.hex()
+        session = contract.session
+        digest = contract.digest.hex()
         self._write(Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes))
 
     def restarted(self, restart: Restarted) -> None:
@@ -437,7 +448,8 @@ class AuditLog:
         """
         charges = self._meter.charges
         if charges != self._charged:
-            self._charged, self._released = charges, payload
+            self._charged = charges
+            self._released = payload
         elif not payload or payload != self._released:
             self._released = b""
             return None
@@ -534,7 +546,8 @@ class Summary:
 
     def add(self, number: int, line: Line, *, before: bytes) -> None:
         """Count a line; `before` is the chain before it."""
-        self.lines, self.last_at = number, line.at
+        self.lines = number
+        self.last_at = line.at
         self.unsigned += 1
         if isinstance(line, Opened):
             self._open(number, line)
@@ -563,7 +576,9 @@ class Summary:
             raise self._unfit(number, f"is of {line.party}, those before it of {self.party}")
         if number == 1:
             self.first_at = line.at
-        self.party, self.identity, self.peers = line.party, line.identity, dict(line.peers)
+        self.party = line.party
+        self.identity = line.identity
+        self.peers = dict(line.peers)
         self.opened += 1
         self.cut += line.cut
 
@@ -582,7 +597,8 @@ class Summary:
         flow.size += line.size
 
     def _check_signature(self, number: int, line: Signed, before: bytes) -> None:
-        signature, public = bytes.fromhex(line.signature), bytes.fromhex(self.identity)
+        signature = bytes.fromhex(line.signature)
+        public = bytes.fromhex(self.identity)
         try:
             verify(public, signature, _PURPOSE, self.party.encode(), before, signer=self.party)
         except RemoteProtocolError as error:
@@ -746,12 +762,15 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
     parting = None
     at = next(sent, None)
     for _, number, got in _frames(receiver.path, sender.party, ("received", "refused")):
-        expected, skipped, skipped_size = at, 0, 0
+        expected = at
+        skipped = 0
+        skipped_size = 0
         while at is not None and at[2].digest != got.digest:
             # Then the rest of that session never arrived.
             opening = at[0]
             while at is not None and at[0] == opening:
-                skipped, skipped_size = skipped + 1, skipped_size + at[2].size
+                skipped = skipped + 1
+                skipped_size = skipped_size + at[2].size
                 at = next(sent, None)
         if at is None:
             lost = "; a machine that loses power may lose lines"
@@ -763,11 +782,14 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
                 received=_in_words(got),
             )
             break
-        equal, equal_size = equal + 1, equal_size + got.size
-        unreceived, unreceived_size = unreceived + skipped, unreceived_size + skipped_size
+        equal = equal + 1
+        equal_size = equal_size + got.size
+        unreceived = unreceived + skipped
+        unreceived_size = unreceived_size + skipped_size
         at = next(sent, None)
     while parting is None and at is not None:
-        unreceived, unreceived_size = unreceived + 1, unreceived_size + at[2].size
+        unreceived = unreceived + 1
+        unreceived_size = unreceived_size + at[2].size
         at = next(sent, None)
     return Direction(
         sender=sender.party,

@@ -370,7 +370,8 @@ app.add_typer(study.app, name="study", rich_help_panel="Research")
 
 def execute(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    debug, as_json = "--debug" in arguments, not _JSON.isdisjoint(arguments)
+    debug = "--debug" in arguments
+    as_json = not _JSON.isdisjoint(arguments)
     rest = [argument for argument in arguments if argument != "--debug"]
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning

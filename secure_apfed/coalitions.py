@@ -205,8 +205,10 @@ def _members(
     for name in roles:
         if name in together:
             held[roles[name]].append(name)
-    active, passives = held["active"], held["passive"]
-    aggregator, dealer = held["aggregator"], held["dealer"]
+    active = held["active"]
+    passives = held["passive"]
+    aggregator = held["aggregator"]
+    dealer = held["dealer"]
     enough = passives if len(passives) >= least else []
     needed: dict[str, tuple[list[str], ...]] = {
         "active and aggregator": (active, aggregator),

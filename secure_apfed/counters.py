@@ -92,11 +92,14 @@ class _LineCounter:
     """
 
     def __init__(self, path: Path, *, headers: int) -> None:
-        self._path, self._headers = path, headers
+        self._path = path
+        self._headers = headers
         self._restart()
 
     def _restart(self) -> None:
-        self._offset, self._lines, self._origin = 0, 0, _NOBODY
+        self._offset = 0
+        self._lines = 0
+        self._origin = _NOBODY
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
     def read(self) -> Count:
@@ -223,7 +226,9 @@ class CounterFiles:
     def __init__(
         self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
     ) -> None:
-        self._folder, self._party, self._watches = folder, party, watches
+        self._folder = folder
+        self._party = party
+        self._watches = watches
         self._noted = dict(noted)
         self._readers: dict[str, _Counter] = {}
         self._seen: dict[str, tuple[int, int]] = {}
@@ -400,7 +405,8 @@ def _present(folder: Path) -> Iterator[tuple[str, Count | None]]:
 
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     """Hold one counter's file against what is noted of it."""
-    path, kind = folder / name, kind_of(name)
+    path = folder / name
+    kind = kind_of(name)
     if kind is None or not noted.number:
         return None
     if not os.path.lexists(path):

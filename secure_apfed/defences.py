@@ -167,7 +167,8 @@ class Marvell(GradientDefence):
                 f"defences: marvell is for binary labels, the data have {classes} classes; use "
                 "compression"
             )
-        self._strength, self._noise = settings.strength, noise
+        self._strength = settings.strength
+        self._noise = noise
 
     def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         if leaving.labels is None:
@@ -181,7 +182,8 @@ class Marvell(GradientDefence):
         if unit == 0:
             return gradient_BD
         variances = [float(rows.var(0, correction=0).mean()) / unit for rows in of_class]
-        share, spread = float(is_one_B.double().mean()), (variances[0], variances[1])
+        share = float(is_one_B.double().mean())
+        spread = (variances[0], variances[1])
         along, across = best_noise(
             positive=share, dimension=gradient_BD.shape[1], spread=spread, power=self._strength
         )

@@ -192,7 +192,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         y = self._labels_in_order(X, y)
         X = _storable(X)
         raw, y_N = self._checked(X, y)
-        frame, self._named = _frame(X, raw), isinstance(X, pd.DataFrame)
+        frame = _frame(X, raw)
+        self._named = isinstance(X, pd.DataFrame)
         labels = self._prepare_labels(y_N)
         config = self._config()
         data = VerticalData(

@@ -8,7 +8,8 @@ No two words begin with the same three letters.
 
 import hashlib
 
-IDENTITY_WORDS, DOCUMENT_WORDS = 8, 12
+IDENTITY_WORDS = 8
+DOCUMENT_WORDS = 12
 _SALT = b"secure-apfed words v1"
 _WORDS = """
 acorn album amber anchor apple arrow atlas autumn avenue bacon badge baker balcony banana barrel

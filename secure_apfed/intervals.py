@@ -27,7 +27,8 @@ FEWEST_ROWS = 20
 FEWEST_POSITIVES = 30
 """Rows of a rare class, below which figures of it are told with a warning."""
 # of one block of resamples: what is worked on stays in the cache
-_CELLS, _LEAST = 50_000, 8
+_CELLS = 50_000
+_LEAST = 8
 # of all resamples, in 16 bits each
 _KEPT_CELLS = 2**24
 _CONFIDENCE = 0.95
@@ -71,9 +72,11 @@ def influence(scored: Scored, measure: Measure) -> FloatArray:
     (B - 1) times what the measure falls by where the row is left out; of accuracy, whether the row
     is told right, less the accuracy. NaN where the others do not define the measure.
     """
-    rows, redrawn = len(scored.truth), REDRAWN[measure.name]
+    rows = len(scored.truth)
+    redrawn = REDRAWN[measure.name]
     block = max(_LEAST, _CELLS // max(rows, 1))
-    whole, found = redrawn(Redrawn(scored, np.ones((1, rows)))), []
+    whole = redrawn(Redrawn(scored, np.ones((1, rows))))
+    found = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for first in range(0, rows, block):
             counts_RB = np.ones((min(block, rows - first), rows))
@@ -101,7 +104,8 @@ def gain_between(
     values = [measure_all(scored).get(measure.name, math.nan) for scored in (one, other)]
     if any(map(math.isnan, values)):
         return None
-    redrawn, sign = REDRAWN[measure.name], 1 if measure.higher_is_better else -1
+    redrawn = REDRAWN[measure.name]
+    sign = 1 if measure.higher_is_better else -1
     drawn_R = [
         sign * (redrawn(Redrawn(one, counts_RB)) - redrawn(Redrawn(other, counts_RB)))
         for counts_RB in _draws(one, resamples if len(one.truth) > 1 else 0, seed)
@@ -160,7 +164,8 @@ def _kept_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDAr
 
 
 def _fresh_draws(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
-    groups, rows = _groups(truth_B), len(truth_B)
+    groups = _groups(truth_B)
+    rows = len(truth_B)
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
     block = max(_LEAST, _CELLS // max(rows, 1))
     for first in range(0, resamples, block):
@@ -229,7 +234,8 @@ class Redrawn:
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """By class, (R, K): rows of it, rows given to it, and those that are both."""
         eye = np.eye(self.scored.classes)
-        true_BK, given_BK = eye[self.scored.truth], eye[self.scored.decided]
+        true_BK = eye[self.scored.truth]
+        given_BK = eye[self.scored.decided]
         return self.counts @ true_BK, self.counts @ given_BK, self.counts @ (true_BK * given_BK)
 
     @cached_property
@@ -238,7 +244,8 @@ class Redrawn:
         return tuple(self._curves())
 
     def _curves(self) -> Iterator[_Curve]:
-        scores, truth_B = self.scored.scores, self.scored.truth
+        scores = self.scored.scores
+        truth_B = self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
         ranked = {1: scores} if scores.ndim == 1 else dict(enumerate(scores.T))
         for label in ranked if len(ranked) > 2 else (1,):
@@ -301,7 +308,8 @@ def _brier(drawn: Redrawn) -> FloatArray:
 
 
 def _log_loss(drawn: Redrawn) -> FloatArray:
-    scored, least = drawn.scored, np.finfo(np.float64).eps
+    scored = drawn.scored
+    least = np.finfo(np.float64).eps
     said_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
     return drawn.mean(-np.log(np.clip(said_B, least, 1 - least)))
 

@@ -460,9 +460,11 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     if not len(scored.truth) or not scored.finite:
         return ()
     if scored.classes == 2:
-        said_B, true_B = scored.scores[:, 1], scored.truth == 1
+        said_B = scored.scores[:, 1]
+        true_B = scored.truth == 1
     else:
-        said_B, true_B = scored.scores.max(axis=1), scored.scores.argmax(axis=1) == scored.truth
+        said_B = scored.scores.max(axis=1)
+        true_B = scored.scores.argmax(axis=1) == scored.truth
     observed, foretold = curve(true_B, said_B, n_bins=ranges, strategy="quantile", pos_label=True)
     edges = np.quantile(said_B, np.linspace(0, 1, ranges + 1))
     counts = np.bincount(np.searchsorted(edges[1:-1], said_B), minlength=ranges)
@@ -497,7 +499,8 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
-    said_B, true_B = scored.scores[:, 1], scored.truth == 1
+    said_B = scored.scores[:, 1]
+    true_B = scored.truth == 1
     if not scored.finite or true_B.all() or not true_B.any():
         return ()
     edges = np.unique(np.quantile(said_B, np.linspace(0, 1, parts + 1)[1:-1]))
@@ -508,8 +511,10 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     for rows, of_it in zip(rows_T.tolist(), map(int, of_it_T), strict=True):
         if not rows:
             continue
-        seen, found = seen + rows, found + of_it
-        captured, others = found / true_B.sum(), (seen - found) / (~true_B).sum()
+        seen = seen + rows
+        found = found + of_it
+        captured = found / true_B.sum()
+        others = (seen - found) / (~true_B).sum()
         told.append(
             LiftRow(
                 rows=rows,

@@ -274,7 +274,8 @@ class RandomFeatures(Standardised):
         z_BF = self.standardised(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
-        ones_B1, scaled_BF = torch.ones_like(z_BF[:, :1]), z_BF / math.sqrt(z_BF.shape[1])
+        ones_B1 = torch.ones_like(z_BF[:, :1])
+        scaled_BF = z_BF / math.sqrt(z_BF.shape[1])
         return torch.cat([ones_B1, scaled_BF, math.sqrt(2 / size) * waves_BD], dim=1)
 
 
@@ -314,7 +315,8 @@ class Projection(Standardised):
     def fit(self, features_NF: Tensor) -> None:
         """Standardise by these rows. Raises ModelError: D is above half of their columns."""
         rows_NF = features_NF.flatten(1).to(self.centre)
-        numbers, columns = self.directions.shape[1], count_columns(rows_NF)
+        numbers = self.directions.shape[1]
+        columns = count_columns(rows_NF)
         most = most_numbers(columns)
         if numbers > most and not self._allow_reading_all:
             raise ModelError(
@@ -374,7 +376,8 @@ class CrossView(RandomFeatures):
 
     def _standardise(self, rows_NF: Tensor) -> None:
         super()._standardise(rows_NF)
-        numbers, columns = self.foretold.out_features, len(self.scale)
+        numbers = self.foretold.out_features
+        columns = len(self.scale)
         parts = self.scale.split((columns - numbers, numbers))
         known = (part.isfinite().sum().clamp(min=1) for part in parts)
         pairs = zip(parts, known, strict=True)
@@ -555,7 +558,8 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
     A thread for a small product is waited for longer than it computes, and on a busy machine much
     longer; convolutions are never small.
     """
-    most, worth = torch.get_num_threads(), 1
+    most = torch.get_num_threads()
+    worth = 1
     for shape in tables:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
         work = batch * sum(one * other for one, other in pairwise(widths))

@@ -27,7 +27,8 @@ from secure_apfed.errors import ConfigError
 
 _T = TypeVar("_T")
 _FORM = "[A-Za-z0-9][A-Za-z0-9._-]*"
-_PARTY_LETTERS, _RUN_LETTERS = 64, 200
+_PARTY_LETTERS = 64
+_RUN_LETTERS = 200
 
 # Of a party's ledger of private updates.
 UPDATES = "+updates"

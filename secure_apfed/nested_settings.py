@@ -25,7 +25,8 @@ __all__ = [
 ]
 
 _SEPARATOR = "__"
-_METHOD, _NAME = "method", "name"
+_METHOD = "method"
+_NAME = "name"
 _NOT_SET = ("data", "seed")
 """Sections that frames and the estimator's own parameter stand for."""
 

@@ -175,7 +175,8 @@ class Clustering(Objective):
         """Find the centres. Raises ModelError: fewer different rows than clusters."""
         from sklearn.cluster import KMeans
 
-        x_NF, clusters = features_N.flatten(1).double().cpu(), len(self.centres_KF)
+        x_NF = features_N.flatten(1).double().cpu()
+        clusters = len(self.centres_KF)
         if (different := len(x_NF.unique(dim=0))) < clusters:
             raise ModelError(
                 f"{clusters} clusters need as many different rows of people whom this passive "
@@ -184,7 +185,8 @@ class Clustering(Objective):
         seed = int(torch.randint(2**31 - 1, ()))
         found = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
         centres_KF = torch.from_numpy(found.cluster_centers_)
-        self.centres_KF, self.spread = centres_KF, torch.tensor(found.inertia_ / len(x_NF))
+        self.centres_KF = centres_KF
+        self.spread = torch.tensor(found.inertia_ / len(x_NF))
         self.spread.clamp_(min=torch.finfo(torch.float32).tiny)
         self.sizes_K = self._assigned(x_NF).sum(0)
 

@@ -113,7 +113,8 @@ def read_logged(path: Path) -> PastSessions:
     """
     if not path.is_file():
         return NONE_BEFORE
-    me, agreed = "", 0
+    me = ""
+    agreed = 0
     sessions: list[_Session] = []
     ways: dict[tuple[str, str, Kind], _Counts] = {}
     for line in read_lines(path):

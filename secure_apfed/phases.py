@@ -53,7 +53,8 @@ class Phases(dict[PhaseName, Phase]):
 
     def end(self) -> None:
         """Add what passed since the last call to the phase that is on."""
-        spent, most = os.times(), peak_memory()
+        spent = os.times()
+        most = peak_memory()
         now = time.perf_counter(), sum(spent[:4])  # of children that were waited for, too
         phase = self.setdefault(self._now, Phase())
         phase.seconds += now[0] - self._since[0]

@@ -167,7 +167,9 @@ class Board:
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source, self._name, self._clock = source, name, clock
+        self._source = source
+        self._name = name
+        self._clock = clock
         self._told: dict[str, Status] = {}
         self.progress: Progress | None = None
         self._training = TimeLeft(clock)
@@ -399,7 +401,9 @@ class _Lines:
     def __init__(
         self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._board, self._console, self._clock = board, console, clock
+        self._board = board
+        self._console = console
+        self._clock = clock
         self._last: dict[object, tuple[object, float]] = {}
         self._progress: Progress | None = None
         self._broken: dict[str, dict[str, float]] = {}  # by party and peer, since when
@@ -525,7 +529,8 @@ def _troubles(status: "Status") -> list[str]:
 
 def _waited(waits: "Waiting") -> str:
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
-    kinds, senders = " or ".join(waits.kinds), " or ".join(waits.senders)
+    kinds = " or ".join(waits.kinds)
+    senders = " or ".join(waits.senders)
     return (
         f"{kinds}{step} from {senders} since {waits.since_s:.0f} s, gives up after "
         f"{waits.patience_s:g} s"
@@ -533,7 +538,8 @@ def _waited(waits: "Waiting") -> str:
 
 
 def _counted(status: "Status") -> str:
-    sent, received = status.sent_bytes / 1e6, status.received_bytes / 1e6
+    sent = status.sent_bytes / 1e6
+    received = status.received_bytes / 1e6
     return f"{status.promised}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 

@@ -134,7 +134,8 @@ class Draws(TorchFunctionMode):
             like = args[0] if args else kwargs.pop("input")
             kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
             kwargs.pop("memory_format", None)
-            func, args = _LIKE[func], (like.shape,)
+            func = _LIKE[func]
+            args = (like.shape,)
         if kwargs.get("generator") is None:
             first = args[0] if args else next(iter(kwargs.values()))
             device = first.device if isinstance(first, Tensor) else kwargs.get("device")
@@ -209,7 +210,8 @@ class _DefaultDtype:
     """float32 while somebody needs it: the default is of the process, not of a thread."""
 
     def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self._users = 0
         self._callers = torch.float32
 
     @contextmanager

@@ -32,7 +32,9 @@ _NO_KEY = bytes(32)
 
 def why_not(config: Config) -> str:
     """Why only parties that send messages can play this run; empty where it can be simulated."""
-    method, train, kind = config.method, config.train, sum_kind(config.secure_sum)
+    method = config.method
+    train = config.train
+    kind = sum_kind(config.secure_sum)
     summed = "gradients are summed" in method.happens
     is_trained_by_steps = METHODS[method.name].simulated
     is_judged_by_accuracy = config.task == Classification.name
@@ -91,9 +93,11 @@ def begin(config: Config, data: VerticalData) -> Simulation:
 
 def train(session: Simulation, config: Config) -> int:
     """Train all epochs of what `begin` built; return how many steps they took."""
-    method, helpers = METHODS[config.method.name], session.helpers
+    method = METHODS[config.method.name]
+    helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
-    step_of, step = method.lockstep(session.learner, passives), 0
+    step_of = method.lockstep(session.learner, passives)
+    step = 0
     for epoch in range(config.train.epochs):
         for rows_B in batches_of(session.learner, config, epoch):
             step_of(step, rows_B)

@@ -38,7 +38,10 @@ RESEARCH_MODULES = ("matplotlib", "jinja2", "adjustText", "joblib", "dp_accounti
 """What the extra `experiments` brings: reports and research need it, runs do not."""
 _WIDEST = 100_000
 _BLANKS = str.maketrans("\u202f\u00a0", "  ")
-_USAGE, _DATA, _PROTOCOL, _BUDGET = 2, 3, 4, 5
+_USAGE = 2
+_DATA = 3
+_PROTOCOL = 4
+_BUDGET = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +192,8 @@ def _console(*, stderr: bool = False) -> Console:
 
 def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
     """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
-    counted, spared = "baselines" in told.seconds, "run --no-baselines spares them"
+    counted = "baselines" in told.seconds
+    spared = "run --no-baselines spares them"
     if not counted:
         spared += ", plan --baselines measures them"
     rows = [

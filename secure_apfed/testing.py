@@ -55,7 +55,9 @@ Integers = NDArray[np.int64]
 
 _SURE = 6.0  # standard errors
 _MOST_WRONG = 1e-7  # how often a class that keeps its word is refused, at most
-_PEOPLE, _COLUMNS, _CLASSES = 60, 5, 3
+_PEOPLE = 60
+_COLUMNS = 5
+_CLASSES = 3
 _SEEDS = 2
 _QUESTIONS = 80
 _ANSWERS = 20_000
@@ -141,10 +143,12 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
 
 def _check_model(labeller: Labeller) -> None:
     """Votes on others may tell a labelled person's features no better than mu says."""
-    name, mu = type(labeller).__name__, labeller.model.mu
+    name = type(labeller).__name__
+    mu = labeller.model.mu
     features_UF, labelled_n, labels_n = _people(0)
     two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])  # of few, one decides most
-    labelled_n, labels_n = labelled_n[two_n], labels_n[two_n]
+    labelled_n = labelled_n[two_n]
+    labels_n = labels_n[two_n]
     other_UF = features_UF.copy()
     other_UF[labelled_n[0]] *= -1
     others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
@@ -155,7 +159,8 @@ def _check_model(labeller: Labeller) -> None:
             [one.label(of_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel() for one in asked]
         )
 
-    here_QV, there_QV = votes(features_UF), votes(other_UF)
+    here_QV = votes(features_UF)
+    there_QV = votes(other_UF)
     if np.ptp(here_QV, axis=0).max() <= 1e-12:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}), but its votes on "
@@ -163,7 +168,8 @@ def _check_model(labeller: Labeller) -> None:
         )
     half = _QUESTIONS // 2
     along_V = here_QV[:half].mean(axis=0) - there_QV[:half].mean(axis=0)
-    here_Q, there_Q = here_QV @ along_V, there_QV @ along_V
+    here_Q = here_QV @ along_V
+    there_Q = there_QV @ along_V
     cut = (np.median(here_Q[:half]) + np.median(there_Q[:half])) / 2
     right = int((here_Q[half:] > cut).sum())
     wrong = int((there_Q[half:] > cut).sum())
@@ -252,7 +258,8 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
     """
     if math.isinf(mechanism.epsilon):
         return
-    name, classes = type(mechanism).__name__, mechanism.classes
+    name = type(mechanism).__name__
+    classes = mechanism.classes
     if mechanism.unsafe:
         raise PromiseError(
             f"{name} says epsilon {mechanism.epsilon:g}, and unsafe = True; a mechanism that "

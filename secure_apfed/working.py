@@ -103,7 +103,8 @@ def describe_time_left(seconds: float | None) -> str:
 
 def read_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
     """Return whose work it is, and the work, of an event that `WorkLeft.as_json` wrote."""
-    name, part = str(event["name"]), str(event["part"])
+    name = str(event["name"])
+    part = str(event["part"])
     work = Work(name=name, done=int(event["done"]), total=int(event["total"]), part=part)
     return str(event["party"]), work
 

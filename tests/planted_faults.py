@@ -30,8 +30,9 @@ mask_of_any_shape: test_sums_masked.py
 +keystream_chunks(seed, b"mask", binding_digest, length
 key_after_refusal: test_sums_hostile.py
     After a refused sum the active keeps the key from which its seeds come again.
--self._peers, self._seeds, self._key = (), {}, None
-+self._peers, self._seeds = (), {}
+-        self._seeds = {}
+-        self._key = None
++        self._seeds = {}
 --- protocols/apfed_protocols/sums/fixed_point.py
 range_without_noise: test_sums_noise.py
     Rings and slots are sized without the noise's tail: large sums wrap around.

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_flatten, tree_map
 
-CPU, META = torch.device("cpu"), torch.device("meta")
+CPU = torch.device("cpu")
+META = torch.device("meta")
 DEVICES = (torch.device("cuda:0"), torch.device("cuda:1"))
 _ROOT = Path(__file__).parents[1]
 _OURS = tuple(
@@ -210,7 +211,8 @@ def _count(func: Any, name: str, place: torch.device, args: Any, kwargs: dict[st
 
 def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """`Tensor.to` in each of its forms."""
-    place, rest = _where(tensor), []
+    place = _where(tensor)
+    rest = []
     for one in (*args, kwargs.pop("device", None), kwargs.pop("other", None)):
         if isinstance(one, Tensor):
             place = _where(one)
@@ -283,7 +285,8 @@ class _Autocast(torch.autocast):
 def pretend_gpus() -> Iterator[Pretended]:
     """Run a block on the pretend machine."""
     global _SEEN
-    before, _SEEN = _SEEN, Pretended()
+    before = _SEEN
+    _SEEN = Pretended()
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     cuda: dict[str, Any] = {
         "is_available": lambda: True,

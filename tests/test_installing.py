@@ -162,7 +162,8 @@ def pinned(lock: str) -> dict[str, str]:
 
 def test_every_pin_has_hashes_and_is_the_one_of_the_lock() -> None:
     """Torch apart, whose builds are other files under one version."""
-    hashed, locked = pinned("requirements-hashes.lock"), pinned("requirements.lock")
+    hashed = pinned("requirements-hashes.lock")
+    locked = pinned("requirements.lock")
     entries = re.split(r"\n(?=[\w])", (ROOT / "requirements-hashes.lock").read_text())
     for entry in entries[1:]:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:60]

@@ -27,7 +27,8 @@ from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.labellers import Spreading
 from secure_apfed.seeds import derive_seed, shuffled
 
-_ROUNDS, _TO_SPARE = 4, 10
+_ROUNDS = 4
+_TO_SPARE = 10
 TRUST = (0.03, 0.1, 0.3, 1.0)
 """How far `corrected` believes releases, one variant for each."""
 _EM_ROUNDS = 5

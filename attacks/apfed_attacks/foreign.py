@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 __all__ = ["Evaluation", "Finding", "evaluate"]
 
 Step: TypeAlias = tuple[Tensor, Tensor, Tensor | None]  # rows (B,), h (B, D), gradients (B, D)
-_ADVERSARY, _OTHER = "adversary", "the other party"
-_RECEIVER, _MAKER = "whoever receives h", "whoever makes h and gets gradients back"
+_ADVERSARY = "adversary"
+_OTHER = "the other party"
+_RECEIVER = "whoever receives h"
+_MAKER = "whoever makes h and gets gradients back"
 _BY_CHANCE = 0.005
 # Where nobody names attacks, those that train networks for long do so for less.
 _QUICK: Mapping[str, Mapping[str, Any]] = {
@@ -85,7 +87,8 @@ class Finding:
     @property
     def baseline(self) -> float:
         """The best that the same knowledge gives without h and gradients."""
-        metric, of = str(self.result.metric), self.result.baselines.items()
+        metric = str(self.result.metric)
+        of = self.result.baselines.items()
         return max(figures[metric] or 0 for name, figures in of if not name.endswith(DECOY))
 
     @property
@@ -107,16 +110,19 @@ class Finding:
     @property
     def verdict(self) -> str:
         """The verdict in a few words; `sentence` says it to somebody who knows no attack."""
-        target, variant = self.result.target, self.result.variant
+        target = self.result.target
+        variant = self.result.variant
         return f"{target} found by {variant}" if self.found else "nothing found"
 
     @property
     def sentence(self) -> str:
         """What this attack reads, and what the same knowledge reads without what was sent."""
-        target, known = self.result.target, self.result.counts["known"]
+        target = self.result.target
+        known = self.result.counts["known"]
         reader = self.reader
         with_help = f" and knows {known:,} rows already" if known else ""
-        score, null = self.score, float(np.mean(self.null))
+        score = self.score
+        null = float(np.mean(self.null))
         if target == "labels":
             figure = f"guesses {score:.0%} of the labels right"
             figure += f" where guessing without what was sent gets {null:.0%}"
@@ -448,7 +454,8 @@ def _known(
 def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:
     """The messages that the adversary sent and received, by pass over the rows."""
     maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
-    passes, had = [list[Envelope]()], torch.zeros(rows, dtype=torch.bool)
+    passes = [list[Envelope]()]
+    had = torch.zeros(rows, dtype=torch.bool)
     for step, (rows_B, h_BD, gradient_BD) in enumerate(seen):
         if had[rows_B].any():
             passes.append([])
@@ -468,7 +475,9 @@ def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
     if steps is None and _in_pairs(h):
         steps, h = zip(*h, strict=True)
     if steps is None:
-        steps, h, gradients = [range(rows)], [h], None if gradients is None else [gradients]
+        steps = [range(rows)]
+        h = [h]
+        gradients = None if gradients is None else [gradients]
     if _in_pairs(gradients):
         of_rows, gradients = zip(*gradients, strict=True)
         if [list(at) for at in of_rows] != [list(at) for at in steps]:

@@ -209,7 +209,8 @@ class AttackResult:
     @property
     def setting(self) -> str:
         """The attack, what it was given, and who mounts it on whom: seeds of it are averaged."""
-        labels, shadow = self.knowledge.get("labels", 0), self.knowledge.get("shadow_rows", 0)
+        labels = self.knowledge.get("labels", 0)
+        shadow = self.knowledge.get("shadow_rows", 0)
         counted = ((labels, "labels"), (shadow, "pairs"))
         known = [f"{count} {what}" for count, what in counted if count] or ["no labels"]
         known += [f"{name} {value}" for name, value in self.options.items() if name not in _COUNTED]

@@ -41,7 +41,8 @@ def measure_own(
     if record.held is not None and record.config.method.aligns:
         for (kind, receiver), batches in record.let_out.items():
             found += _of_one(record, kind, receiver, batches, chosen, seed)
-    mounted, lacking = {one.attack for one in found if one.applicable}, dict[str, AttackResult]()
+    mounted = {one.attack for one in found if one.applicable}
+    lacking = dict[str, AttackResult]()
     for one in found:
         if one.attack not in mounted:
             lacking.setdefault(one.attack, one)
@@ -92,7 +93,8 @@ def _of_one(
 def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
     """What it knows of its aligned rows, by argument of `evaluate`, and of which rows (N,)."""
     assert record.held is not None
-    rows_N, table = record.rows, record.held.table
+    rows_N = record.rows
+    table = record.held.table
     own_N = rows_N >= 0
     if table.labels is not None and record.held.targets is None:
         labels_N = table.labels[rows_N]

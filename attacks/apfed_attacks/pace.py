@@ -101,7 +101,8 @@ class Pace:
         try:
             self._require_time(self._least_seconds_of(attack), "it would take about")
             self._report(attack, passes=0)
-            begin, passes = time.monotonic(), 0
+            begin = time.monotonic()
+            passes = 0
 
             def note_pass() -> None:
                 nonlocal passes

@@ -72,7 +72,8 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
-    truth, trained = truth_of(recording), _trained_in_own_order(recording)
+    truth = truth_of(recording)
+    trained = _trained_in_own_order(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
     for label in range(truth.classes if per_class else 0):
@@ -89,7 +90,8 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
     """Choose `rows` aligned training rows of `victim` whose features there become known."""
-    truth, trained = truth_of(recording), _trained_in_own_order(recording, victim)
+    truth = truth_of(recording)
+    trained = _trained_in_own_order(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(
             f"{victim} holds {len(trained)} aligned training rows; {rows} known ones leave none "
@@ -118,7 +120,8 @@ def reveal_public(
     recording: Recording, parties: Sequence[str], rows: int, seed: int
 ) -> dict[str, Tensor]:
     """Choose up to `rows` people outside the training whom all of these and the active hold."""
-    truth, active = truth_of(recording), recording.data.active.name
+    truth = truth_of(recording)
+    active = recording.data.active.name
     names = (active, *parties)
     outside = positions_of(recording.alignment[active], recording.data.test_rows)
     for held_A in _held(recording, names).values():
@@ -150,15 +153,19 @@ def view_of(
     An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
     gets only a coalition with it.
     """
-    tables, active = _tables(recording), recording.data.active.name
+    tables = _tables(recording)
+    active = recording.data.active.name
     known = (*tables, "aggregator", "outsider")  # whoever holds a table, or none
     if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
         raise AttackError(
             f"an adversary is one or several of {', '.join(known)}, each once; got {list(parties)}"
         )
-    members, transcript, first = set(parties), recording.transcript, parties[0]
+    members = set(parties)
+    transcript = recording.transcript
+    first = parties[0]
     role = "active" if first == active else "passive" if first in tables else first
-    exchange, networks = exchange_of(recording.config), recording.encoders
+    exchange = exchange_of(recording.config)
+    networks = recording.encoders
     if exchange.opens == "weights" and recording.model is not None:  # their average
         networks = dict.fromkeys(tables, recording.model)
     return AdversaryView(
@@ -219,7 +226,8 @@ def _agreed(recording: Recording) -> dict[str, Agreed]:
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}
-    names, clip = [table.name for table in recording.data.passives], config.secure_sum.clip
+    names = [table.name for table in recording.data.passives]
+    clip = config.secure_sum.clip
     return {
         name: Agreed(
             objective=objective_of(config, name), weight=settings_of(config, name).weight, clip=clip
@@ -230,7 +238,8 @@ def _agreed(recording: Recording) -> dict[str, Agreed]:
 
 def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
-    tables, found = _tables(recording), {}
+    tables = _tables(recording)
+    found = {}
     for name in parties:
         if name in tables and (rows := recording.alignment.get(name)) is not None:
             found[name] = tables[name].features[rows.clamp(min=0)]
@@ -280,7 +289,9 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
 
     Returns them, mixed, and (n, 2) bool: who trained the model, and who was aligned.
     """
-    data, config, active = recording.data, recording.config, recording.data.active
+    data = recording.data
+    config = recording.config
+    active = recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
     trained = rows_among(data.train_rows, None if config.train.trains_unaligned else aligned)
     inside, outside = (_labelled([(active, rows)]) for rows in (trained, data.test_rows))
@@ -307,7 +318,8 @@ def reveal_people(
     outside = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
         outside = trained(table for table in data.passives if table.name not in (adversary, victim))
-    members, rest = _labelled(trained([_tables(recording)[victim]])), _labelled(outside)
+    members = _labelled(trained([_tables(recording)[victim]]))
+    rest = _labelled(outside)
     there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
     found = _mixed(recording, members, rest, most, seed, f"{there_are} ({strangers})")
     candidates, _, inside_n = found
@@ -350,7 +362,9 @@ def trained_alike(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
     """Return how a party would train alone (`Knowledge.alike`), with GRUs as they were averaged."""
-    config, model, data = recording.config, recording.model, recording.data
+    config = recording.config
+    model = recording.model
+    data = recording.data
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)
     columns = [view.columns for view in data.active.views.values()]

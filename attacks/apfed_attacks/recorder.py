@@ -44,7 +44,8 @@ class Recorder:
         self._room = megabytes * _MEGABYTE
         self._handle: RemovableHandle | None = None
         self._rows: Any = None
-        self._steps, self._h = list[Any](), list[Any]()
+        self._steps = list[Any]()
+        self._h = list[Any]()
         self._gradients: dict[int, Tensor] = {}
 
     def watch(self, module: nn.Module) -> Self:
@@ -86,7 +87,8 @@ class Recorder:
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
         """The forward hook."""
-        rows, self._rows = self._rows, None
+        rows = self._rows
+        self._rows = None
         if rows is None or self._handle is None:
             if self._handle is not None and module.training and torch.is_grad_enabled():
                 raise AttackError("a recorder watches: call step(rows) before each forward pass")

@@ -102,7 +102,8 @@ def mount(
     """
     attacks = [prepare(choice) for choice in expand(choices)]
     how: Any = {"seed": seed, "device": device, "on_score": on_score}
-    shapes, batch = [of.shape for of in recording.data.tables], recording.config.train.batch_size
+    shapes = [of.shape for of in recording.data.tables]
+    batch = recording.config.train.batch_size
     with threads_for(recording.config.model, batch, shapes):
         trials = [
             Trial(attack, recording, parties, victim, **how)
@@ -161,7 +162,8 @@ class Trial:
     played: Played | None = None
 
     def result(self) -> AttackResult:
-        attack, view = self.attack, self.view(self.ignorance())
+        attack = self.attack
+        view = self.view(self.ignorance())
         task = self.recording.config.task
         if (other_task := TASKS[task].not_attacked.get(attack.target)) is not None:
             return not_applicable(attack, view, f"task is {task}: {other_task}", self.seed)
@@ -198,7 +200,10 @@ class Trial:
 
     def known(self) -> tuple[Knowledge, Truth]:
         """What the adversary is told, and what its guess will be compared with."""
-        attack, recording, victim, seed = self.attack, self.recording, self.victim, self.seed
+        attack = self.attack
+        recording = self.recording
+        victim = self.victim
+        seed = self.seed
         facts: dict[str, Any]
         if attack.target == "membership":
             if isinstance(attack, AveragedMembership):
@@ -308,7 +313,8 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
             "the attack reads them other than by apfed_attacks.view"
         )
     common_N = torch.isin(guess.positions, decoy.positions)
-    positions, order = guess.positions[common_N], decoy.positions.argsort()
+    positions = guess.positions[common_N]
+    order = decoy.positions.argsort()
     found = order[torch.searchsorted(decoy.positions[order], positions)]
 
     def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:

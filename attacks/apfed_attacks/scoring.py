@@ -86,8 +86,11 @@ def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     means = functional.avg_pool2d(padded, _WINDOW, stride=1)
     mean_g, mean_t, square_g, square_t, product = means.chunk(5)
     # Wang et al. 2004, Image Quality Assessment, Eq. (13)
-    c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
-    squares_g, squares_t, both = mean_g.pow(2), mean_t.pow(2), mean_g * mean_t
+    c1 = (0.01 * span) ** 2
+    c2 = (0.03 * span) ** 2
+    squares_g = mean_g.pow(2)
+    squares_t = mean_t.pow(2)
+    both = mean_g * mean_t
     varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
     alike = (2 * both + c1) * (2 * (product - both) + c2)
     return float((alike / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean())
@@ -159,7 +162,8 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
     truth, where it is bounded; of images SSIM.
     """
     truth_NF = truth_N.reshape(len(truth_N), -1)
-    mse, peak = float(np.square(guess_NF - truth_NF).mean()), float(np.ptp(truth_NF))
+    mse = float(np.square(guess_NF - truth_NF).mean())
+    peak = float(np.ptp(truth_NF))
     similarity = _structural_similarity(guess_NF, truth_N)
     return {
         "mse": mse,
@@ -249,7 +253,8 @@ def score(
     test rows as well), and guesses of labels where there is none. AttackError: it is about no
     training row, one row twice or one that was known, or has values of another shape.
     """
-    known, truth_A = _known(attack, view), _actual(attack, view, truth)
+    known = _known(attack, view)
+    truth_A = _actual(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
     _check(attack, guess, known, columns[attack.target])
     asked = {"features": truth.trained, "labels": truth.labelled, "membership": guess.positions}

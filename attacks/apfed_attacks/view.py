@@ -281,7 +281,8 @@ class AdversaryView:
     def __post_init__(self) -> None:
         if self.is_decoy:  # made of a view, which has done so
             return
-        device, played = self.device, self.played
+        device = self.device
+        played = self.played
         placed = {
             "features": _all_placed(self.features, device),
             "opened": _all_placed(self.opened, device),
@@ -434,7 +435,8 @@ def over_time(
     positions = torch.cat([epoch.positions for epoch in seen]).unique()
     rows = [torch.searchsorted(positions, epoch.positions) for epoch in seen]
     last_ND = seen[0].z.new_zeros(len(positions), seen[0].z.shape[1])
-    first_ND, total_ND = last_ND.clone(), torch.zeros_like(last_ND, dtype=torch.float64)
+    first_ND = last_ND.clone()
+    total_ND = torch.zeros_like(last_ND, dtype=torch.float64)
     count_N1 = torch.zeros_like(total_ND[:, :1])
     for rows_M, epoch in zip(rows, seen, strict=True):
         last_ND[rows_M] = epoch.z
@@ -463,7 +465,8 @@ def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
                 tensors, _ = unpack(message.payload, expected, sender=message.sender)
             except RemoteProtocolError:
                 continue
-            rows_B, z_BK = view.attributed(tensors["rows"]), tensors.get("z")
+            rows_B = view.attributed(tensors["rows"])
+            z_BK = tensors.get("z")
             if z_BK is not None:
                 z_BK = z_BK.to(view.device) if len(z_BK) == len(rows_B) else None
             yield Request(message.receiver, message.step, rows_B, z_BK)

@@ -23,8 +23,11 @@ from apfed_bench.rows import Bench, Group, Row, played, row, why_no_crypten
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
 _PATIENCE_S = 1800
-_ON_CRYPTEN, _PEER, _PEER_PYTHON = "circuit-crypten", "spu-rr22", "SECURE_APFED_SPU_PYTHON"
-_THEIRS, _MOST_OF_OPENMINED = (_PEER, "openmined"), 100_000
+_ON_CRYPTEN = "circuit-crypten"
+_PEER = "spu-rr22"
+_PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
+_THEIRS = (_PEER, "openmined")
+_MOST_OF_OPENMINED = 100_000
 _RIVAL = {
     **dict.fromkeys(("circuit", "opprf", "vole", "ecdh"), _PEER),
     _ON_CRYPTEN: "circuit",
@@ -71,7 +74,8 @@ def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[
         if case in missing:
             yield row(f"{case}/{size}", reason=missing[case])
             continue
-        found, rival = medians[case], _RIVAL.get(case)
+        found = medians[case]
+        rival = _RIVAL.get(case)
         ratio = found["seconds"] / medians[rival]["seconds"] if rival in medians else None
         peer = None if rival is None else f"{rival}/{size}"
         yield {**row(f"{case}/{size}", peer=peer, ratio=ratio), **found}

@@ -47,7 +47,9 @@ from secure_apfed.seeds import one_thread, shuffled
 from secure_apfed.settings.training import ContrastiveSettings
 
 _PATIENCE_S = 60.0
-_BATCH, _SENT, _PASSIVES = 256, 64, 3
+_BATCH = 256
+_SENT = 64
+_PASSIVES = 3
 
 
 def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
@@ -105,7 +107,8 @@ def _turns(quick: bool) -> int:
 @one_thread()
 def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
     """Seconds of a training step, and the ratio to the plain loop's (targets: 1.10; tables 2.5)."""
-    session, warm_up = _opened(config, data), 2
+    session = _opened(config, data)
+    warm_up = 2
     batches = _batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes
     found = compared(
@@ -140,7 +143,8 @@ EXCHANGE = Bench(
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     """The same arithmetic as one graph, Eq. (8): no parties, no messages."""
-    active, model = data.active, config.model
+    active = data.active
+    model = config.model
     shape = tuple(active.features.shape[1:])
     family = family_for(model, shape)
     encoder = family.encoder(shape, model)

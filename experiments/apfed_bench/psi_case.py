@@ -60,7 +60,8 @@ def _floor_seconds(size: int) -> float:
     """What X25519 alone takes a party, for its own set and the other's; from a sample."""
     from nacl.bindings import crypto_scalarmult
 
-    scalar, points = os.urandom(32), [bytes([k + 9]) + bytes(31) for k in range(100)]
+    scalar = os.urandom(32)
+    points = [bytes([k + 9]) + bytes(31) for k in range(100)]
     calls = 2 * size
     sample = min(calls, _SAMPLE)
     began = time.perf_counter()
@@ -72,7 +73,8 @@ def _floor_seconds(size: int) -> float:
 def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument."""
     new = multiprocessing.get_context("spawn")
-    name_of, found = {}, list[Measured]()
+    name_of = {}
+    found = list[Measured]()
     for name, args in parties.items():
         inbox, report = new.Pipe(duplex=False)
         new.Process(target=play, args=(*args, report), daemon=True).start()
@@ -134,7 +136,9 @@ def _party(
         load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    receive, began, sent = _meet(ends), time.perf_counter(), list[int]()
+    receive = _meet(ends)
+    began = time.perf_counter()
+    sent = list[int]()
     path = Path(folder) / f"{me}.csv"
     table = csv.read_csv(path) if path.exists() else None
     ids = [] if table is None else encode_ids(me, table.column("id"), IdNormalisation())
@@ -299,7 +303,8 @@ def _openmined(_protocol: str, size: int) -> Measured:
 
     hub, member = ([name.decode() for name in _own_ids(me, size)] for me in ("hub", "member"))
     began = time.perf_counter()
-    client, server = psi.client.CreateWithNewKey(True), psi.server.CreateWithNewKey(True)
+    client = psi.client.CreateWithNewKey(True)
+    server = psi.server.CreateWithNewKey(True)
     setup = server.CreateSetupMessage(_FALSE_POSITIVES, size, member, psi.DataStructure.GCS)
     request = client.CreateRequest(hub)
     response = server.ProcessRequest(request)

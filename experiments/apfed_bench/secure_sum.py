@@ -42,7 +42,8 @@ CASES: Mapping[str, str] = {
 }
 _SHAPES: Mapping[int, Shape] = {4: (128, 256), 50: (256, 64)}  # by how many contribute
 _TURN = 0.01
-_FINE, _STEPS = 1e-4, 50
+_FINE = 1e-4
+_STEPS = 50
 _TUTORIAL = "tutorial"
 
 
@@ -65,7 +66,8 @@ class OurPath:
             kind = SECURE_SUMS[CASES[name]]
             described = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = described.rounds
-        self._receiver, self._combiner = described.receiver(), described.combiner()
+        self._receiver = described.receiver()
+        self._combiner = described.combiner()
         self._contributors = {me: described.contributor(me) for me in agreement.contributors}
         roles = {agreement.receiver: self._receiver, agreement.combiner: self._combiner}
         converse({**roles, **self._contributors})

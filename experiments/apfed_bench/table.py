@@ -82,7 +82,8 @@ def _chosen(bench: Bench, quick: bool, cases: str) -> _Chosen:
 
 def _measured(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
     head = {"bench": name, "quick": quick, "cases": cases, "machine": machine()}
-    began, before = datetime.now(UTC).date().isoformat(), _ticks()
+    began = datetime.now(UTC).date().isoformat()
+    before = _ticks()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     first = clock_step()
     rows = [found for group, names in chosen for found in _rows(group, names)]
@@ -130,7 +131,8 @@ def read_measured(path: Path) -> Measured:
 
 def block(measured: Measured, only: str = "*") -> str:
     """A bench's table, what it was measured on, and why what is missing is missing."""
-    on, step = measured["machine"], measured["clock_step"]
+    on = measured["machine"]
+    step = measured["clock_step"]
     rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
     cases = measured["cases"] if only == "*" else only
     missing: dict[str, list[str]] = {}

@@ -33,10 +33,15 @@ from apfed_protocols.ids import IdNormalisation, encode_ids
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.phases import PhaseName
 
-_SIZES, _QUICK, _FORMATS = (10_000, 100_000, 1_000_000), (1_000,), ("csv", "parquet")
-_PARTIES, _COLUMNS = ("active", "bank", "shop"), 20
-_PATIENCE_S, _NOTABLE_S = 3600, 1.0
-_STARTS, _FEW = ("help", "plan", "predict", "run"), 178
+_SIZES = (10_000, 100_000, 1_000_000)
+_QUICK = (1_000,)
+_FORMATS = ("csv", "parquet")
+_PARTIES = ("active", "bank", "shop")
+_COLUMNS = 20
+_PATIENCE_S = 3600
+_NOTABLE_S = 1.0
+_STARTS = ("help", "plan", "predict", "run")
+_FEW = 178
 _PHASES: tuple[PhaseName, ...] = ("start", "read", "align", "train", "baselines", "report")
 _OPEN: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "masks": "pairwise"},
@@ -51,7 +56,8 @@ _METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 
 def _write_tables(folder: Path, rows: int, form: str) -> float:
     """The parties' files, in an order of their own each; seconds that pandas takes to read them."""
-    rng, spent = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    spent = 0.0
     hidden = rng.normal(size=(rows, 4))
     label = (hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows) > 0).astype(
         int
@@ -64,7 +70,8 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
         frame.insert(0, "id", ids)
         if party == _PARTIES[0]:
             frame["label"] = label
-        shuffled, path = frame.iloc[rng.permutation(rows)], folder / f"{party}.{form}"
+        shuffled = frame.iloc[rng.permutation(rows)]
+        path = folder / f"{party}.{form}"
         write = shuffled.to_csv if form == "csv" else shuffled.to_parquet
         write(path, index=False)
         began = time.perf_counter()
@@ -100,7 +107,8 @@ def _played(method: str, form: str, rows: int) -> Row:
         _write_run(folder, method, form)
         foretold = _command("plan", "run.yaml", "--baselines", "--json", at=folder)
         told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
-    planned, phases = json.loads(foretold)["seconds"], json.loads(told)["phases"]
+    planned = json.loads(foretold)["seconds"]
+    phases = json.loads(told)["phases"]
     return row(
         f"{method}/{form}/{rows}",
         sum(phase["seconds"] for phase in phases.values()),

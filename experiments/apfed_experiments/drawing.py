@@ -17,7 +17,11 @@ from matplotlib.figure import Figure
 from apfed_experiments.summary import Interval
 from secure_apfed.files import write_atomically
 
-OURS, OTHER, ATTACK, INK, FAINT = "#1f6fb4", "#8a8f98", "#c8501e", "#24292f", "#d8dce1"
+OURS = "#1f6fb4"
+OTHER = "#8a8f98"
+ATTACK = "#c8501e"
+INK = "#24292f"
+FAINT = "#d8dce1"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 """Okabe and Ito's (2008), which people with any colour vision can tell apart."""
 _PICTURE_DPI = 150
@@ -50,7 +54,8 @@ _PAGE_DPI = 96
 _BROAD = 640
 _LETTER = 0.074
 """Inches of a letter of this font and size, on average and a little more."""
-_BELOW, _BESIDE = 0.27, 0.5
+_BELOW = 0.27
+_BESIDE = 0.5
 """Inches from axes to their labels."""
 
 

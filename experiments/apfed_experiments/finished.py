@@ -118,9 +118,11 @@ def mount_attacks(
     if chosen:  # slow to import
         from apfed_attacks.run import expand, mount
 
-        chosen, seed = expand(chosen), config.seed if seed is None else seed
+        chosen = expand(chosen)
+        seed = config.seed if seed is None else seed
         results = mount(recording, chosen, seed=seed, device=device)
-    path, mounted = folder / "attacks.json", {choice.name for choice in chosen}
+    path = folder / "attacks.json"
+    mounted = {choice.name for choice in chosen}
     try:
         past_results = read_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
     except CheckpointError as error:

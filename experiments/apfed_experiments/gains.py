@@ -45,9 +45,13 @@ READING = (
     "at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0). "
     "known-K: each passive knows K % of the active's people, drawn for itself."
 )
-SEEDS, QUICK_SEEDS = 10, 3
+SEEDS = 10
+QUICK_SEEDS = 3
 _EPSILONS = (0.25, 1.0, 2.0, 4.0, 8.0)
-_ALONE, _NO_HELP, _LAMBDA_0, _BOUNDED = "votes", "no-help", "lambda-0", "lambda-0-bounded"
+_ALONE = "votes"
+_NO_HELP = "no-help"
+_LAMBDA_0 = "lambda-0"
+_BOUNDED = "lambda-0-bounded"
 _RANDOMISED = "votes-randomised"
 _UNJUDGED = {_ALONE: "votes-always", _RANDOMISED: "votes-randomised-always"}
 """Votes whether labelled rows let them in or not: what they would have brought, in hindsight."""
@@ -162,8 +166,11 @@ _GUARDED: Mapping[str, str] = {
     **_GUARDS,
     **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
 }
-_CODE, _MIXED, _TEACHER_SUM = "apfed_code", "mixed-rows", "joint_teacher_sum"
-_WIDE, _WIDE_MIXED = f"{_CODE}-64", f"{_MIXED}-64"
+_CODE = "apfed_code"
+_MIXED = "mixed-rows"
+_TEACHER_SUM = "joint_teacher_sum"
+_WIDE = f"{_CODE}-64"
+_WIDE_MIXED = f"{_MIXED}-64"
 _DEVELOPED = ("digits", "handwritten-zer", "handwritten-fou")
 _SETTLED: Mapping[str, int] = {
     "digits": 50,
@@ -276,7 +283,8 @@ class _NoHelpPoint(_GainPoint):
     """The student of votes, which nobody casts: taught by its prior alone."""
 
     def played(self, config: Config) -> Played:
-        began, data = time.monotonic(), self.data(config.seed)
+        began = time.monotonic()
+        data = self.data(config.seed)
         scored = taught_alone(config, data).scored(data.test_rows)
         reached = {config.measure: MEASURES[config.measure].of(scored)}
         return Played(
@@ -354,7 +362,8 @@ class GainCase:
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
-        of, settings = self.of, {**usual, **_METHODS[self.method]}
+        of = self.of
+        settings = {**usual, **_METHODS[self.method]}
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **of.votes}
@@ -583,7 +592,8 @@ COLUMNS = (
 
 
 def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
-    summary, gain = Summary.of(found), Gain.of(found, control)
+    summary = Summary.of(found)
+    gain = Gain.of(found, control)
     assert gain is not None  # the study measures baselines
     averaged: Row = {}
     if gain.mean is not None:

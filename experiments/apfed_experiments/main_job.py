@@ -239,7 +239,8 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
     """
     rows: list[Row] = []
     for point in points:
-        line, summary = point.line, Summary.of(results.of(point))
+        line = point.line
+        summary = Summary.of(results.of(point))
         method = METHODS[line.method]
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone

@@ -145,7 +145,8 @@ class ListedRun:
 
     def as_json(self) -> dict[str, Any]:
         """For programs; shares are of 1, and what is not known is null."""
-        config, alone = self.config, self.alone
+        config = self.config
+        alone = self.alone
         return {
             "folder": _legible(str(self.path)),
             "name": self.name,

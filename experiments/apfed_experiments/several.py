@@ -76,7 +76,8 @@ class SeveralSeeds:
 
     def together(self) -> list[tuple[str, str]]:
         """The same without single seeds."""
-        measure, found = MEASURES[self.config.measure], self.summary
+        measure = MEASURES[self.config.measure]
+        found = self.summary
         rows = [
             (f"{measure.title}, {name}", _text(measure, of))
             for name, of in found.accuracies.items()
@@ -84,7 +85,8 @@ class SeveralSeeds:
         if found.gain is not None:
             rows.append(("help", found.gain.sentence))
         for ranked in self.ranked:
-            title, gained = MEASURES[ranked.measure].title, ""
+            title = MEASURES[ranked.measure].title
+            gained = ""
             if ranked.gain is not None:
                 gain = cut_difference(ranked.gain, ranked.measure)
                 gained = f"; {gain.text(form='+.3f')} over the same baseline"
@@ -162,7 +164,8 @@ def run_seeds(
     table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=figures).table
     folders = {trial.seed: trial.path for trial in study.trials}
     reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
-    summary, shared = Summary.of(table), float(table["shared"].max())
+    summary = Summary.of(table)
+    shared = float(table["shared"].max())
     told = {seed: of.outcome.ranking for seed, of in runs.items()}
     found = SeveralSeeds(
         config=config,

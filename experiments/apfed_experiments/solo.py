@@ -94,7 +94,8 @@ RANKINGS = ("auc", "average_precision")
 """Told of each baseline of two classes, whatever it is chosen by."""
 _LAMBDAS = tuple(10.0**power for power in range(-3, 5))
 _COSINES = 300
-_FOLDS, _FEWEST = 5, 4
+_FOLDS = 5
+_FEWEST = 4
 _BASELINES = "solo baselines"
 _SAMPLES = (500, 5000)
 REGRESSORS: Mapping[str, str] = {
@@ -419,7 +420,10 @@ def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tupl
 
 def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
     """Regressions in the unit of the labels, or classifiers."""
-    table, rows, known, seed = own.table, own.train_rows, own.labelled_rows, config.seed
+    table = own.table
+    rows = own.train_rows
+    known = own.labelled_rows
+    seed = config.seed
     assert table.labels is not None
 
     def flat(rows: Tensor) -> FloatArray:
@@ -449,7 +453,8 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     own = data.own(config.data.active_name)
     assert own is not None
     learnt = _learnt_rows(own)
-    others, rows = learnt[~torch.isin(learnt, own.labelled_rows)], min(len(learnt), MOST_ROWS)
+    others = learnt[~torch.isin(learnt, own.labelled_rows)]
+    rows = min(len(learnt), MOST_ROWS)
     took = dict[int, float]()
     with one_thread():
         for size in sorted({min(rows, size) for size in _SAMPLES}):
@@ -509,7 +514,9 @@ def compare_numbers(
         np.asarray(of, dtype=np.float64)
         for of in (features_nF, targets_n, test_features_BF, test_targets_B)
     )
-    x_nF, x_BF, count = x_nF.reshape(len(x_nF), -1), x_BF.reshape(len(x_BF), -1), len(y_n)
+    x_nF = x_nF.reshape(len(x_nF), -1)
+    x_BF = x_BF.reshape(len(x_BF), -1)
+    count = len(y_n)
     if count < _FEWEST:
         raise DataError(
             f"solo: {count} labelled rows are too few to choose a regression by; label "
@@ -568,7 +575,8 @@ def compare(
 
     Raises ModelError where the run's own network diverged or cannot take such rows.
     """
-    found, task = [], task.few
+    found = []
+    task = task.few
     with fits_kept_meanwhile():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_BASELINES, done, len(baselines), baseline.title)

@@ -145,7 +145,8 @@ class Point:
 
     def played(self, config: Config) -> "Played":
         """Run it, and tell the figures that are kept of it."""
-        began, data = time.monotonic(), self.data(config.seed)
+        began = time.monotonic()
+        data = self.data(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
         spent = result.contributions.items()
@@ -307,8 +308,10 @@ def finish(trial: Trial) -> FinishedRun:
             if not (trial.path / "attacks.json").exists():
                 mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
     found = read_finished_run(trial.path)
-    outcome, folder = found.outcome, RunFolder(trial.path)
-    name, measure = next(iter(outcome.scores)), MEASURES[outcome.measure]
+    outcome = found.outcome
+    folder = RunFolder(trial.path)
+    name = next(iter(outcome.scores))
+    measure = MEASURES[outcome.measure]
     said = read_scored(folder, name, threshold=outcome.threshold)
     moved = () if said is None else influence_kept(found.config.data, said, measure)
     return replace(found, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
@@ -426,7 +429,8 @@ def figures_of(run: FinishedRun) -> Figures:
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
-        metric, baseline = str(attack.metric), str(attack.baseline)
+        metric = str(attack.metric)
+        baseline = str(attack.baseline)
         yield {
             "target": Direction.from_result(attack).kind,
             "name": attack.setting,
@@ -475,8 +479,10 @@ def results_of(
         if isinstance(found, Failure):
             failures.append(found)
             continue
-        outcome, passives = found.outcome, found.outcome.contributions.values()
-        labelled, test = outcome.labelled_rows or 0, outcome.test_rows or 0
+        outcome = found.outcome
+        passives = found.outcome.contributions.values()
+        labelled = outcome.labelled_rows or 0
+        test = outcome.test_rows or 0
         # An older version's figures tell the aligned rows alone.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
         told = {"train": train, "test": test}

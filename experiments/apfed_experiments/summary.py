@@ -358,7 +358,8 @@ def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) 
     several seeds where all tell how these move them.
     """
     other = other.loc[one.index]
-    moved, others = _moved(one), _moved(other)
+    moved = _moved(one)
+    others = _moved(other)
     moved = [of - over for of, over in zip(moved, others, strict=False)] if others else []
     return _over_seeds(sign * (one["score"] - other["score"]), shared, moved)
 
@@ -388,7 +389,8 @@ def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
     """
     found = [math.nan if of is None else of.p_value(seeds) for of in intervals]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
-    adjusted, worst = [math.nan] * len(found), 0.0
+    adjusted = [math.nan] * len(found)
+    worst = 0.0
     for done, at in enumerate(order):
         worst = max(worst, min(1.0, (len(order) - done) * found[at]))
         adjusted[at] = worst

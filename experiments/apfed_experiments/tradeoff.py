@@ -60,7 +60,9 @@ BETA = 0.5
 """Weight of accuracy against leakage in DCS."""
 _DASHES = ((0, (1, 2)), (0, (6, 2)), (0, (6, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_WIDTH_INCHES, _PLOT_INCHES, _LINE_INCHES = 8.0, 4.6, 0.2
+_WIDTH_INCHES = 8.0
+_PLOT_INCHES = 4.6
+_LINE_INCHES = 0.2
 _MARKER_INCHES = 0.6
 _LETTERS_OF_LINE = 90
 """Of a legend's text: what fits beside its marker into the width of the picture."""
@@ -479,7 +481,8 @@ def draw(
     low, high = axes.get_ylim()
     room = (high - low) / 2
     for row, style in zip(references, _DASHES, strict=False):
-        percent, name = 100 * row["accuracy"].mean, row["defence"]
+        percent = 100 * row["accuracy"].mean
+        name = row["defence"]
         if low - room <= percent <= high + room:
             axes.axhline(percent, color=OTHER, linewidth=1.3, linestyle=style, label=name)
         else:
@@ -534,7 +537,8 @@ def _draw_points(
     numbers: list[Text] = []
     for count, row in enumerate(shown, start=1):
         colour, marker = styles[row["defence"]]
-        leak, accuracy = row["leakage"][target].advantage, row["accuracy"]
+        leak = row["leakage"][target].advantage
+        accuracy = row["accuracy"]
         axes.errorbar(
             leak.mean,
             100 * accuracy.mean,

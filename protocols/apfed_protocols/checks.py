@@ -66,7 +66,8 @@ def require_people(people: bytes, of: str) -> bytes:
 def require_all(need: str, came: Collection[str], expected: Sequence[str]) -> None:
     """Raise RemoteProtocolError, which says what is needed, unless exactly the expected came."""
     if set(came) != set(expected):
-        missing, unknown = set(expected) - set(came), set(came) - set(expected)
+        missing = set(expected) - set(came)
+        unknown = set(came) - set(expected)
         raise RemoteProtocolError(
             f"{need} {', '.join(expected)}; missing: {', '.join(sorted(missing)) or 'none'}; "
             f"unknown: {', '.join(sorted(map(str, unknown))) or 'none'}"

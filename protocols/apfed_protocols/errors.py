@@ -48,7 +48,8 @@ class PartyLeftError(RemoteProtocolError):
 
     def __init__(self, message: str, *, left: tuple[str, ...] = (), gone: bool = False) -> None:
         super().__init__(message)
-        self.left, self.gone = left, gone
+        self.left = left
+        self.gone = gone
 
 
 class RunStoppedError(PartyLeftError):

@@ -127,7 +127,9 @@ def _record_clipped(
         yield from ((place, leaves[place]) for place in places)
         return
     # From the tensors themselves, in the order in which they were flattened.
-    numbers, start, parts = rows.reshape(-1), 0, []
+    numbers = rows.reshape(-1)
+    start = 0
+    parts = []
     for leaf in leaves:
         size = leaf.numel() if isinstance(leaf, torch.Tensor) else _count_numbers(leaf)
         connected = _requires_gradient(leaf)

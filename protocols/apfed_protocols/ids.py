@@ -81,7 +81,8 @@ _ABSENT = frozenset({"NoneType", "NAType", "NaTType"})  # of pandas, too, which 
 # Python refuses to write longer numbers in decimal, unless it is told otherwise.
 _MOST_DIGITS = 4000  # Python refuses to read longer numbers, unless it is told otherwise
 _HUGE = 10**_MOST_DIGITS
-_DOUBLE_BITS, _QUICK_BITS = 53, 64
+_DOUBLE_BITS = 53
+_QUICK_BITS = 64
 _ROWS_OF_A_PIECE = 2**16
 _ROWS_SHOWN = 5
 _COLUMN = "its ID column"
@@ -326,8 +327,12 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        self._whose, self._place, self._strip = whose, place, strip
-        self._part, self._rows, self._key = part, rows, f" ({key})" if key else ""
+        self._whose = whose
+        self._place = place
+        self._strip = strip
+        self._part = part
+        self._rows = rows
+        self._key = f" ({key})" if key else ""
         self._read = 0
         self._refused: dict[str, list[int]] = {}
         self._types = set[str]()
@@ -342,7 +347,8 @@ class IdReader:
             yield self._piece(values[at : at + _ROWS_OF_A_PIECE], bits)
 
     def _piece(self, values: list[Any], bits: int) -> list[str]:
-        first, self._read = self._read, self._read + len(values)
+        first = self._read
+        self._read = self._read + len(values)
         wide = self._rows and {*map(type, values)} <= {tuple, list}
         if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
             columns = [self._quick(list(cells), part=True) for cells in zip(*values, strict=True)]
@@ -603,7 +609,8 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
     (first, own), *others = texts.items()
     own = list(own)
     for party, theirs in others:
-        looks, found = set[tuple[str, ...]](), set[tuple[str, ...]]()
+        looks = set[tuple[str, ...]]()
+        found = set[tuple[str, ...]]()
         for mine, other in zip_longest(own, theirs):
             looks |= set() if mine is None else {_look(mine)}
             found |= set() if other is None else {_look(other)}
@@ -827,7 +834,8 @@ def _framed(party: str, row: int, text: str) -> bytes:
 
 
 def text_of(identity: bytes) -> str:
-    parts, at = [], 2
+    parts = []
+    at = 2
     while at < len(identity):
         end = at + 4 + int.from_bytes(identity[at : at + 4], "big")
         parts.append(identity[at + 4 : end].decode())

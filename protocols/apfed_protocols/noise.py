@@ -73,7 +73,8 @@ def discrete_gaussian(
     count = math.prod(shape)
     bits = _Bits(derive_key(key, _PURPOSE, *context))
     kept: list[Integers] = []
-    missing, most = count, largest_noise(deviation)
+    missing = count
+    most = largest_noise(deviation)
     while missing > 0:
         # About half of the proposals are kept.
         y_n = _laplace(bits, deviation, 2 * missing + 16)
@@ -87,10 +88,12 @@ def discrete_gaussian(
 
 class _Bits:
     def __init__(self, key: bytes) -> None:
-        self._key, self._block = key, 0
+        self._key = key
+        self._block = 0
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        block, self._block = self._block, self._block + 1
+        block = self._block
+        self._block = self._block + 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
         words: NDArray[np.uint64] = np.frombuffer(stream, dtype=_WORD)
         return words
@@ -126,7 +129,8 @@ def _laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
 
 def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
     """Coins that fall heads with probability exp(-numerator / denominator) (Algorithm 1)."""
-    whole_n, rest_n = numerator_n // denominator, numerator_n % denominator
+    whole_n = numerator_n // denominator
+    rest_n = numerator_n % denominator
     heads_n = _exp_minus_fraction(bits, rest_n, denominator)
     # exp(-whole): as many coins of exp(-1), of which the first that fails decides.
     left = np.flatnonzero(heads_n & (whole_n > 0))
@@ -149,12 +153,14 @@ def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) ->
     of that probability is one of numerator / denominator and one of 1 / k, both heads.
     """
     is_odd_n = np.zeros(len(numerator_n), dtype=bool)
-    left, k = np.arange(len(numerator_n)), 1
+    left = np.arange(len(numerator_n))
+    k = 1
     while len(left):
         heads = bits.below(denominator, len(left)) < numerator_n[left]
         heads &= bits.below(k, len(left)) == 0
         is_odd_n[left[~heads]] = k % 2 == 1
-        left, k = left[heads], k + 1
+        left = left[heads]
+        k = k + 1
     return is_odd_n
 
 

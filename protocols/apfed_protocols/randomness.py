@@ -100,7 +100,8 @@ class ForkCheck:
     """Remembers the process that made it; the owner is the subject of a sentence."""
 
     def __init__(self, owner: str) -> None:
-        self._owner, self._process = owner, (os.getpid(), _generation)
+        self._owner = owner
+        self._process = (os.getpid(), _generation)
 
     def require(self) -> None:
         """Raise LocalProtocolError in any other process."""

@@ -163,9 +163,11 @@ class SealedLink:
             raise LocalProtocolError(
                 f"{me}: the hash of a contract has {_HASH_BYTES} bytes; give its SHA-256"
             )
-        self.me, self.peer = me, peer
+        self.me = me
+        self.peer = peer
         self.hello = fresh_key()
-        self._run_key, self._contract_hash = run_key, contract_hash
+        self._run_key = run_key
+        self._contract_hash = contract_hash
         self._ciphers: tuple[AESGCM, AESGCM] | None = None
         self._sent = self._received = 0
         self._fork_check = ForkCheck(f"the link of {me} to {peer}")
@@ -192,7 +194,8 @@ class SealedLink:
                 f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
                 "own, and got something else"
             )
-        here, there = (self.me, self.hello), (self.peer, peer_hello)
+        here = (self.me, self.hello)
+        there = (self.peer, peer_hello)
         self._ciphers = (
             self._cipher(peer_public, here, there),
             self._cipher(peer_public, there, here),

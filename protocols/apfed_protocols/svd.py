@@ -62,7 +62,8 @@ except ModuleNotFoundError as error:
     ) from None
 Floats = NDArray[np.float64]
 _BITS = 53
-_MAGIC, _VERSION = b"SVDF", 1
+_MAGIC = b"SVDF"
+_VERSION = 1
 _HEADER = struct.Struct(">4sBBH32s32s")
 _FIELDS = ("format", "version", "kind", "owner", "agreement", "list of people")
 _NOBODY = bytes(32)
@@ -257,7 +258,8 @@ class SvdFrames:
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, beyond = divmod(len(body), _NUMBER * columns)
-        least, most = agreed.vectors, agreed.most_rows
+        least = agreed.vectors
+        most = agreed.most_rows
         if kind is MessageKind.MASKS:
             least = most = agreed.features[agreed.position(owner)]
         if beyond or not least <= rows <= most:
@@ -280,7 +282,8 @@ class SvdFrames:
 
 class _SvdRole(KeepsSecrets):
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
-        self.agreement, self.me = agreement, me
+        self.agreement = agreement
+        self.me = me
         self._frames = SvdFrames(agreement)
         self._fork_check = ForkCheck(f"{me}: this role of a decomposition")
         self._done = False
@@ -337,7 +340,8 @@ class SvdOwner(_SvdRole):
             table_NF: its own columns of the rows to decompose, in the agreed order, up to 1e100.
             people: 32-byte digest of these rows, the same at all owners.
         """
-        agreed, masks = self.agreement, self._held()
+        agreed = self.agreement
+        masks = self._held()
         require_people(people, "ordered rows to decompose")
         own = agreed.features[agreed.position(self.me)]
         if (
@@ -377,7 +381,8 @@ class SvdServer(_SvdRole):
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
         opened = self._table(tables[first], first)
-        total_NF, people = opened.matrix, opened.people
+        total_NF = opened.matrix
+        people = opened.people
         for owner in others:
             table = self._table(tables[owner], owner)
             if table.people != people or len(table.matrix) != len(total_NF):
@@ -423,7 +428,8 @@ class SvdReceiver(SvdOwner):
 
         Columns beyond the numerical rank of the table are zeros.
         """
-        agreed, masks = self.agreement, self._held()
+        agreed = self.agreement
+        masks = self._held()
         if not self._done or self._opened:
             raise LocalProtocolError(
                 f"{self.me} sent no table yet, or opened its answer; each is once"

@@ -57,7 +57,9 @@ class Flattened:
             off: how far each number may be off. Raises LocalProtocolError where integers would
                 not come out whole, or do not fit their type.
         """
-        flat, start, restored = matrix_BD.reshape(-1), 0, []
+        flat = matrix_BD.reshape(-1)
+        start = 0
+        restored = []
         for leaf in self._leaves:
             end = start + math.prod(leaf.shape)
             restored.append(leaf.restored(flat[start:end].reshape(leaf.shape), off))
@@ -205,7 +207,8 @@ def _leaf(node: Any, path: str) -> _Leaf:
         values = np.asarray(node)
     except (TypeError, ValueError, RuntimeError) as error:
         raise LocalProtocolError(f"{path} is no array: {error}") from error
-    dtype, whole = values.dtype, values.dtype.kind in "iu"
+    dtype = values.dtype
+    whole = values.dtype.kind in "iu"
     if not whole and dtype.kind != "f" and "float" not in dtype.name:  # as bfloat16 of ml_dtypes
         raise LocalProtocolError(f"{path} is of {dtype}; {_EXPECTED}")
     back: Callable[[NDArray[Any]], Any] = dtype.newbyteorder("=").type
@@ -215,7 +218,8 @@ def _leaf(node: Any, path: str) -> _Leaf:
         back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
     limits: Any = np.iinfo(dtype) if whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
     if labels is not None:
-        values, back = labels.arrange(values), partial(_like_frame, node, labels, dtype)
+        values = labels.arrange(values)
+        back = partial(_like_frame, node, labels, dtype)
     ends = (float(limits.min), float(limits.max))
     return _Leaf(path, _real(values), ends, whole, back, labels)
 
@@ -229,7 +233,8 @@ def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> 
 
 
 def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
-    dtype, device = node.dtype, node.device
+    dtype = node.dtype
+    device = node.device
     whole = str(dtype).startswith(("torch.int", "torch.uint"))
     if node.layout is not torch.strided or not (whole or dtype.is_floating_point):
         raise LocalProtocolError(f"{path} is a {node.layout} tensor of {dtype}; {_EXPECTED}")

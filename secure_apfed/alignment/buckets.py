@@ -58,7 +58,8 @@ def capacity(size: int, buckets: int) -> int:
     enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
 
     def rare(often: int) -> bool:
-        share, expected = often / size, 1 / buckets
+        share = often / size
+        expected = 1 / buckets
         rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
         return size * (share * math.log(share / expected) + rest) >= enough
 
@@ -103,7 +104,9 @@ class BucketedIds:
         folder: Path | None = None,
         worked: Callable[[int], None] = lambda ids: None,
     ) -> None:
-        self._me, self._secret, self._buckets = me, secret, buckets
+        self._me = me
+        self._secret = secret
+        self._buckets = buckets
         self.size = len(ids)
         if self.size > settings.maximum_ids:
             raise DataError(
@@ -118,7 +121,8 @@ class BucketedIds:
     def _fill(
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
-        whole, first = _whole(key), 0
+        whole = _whole(key)
+        first = 0
         self.clear()
         with ExitStack() as closing:
             files = [

@@ -50,7 +50,8 @@ class IdFile:
     def __init__(
         self, party: str, given: "Path | pyarrow.Table", columns: str | Sequence[str]
     ) -> None:
-        self._party, self._given = party, given
+        self._party = party
+        self._given = given
         self._called = str(given) if isinstance(given, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
         with self._readable():

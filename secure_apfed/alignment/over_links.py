@@ -56,11 +56,13 @@ from secure_apfed.working import report_work
 
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16
-_TOO_FEW, _OPENED = b"\0", b"\1"
+_TOO_FEW = b"\0"
+_OPENED = b"\1"
 _Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 _Count = Annotated[int, Field(ge=0)]
 _VERSION = 1
-_AGREED, _SECRET = "agreed.msgpack", "secret.bin"
+_AGREED = "agreed.msgpack"
+_SECRET = "secret.bin"  # noqa: S105  (the name of a file)
 _RESULT_BYTES = 2**36
 _SMALL_BYTES = 2**20
 
@@ -81,7 +83,8 @@ class ProgressTo:
     """
 
     def __init__(self, signs: Signs) -> None:
-        self._signs, self._done = signs, 0
+        self._signs = signs
+        self._done = 0
 
     def __call__(self, progress: Progress) -> None:
         before = self._done if progress.done > self._done else 0
@@ -119,7 +122,8 @@ async def align_hub(
         end.look_back()
         openings = {name: _read(_OPENING, await end.receive(name), settings) for name in members}
         sizes = {name: opening.size for name, opening in openings.items()}
-        agreed, start = end.unfinished.agreed, 0
+        agreed = end.unfinished.agreed
+        start = 0
         again = agreed is not None and {agreed.identity} == {
             opening.of for opening in openings.values()
         }
@@ -225,8 +229,12 @@ class _End:
         settings: AlignmentSettings,
         folder: Path | None,
     ) -> None:
-        self._links, self._me, self._hub, self._members = links, links.me, hub, members
-        self._ids, self._settings = ids, settings
+        self._links = links
+        self._me = links.me
+        self._hub = hub
+        self._members = members
+        self._ids = ids
+        self._settings = settings
         self._peers = members if self._me == hub else (hub,)
         document = json.dumps([hub, members, settings.terms()], sort_keys=True)
         self.terms = hashlib.sha256(document.encode()).digest()
@@ -254,7 +262,9 @@ class _End:
 
     def check(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
         """Return what a member agrees to with this reply."""
-        known, hub, nonces = self.unfinished.agreed, self._hub, dict(reply.nonces)
+        known = self.unfinished.agreed
+        hub = self._hub
+        nonces = dict(reply.nonces)
         offered = Agreed(reply.session, self.terms, reply.buckets, nonces)
         if reply.again:
             if known is None or offered.identity != known.identity or reply.start > own.finished:
@@ -310,7 +320,8 @@ class _End:
 
     def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """How many signs the work of each peer can take, from what was announced."""
-        mine, members = capacity(len(self._ids), buckets), len(self._members)
+        mine = capacity(len(self._ids), buckets)
+        members = len(self._members)
         if self._me == self._hub:
             return {
                 peer: most_signs(2 * size + buckets * (capacity(size, buckets) + mine))
@@ -366,7 +377,8 @@ class _End:
 
     def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
         """Tell the members what is common to all; return the own rows of it."""
-        agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
+        agreed = self.unfinished.agreed
+        minimum = self._settings.minimum_rows
         assert agreed is not None
         found = self.unfinished.results()
         if len(found) < minimum:
@@ -383,9 +395,11 @@ class _End:
 
     def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
         """Return the own row at each position that the hub names."""
-        agreed, minimum = self.unfinished.agreed, self._settings.minimum_rows
+        agreed = self.unfinished.agreed
+        minimum = self._settings.minimum_rows
         assert agreed is not None
-        kind, body = message.payload[:1], message.payload[1:]
+        kind = message.payload[:1]
+        body = message.payload[1:]
         if kind == _TOO_FEW and not body:
             raise IntersectionTooSmallError.of(self._me, minimum)
         form = _form(agreed.buckets, len(self._ids))
@@ -499,7 +513,9 @@ class Unfinished:
     def begin(self, agreed: Agreed) -> None:
         """Forget what was there, and keep what is agreed now."""
         self.forget()
-        self.agreed, self.secret, self.fingerprint = agreed, fresh_key(), b""
+        self.agreed = agreed
+        self.secret = fresh_key()
+        self.fingerprint = b""
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
@@ -535,7 +551,8 @@ class Unfinished:
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
         """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
-        digest, name = hashlib.sha256(message).digest(), f"seen-{bucket}-{peer.encode().hex()}.bin"
+        digest = hashlib.sha256(message).digest()
+        name = f"seen-{bucket}-{peer.encode().hex()}.bin"
         if not self._has(name):
             self._write(name, digest)
         if self._read(name) != digest:

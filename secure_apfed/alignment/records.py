@@ -111,12 +111,14 @@ class AlignmentHistory:
 
     def _load(self) -> tuple[dict[str, list[str]], Counter[str]]:
         """Read all sessions with their peers, and how many of them each peer took part in."""
-        sessions, runs = dict[str, list[str]](), Counter[str]()
+        sessions = dict[str, list[str]]()
+        runs = Counter[str]()
         lines = self._path.read_text("utf-8").splitlines() if self._path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
                 fields = json.loads(line)
-                session, peers = fields["session"], fields["peers"]
+                session = fields["session"]
+                peers = fields["peers"]
             except (ValueError, TypeError, KeyError) as error:
                 raise self._no_run(number) from error
             texts = [session, *peers] if isinstance(peers, list) else [None]
@@ -137,7 +139,8 @@ def admit_run(
     settings: AlignmentSettings, me: str, peers: Sequence[str], *, session: str, again: bool = False
 ) -> None:
     """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`."""
-    folder, runs = settings.history, settings.runs_with_a_peer
+    folder = settings.history
+    runs = settings.runs_with_a_peer
     if folder is not None and runs is not None:
         history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
         history.admit(session=session, peers=peers, again=again)

@@ -13,7 +13,8 @@ class Pipe:
     """Frames from one thread to another, of which few may wait; the reading half of a `Carrier`."""
 
     def __init__(self, room: int = MOST_QUEUED) -> None:
-        self.room, self._changed = room, threading.Condition()
+        self.room = room
+        self._changed = threading.Condition()
         self._frames: deque[bytes] = deque()
         self._ended: str | None = None
 

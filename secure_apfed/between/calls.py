@@ -43,7 +43,8 @@ class Calls:
     """One party's connections to all its peers; of two, the one whose name comes later dials."""
 
     def __init__(self, me: LocalEnd, carry: Carry) -> None:
-        self._me, self._carry = me, carry
+        self._me = me
+        self._carry = carry
         dialling = tuple(name for name in me.known if name > me.name)
         self._door = Door(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
@@ -93,7 +94,8 @@ class Calls:
     def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """The connection of this name; a new one where the peer may dial and begins."""
         with self._lock:
-            standing, coming = self._standing.get(caller), self._coming.get(caller, {})
+            standing = self._standing.get(caller)
+            coming = self._coming.get(caller, {})
             if standing is not None and standing.name == name:
                 return standing
             if name in coming:
@@ -121,7 +123,8 @@ class Calls:
         """A new connection in place of the former one."""
         with self._lock:
             self._coming.get(peer, {}).pop(fresh.name, None)
-            former, self._standing[peer] = self._standing.get(peer), fresh
+            former = self._standing.get(peer)
+            self._standing[peer] = fresh
             ended = self._ended
         if former is not None:
             former.close()
@@ -165,7 +168,8 @@ class _Called(Pipe):
 
     def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
         super().__init__()
-        self.name, self._carry = name, carry
+        self.name = name
+        self._carry = carry
         self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
         self._room = threading.Semaphore(_AT_ONCE)
         self._early: dict[int, bytes] = {}
@@ -220,7 +224,8 @@ class _Called(Pipe):
             with self._changed:
                 if self._ended is not None:
                     raise BrokenPipeError(self._ended)
-                number, self._sent = self._sent, self._sent + 1
+                number = self._sent
+                self._sent = self._sent + 1
                 self._calling.submit(self._send, number, buf)
         except BaseException:
             self._room.release()

@@ -146,7 +146,8 @@ class Credentials:
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
                 "key has no password, and a certificate comes before those that signed it"
             ) from error
-        names, now = certificate_names(own), dt.datetime.now(dt.UTC)
+        names = certificate_names(own)
+        now = dt.datetime.now(dt.UTC)
         wrong = ""
         if secret.public_key() != own.public_key():
             raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")

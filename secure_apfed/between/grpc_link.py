@@ -32,11 +32,14 @@ try:
 except ImportError:  # an extra
     grpc = None
 
-_SERVICE, _METHOD = "secure_apfed.Link", "Carry"
+_SERVICE = "secure_apfed.Link"
+_METHOD = "Carry"
 _PATH = f"/{_SERVICE}/{_METHOD}"
 _MOST_STREAMS = 512
 _PIECE = 2**17 - 1
-_MORE, _LAST = b"\1", b"\0"  # whether more of the frame follows
+# whether more of the frame follows
+_MORE = b"\1"
+_LAST = b"\0"
 _FLUSH_S = 2.0
 _EVERYWHERE = (
     ("grpc.max_receive_message_length", 1 + _PIECE),
@@ -80,13 +83,17 @@ class GrpcConnection(Pipe):
 
     def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
         super().__init__(room=1)
-        self._outgoing, self._cancel, self._most = Pipe(), cancel, MOST_UNPROVED
+        self._outgoing = Pipe()
+        self._cancel = cancel
+        self._most = MOST_UNPROVED
 
     def trust(self) -> None:
-        self._most, self.room = MOST_SEALED, MOST_QUEUED
+        self._most = MOST_SEALED
+        self.room = MOST_QUEUED
 
     def carry(self, pieces: Iterator[bytes]) -> None:
-        why, frame = "", bytearray()
+        why = ""
+        frame = bytearray()
         try:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
@@ -176,7 +183,8 @@ class Port:
         welcome: Callable[[GrpcConnection, bytes], None],
     ) -> None:
         require_grpc()
-        self._welcome, self._open = welcome, set[GrpcConnection]()
+        self._welcome = welcome
+        self._open = set[GrpcConnection]()
         self._lock = threading.Lock()
         self._server = grpc.server(
             ThreadPoolExecutor(_MOST_STREAMS, thread_name_prefix="grpc"),

@@ -37,7 +37,8 @@ _MOST_PARTIES = 64
 _HELLO_BYTES = 128 + _MOST_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
 _MOST_ROOMS = 64
 _MOST_IN_ROOM = 256
-_PROOF_S, _IDLE_S = 10.0, 120.0
+_PROOF_S = 10.0
+_IDLE_S = 120.0
 PARTNER_S = 20.0
 """How long a relay lets a party wait for another."""
 
@@ -61,7 +62,8 @@ def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = 
             f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
         ) from error
     parties = sorted((*me.known.values(), me.identity.public))
-    own, other = me.identity.public, me.known[peer]
+    own = me.identity.public
+    other = me.known[peer]
     signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)
     connection.send_bytes(msgpack.packb([parties, own, other, signature]))
     try:
@@ -131,7 +133,8 @@ class Relay:
         *,
         revoked: Path | None = None,
     ) -> None:
-        self._allowed, self._crowd = allowed, Crowd()
+        self._allowed = allowed
+        self._crowd = Crowd()
         self._list = RevokedList(revoked)
         self._list.read()
         self._changed = threading.Condition()

@@ -203,7 +203,8 @@ def relay(
     from secure_apfed.between.relay import Relay
     from secure_apfed.exchange.sockets import parse_address, spell_address
 
-    address, credentials = parse_address(listen), None
+    address = parse_address(listen)
+    credentials = None
     if ca is not None and certificate is not None and key is not None:
         credentials = Credentials.load(ca, certificate, key, name=None)
     elif insecure_plaintext_on_loopback:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from secure_apfed.settings.data import TableShape
 
 _GUARDS = ("gaussian", "frozen_gaussian")
-_EPOCHS, _DELTA, _CLIP = 50, 1e-5, 1.0
+_EPOCHS = 50
+_DELTA = 1e-5
+_CLIP = 1.0
 
 
 def plan(
@@ -91,7 +93,8 @@ def plan(
         planned = _forecast(config, declared, quiet=as_json, links=links, baselines=baselines)
         if peers is not None:
             planned["rehearsal"] = _rehearsed(config, peers, quiet=as_json)
-        guard, calibrations = config.guard, []
+        guard = config.guard
+        calibrations = []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
             calibrations.append(
                 _calibrated(
@@ -144,7 +147,8 @@ def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     from secure_apfed.settings.data import TableShape
 
     file = PartyFile.read(path)
-    config, sealed = load_config(file.config), file.folder / SEALED
+    config = load_config(file.config)
+    sealed = file.folder / SEALED
     held = own_data(file, config, role_of(file, config))
     own = TableShape() if held is None else shape_of(held, columns=False)
     told = {file.party: own}

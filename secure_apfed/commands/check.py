@@ -31,12 +31,15 @@ if TYPE_CHECKING:
     from secure_apfed.data import OwnData
     from secure_apfed.exchange import Links
 
-_FEW_DAYS, _LITTLE_DISK, _APART_S = 30, 2**30, 300.0
+_FEW_DAYS = 30
+_LITTLE_DISK = 2**30
+_APART_S = 300.0
 _NOT_UP = ("nobody listens there", "reached nobody", "did not come to the relay")
 _DATA = 3
 _REFUSED = 4
 _PATTERNS = "patterns of IDs"
-_MOST_PATTERNS, _LONGEST_PATTERN = 12, 64
+_MOST_PATTERNS = 12
+_LONGEST_PATTERN = 64
 # Marks of kinds of characters, and characters that nobody sees by their number.
 _MARKS_OF_KINDS = re.compile(r"A?a?(?:0?9)?|#")
 _UNSEEN = re.compile(r"U\+[0-9A-F]{4,6}")
@@ -92,11 +95,13 @@ class _Checks:
         from secure_apfed.runs.party import PartyFile, role_of
         from secure_apfed.runs.project import SEALED, Sealed, Signed
 
-        self.path, self.is_quiet = path, is_quiet
+        self.path = path
+        self.is_quiet = is_quiet
         self.faults = FaultList()
         self.patterns: dict[str, int] = {}
         self.file = file = PartyFile.read(path)
-        self.config, self.code = load_config(file.config), 0
+        self.config = load_config(file.config)
+        self.code = 0
         self.role = role_of(file, self.config)
         if not (file.folder / "identity.pem").is_file():
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
@@ -170,7 +175,8 @@ class _Checks:
         from secure_apfed.exchange.agreement import differing
         from secure_apfed.runs.project import SEALED, shared_settings
 
-        file, sealed = self.file, self.sealed
+        file = self.file
+        sealed = self.sealed
         if sealed is None:
             told = f"{file.folder} holds no {SEALED} to compare with"
             yield Finding("contract", "contract", "optional", told)
@@ -267,7 +273,8 @@ class _Checks:
     def _folder(self) -> Iterator[Finding]:
         from secure_apfed.runs.folder import require_not_ended
 
-        folder, tls = self.file.folder, self.file.tls
+        folder = self.file.folder
+        tls = self.file.tls
         require_not_ended(folder)
         if (free := shutil.disk_usage(folder).free) < _LITTLE_DISK:
             raise CheckpointError(f"{folder} has {terminal.size(free)} left; make room for 1 GB")
@@ -286,7 +293,8 @@ class _Checks:
             return  # an ended project has no certificate any more
         yield from self._revoked()
         yield from self._compare_with_sealed()
-        files, revoked = (tls.ca, tls.certificate, tls.key), read_revoked(tls.revoked)
+        files = (tls.ca, tls.certificate, tls.key)
+        revoked = read_revoked(tls.revoked)
         loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
@@ -326,7 +334,8 @@ class _Checks:
         from secure_apfed.runs.project import SEALED
         from secure_apfed.runs.revocation import renewed_pem
 
-        tls, sealed = self.file.tls, self.sealed
+        tls = self.file.tls
+        sealed = self.sealed
         if tls is None or sealed is None or self.file.party not in sealed.certificates:
             return
         shown = tls.certificate.read_text(encoding="utf-8", errors="replace")
@@ -355,11 +364,13 @@ class _Checks:
             else:
                 try:
                     link.proved(name).close()
-                    state, told = "ok", "reached, and it is who it should be"
+                    state = "ok"
+                    told = "reached, and it is who it should be"
                 except (OSError, EOFError, RemoteProtocolError) as error:
                     told = str(error)
                     if not any(why in told for why in _NOT_UP):
-                        state, self.code = "missing", _REFUSED
+                        state = "missing"
+                        self.code = _REFUSED
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, told)
 
     def _meeting(self, meet_s: float) -> Iterator[Finding]:
@@ -368,7 +379,8 @@ class _Checks:
         from secure_apfed.runs.party import connect
         from secure_apfed.runs.project import digest_of
 
-        file, me = self.file, self.file.party
+        file = self.file
+        me = self.file.party
         waits = file.model_copy(update={"meet_s": meet_s})
         status = StatusKeeper()
         status.begin(me, list(file.peers), None, meet_s=meet_s)

@@ -529,9 +529,11 @@ def predict(
 
     if output is None:
         predictions = predict_file(model, data, id_columns=id_column)
-        compared, shown = predictions.compared, predictions.as_json()
+        compared = predictions.compared
+        shown = predictions.as_json()
     else:
-        predictions, compared = None, predict_into(model, data, output, id_columns=id_column)
+        predictions = None
+        compared = predict_into(model, data, output, id_columns=id_column)
         shown = {"rows": compared.rows, **compared.as_json()}
     if as_json:
         terminal.print_json({**shown, "output": output})

@@ -87,7 +87,8 @@ def new(
     from secure_apfed.config.file import load_config
     from secure_apfed.runs.project import PROPOSAL, propose
 
-    config, home = load_config(config_file, overrides=overrides or ()), folder or Path(party)
+    config = load_config(config_file, overrides=overrides or ())
+    home = folder or Path(party)
     (relay_by, dialled), *_ = [*_pairs("--relay", [relay] if relay else []).items(), (None, None)]
     proposal = propose(
         config,
@@ -211,7 +212,8 @@ def join(
     """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
     from secure_apfed.runs import project
 
-    home, signed = folder or Path(party), project.Signed.read(file)
+    home = folder or Path(party)
+    signed = project.Signed.read(file)
     sealed = signed.document.get("kind") == "sealed project"
     organiser: Sealed | Proposal = (
         signed.opened(project.Sealed, file) if sealed else signed.opened(project.Proposal, file)
@@ -241,7 +243,8 @@ def join(
     except DataError as error:
         raise DataError(_advise(str(error))) from error
     if not as_json:
-        made, settings = home / project.ANSWER.format(party), home / project.RUN
+        made = home / project.ANSWER.format(party)
+        settings = home / project.RUN
         typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
 
 
@@ -352,7 +355,8 @@ def _tell(
             (each.who, each.learns) for each in COALITIONS if each.holds(facts)
         ],
     }
-    departures, organisations = find_departures(config), list(_organisations(proposal))
+    departures = find_departures(config)
+    organisations = list(_organisations(proposal))
     if as_json:
         terminal.print_json(
             {
@@ -392,7 +396,9 @@ def _asked(
     own: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
-    data, train, size = config.data, config.train, terminal.size
+    data = config.data
+    train = config.train
+    size = terminal.size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
     for name, role in proposal.roles.items():

@@ -47,7 +47,8 @@ def check_task(config: RunSettings) -> None:
 
 
 def _problems(config: RunSettings) -> Iterator[str]:
-    task, numbers = TASKS[config.task], labels_are_numbers(config.data)
+    task = TASKS[config.task]
+    numbers = labels_are_numbers(config.data)
     if task.measured_as not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "

@@ -72,7 +72,9 @@ def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tupl
 
 def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
     """Return the error's location without the names of union members, which no file holds."""
-    names, path, value = list(detail["loc"]), [], raw
+    names = list(detail["loc"])
+    path = []
+    value = raw
     missing = names.pop() if detail["type"] == "missing" else None
     for name in names:
         if isinstance(value, dict):

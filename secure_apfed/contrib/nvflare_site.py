@@ -52,7 +52,9 @@ _CALL_S = 15.0
 _OVER = "its part is over"
 _ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
 _LONGEST_S = 3e7
-_LOOK_S, _GRACE_S = 0.2, 30.0  # parties hear of each other's end in much less
+# parties hear of each other's end in much less
+_LOOK_S = 0.2
+_GRACE_S = 30.0
 _LOG = "log.txt"
 _LOGGER = logging.getLogger(__name__)
 
@@ -60,7 +62,10 @@ _LOGGER = logging.getLogger(__name__)
 class Site:
     def __init__(self, resume: bool = False) -> None:
         self._resume = resume
-        self._lock, self._played, self._playing, self._ended = threading.Lock(), False, False, ""
+        self._lock = threading.Lock()
+        self._played = False
+        self._playing = False
+        self._ended = ""
         self._calls: Calls | None = None
         self._stopped: dict[str, str] = {}
 
@@ -203,8 +208,10 @@ class Site:
     def _begin(self, calls: Calls) -> Calls:
         """Connections of a new session, in place of those of the one before."""
         with self._lock:
-            former, self._calls = self._calls, calls
-            stopped, ended = dict(self._stopped), self._ended
+            former = self._calls
+            self._calls = calls
+            stopped = dict(self._stopped)
+            ended = self._ended
         if former is not None:
             former.end("its session is over")
         for peer, why in stopped.items():
@@ -218,7 +225,8 @@ class Site:
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
                 with self._lock:
-                    self._ended, calls = _ENDED, self._calls
+                    self._ended = _ENDED
+                    calls = self._calls
                 if calls is not None:
                     calls.end(_ENDED)
                 return
@@ -236,7 +244,9 @@ class Server:
             ended[call.target_name.partition(".")[0]] = _one_line(failure)
             return ""
 
-        sites, gone, ask_at = collab.clients, set[str](), float("inf")
+        sites = collab.clients
+        gone = set[str]()
+        ask_at = float("inf")
         played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
         while waited := [
             site for site in sites if site.name not in {*ended, *gone, *played.failures}

@@ -39,9 +39,15 @@ from secure_apfed.runs.solo import SoloModel
 from secure_apfed.tasks import Classification
 
 _OPSET = 20
-_FLOAT, _INT64, _TEXT, _BOOL, _DOUBLE = 1, 7, 8, 9, 11  # ONNX's numbers of element types
+# ONNX's numbers of element types
+_FLOAT = 1
+_INT64 = 7
+_TEXT = 8
+_BOOL = 9
+_DOUBLE = 11
 _FEATURES = "encoding/features"  # no column of a table may have such a name
-_LABEL, _PROBABILITIES = "output_label", "output_probability"
+_LABEL = "output_label"
+_PROBABILITIES = "output_probability"
 _PREDICTION = "output_prediction"
 _INSIDE = ("encoding/", "network/")
 
@@ -91,7 +97,8 @@ class _Predicting(nn.Module):
 
     def __init__(self, model: SoloModel) -> None:
         super().__init__()
-        self.network, self.task = model.network, model.task
+        self.network = model.network
+        self.task = model.task
         self.eval()
 
     def forward(self, features_N: Tensor) -> Tensor:
@@ -209,7 +216,8 @@ class _Graph:
         own = f"encoding/{at}"
         if isinstance(column, CategoricalColumn):
             return self._category(own, column, encoding)
-        given, mean = column.name, self.constant(f"{own}_mean", _DOUBLE, [column.mean])
+        given = column.name
+        mean = self.constant(f"{own}_mean", _DOUBLE, [column.mean])
         if encoding.missing == "mean":
             empty = self.node("IsNaN", [given], f"{own}_empty")
             given = self.node("Where", [empty, mean, given], f"{own}_filled")
@@ -233,7 +241,8 @@ class _Graph:
 
     def _category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
         """A text's features; the graph compares texts as they are given."""
-        blank, words = _blanks(), map(re.escape, sorted((EMPTY - column.texts) | BLANK))
+        blank = _blanks()
+        words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
         empty = self._matches(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
         if encoding.missing != "mean":
             self._refused.append(empty)
@@ -338,7 +347,8 @@ def _decided(helper: Any, graph: Any, net: str, threshold: float | None) -> list
             helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
         ]
     )
-    share, over = "network/share", "network/over"
+    share = "network/share"
+    over = "network/over"
     return [
         helper.make_node("Gather", [net, "network/second"], [share], axis=1),
         helper.make_node("GreaterOrEqual", [share, "network/threshold"], [over]),

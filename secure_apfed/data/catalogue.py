@@ -451,10 +451,12 @@ def _of_own_tables(settings: DataSettings) -> Iterator[str]:
 
 
 def _of_built_in(settings: DataSettings) -> Iterator[str]:
-    dataset, name = find_dataset(settings.dataset), settings.dataset
+    dataset = find_dataset(settings.dataset)
+    name = settings.dataset
     if given := _given(settings, "parties", "classes", "view_columns"):
         yield f"{given} belong to dataset: {TABLES}, not to {name}"
-    known, named = dataset.natural_views, settings.named_views
+    known = dataset.natural_views
+    named = settings.named_views
     if set(named) - set(known) or len(set(named)) != len(named):
         yield (
             f"views: expected different ones of {', '.join(known) or 'none'}, which {name} has; "
@@ -479,7 +481,9 @@ def _of_built_in(settings: DataSettings) -> Iterator[str]:
 
 
 def _of_views(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
-    name, height, natural = settings.dataset, dataset.height, len(dataset.natural_views)
+    name = settings.dataset
+    height = dataset.height
+    natural = len(dataset.natural_views)
     views = view_count(settings)
     if height is None and isinstance(settings.views, int) and views != natural:
         yield (

@@ -54,7 +54,8 @@ def _chunks(
     """Names of the columns and so many rows at a time; once without any where there are none."""
     with _connected(database, place, party) as connection:
         result = connection.exec_driver_sql(database.query)
-        names, rows = tuple(result.keys()), result.fetchmany(_ROWS)
+        names = tuple(result.keys())
+        rows = result.fetchmany(_ROWS)
         yield names, rows
         while rows := result.fetchmany(_ROWS):
             yield names, rows

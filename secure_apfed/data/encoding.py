@@ -127,7 +127,8 @@ class NumericColumn(Settings):
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, 1); an empty cell becomes 0, the mean."""
         numbers_N = _numbers(column, self.kind, source=source, formats=self.date_formats)
-        empty_N, other_N = np.isnan(numbers_N), np.zeros(len(numbers_N), dtype=bool)
+        empty_N = np.isnan(numbers_N)
+        other_N = np.zeros(len(numbers_N), dtype=bool)
         standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
         if self.constant:
             other_N = ~empty_N & (np.abs(numbers_N - self.mean) > _SAME * abs(self.mean))
@@ -277,9 +278,11 @@ class ColumnEncoding(Settings):
         """Return float32 features (N, F) of a frame with these columns, further ones ignored, or of
         an array (N, number of columns) in this order; cells are added to `counts`.
         """
-        frame, counts = self._frame(raw, source), counts or CellCounts()
+        frame = self._frame(raw, source)
+        counts = counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
-        lacking, ignored = Counter[str](), Counter[str]()
+        lacking = Counter[str]()
+        ignored = Counter[str]()
         # one at a time: all of them in float64 would be twice as much
         for column, own in zip(self.columns, self.places, strict=True):
             part, empty_N, ignored_N = column.encode(frame[column.name], source=source)
@@ -403,18 +406,22 @@ def _fit_numbers(
     column: "pd.Series", formats: Sequence[str] = (), *, advice: Advice
 ) -> NumericColumn:
     kind: Literal["numeric", "date", "duration"] = "numeric"
-    source, written = advice.party, tuple[str, ...]()
+    source = advice.party
+    written = tuple[str, ...]()
     if is_date(column):
         kind = "date"
     elif is_date(column, formats):
-        kind, written = "date", tuple(formats)
+        kind = "date"
+        written = tuple(formats)
     elif is_duration(column):
         kind = "duration"
-    numbers, name = _numbers(column, kind, source=source, formats=written), str(column.name)
+    numbers = _numbers(column, kind, source=source, formats=written)
+    name = str(column.name)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, advice)
     with np.errstate(over="ignore", invalid="ignore"):
-        mean, deviation = float(known.mean()), float(known.std())
+        mean = float(known.mean())
+        deviation = float(known.std())
     if not (np.isfinite(mean) and np.isfinite(deviation)):
         raise DataError(
             f"{source}: the values of column {name!r} are too large to standardise; rescale it"
@@ -516,12 +523,14 @@ def fit_views(
 
 def _fit_sequence(frame: pd.DataFrame, steps: int, channels: int, *, source: str) -> list[Column]:
     numbers_NF = np.stack([numbers_of(frame[name], source=source) for name in frame], axis=1)
-    used_N, steps_NTC = numbers_NF[:, 0], numbers_NF[:, 1:].reshape(-1, steps, channels)
+    used_N = numbers_NF[:, 0]
+    steps_NTC = numbers_NF[:, 1:].reshape(-1, steps, channels)
     used_NT = np.arange(steps) < used_N[:, None]
     mean_C = np.nan_to_num(np.square(steps_NTC[used_NT])).sum(0) / max(1, used_NT.sum())
     scale_C = np.where(np.isfinite(mean_C) & (mean_C > 0), np.sqrt(mean_C), 1.0)
     first, *others = map(str, frame.columns)
-    scales, constants = np.tile(scale_C, steps).tolist(), np.tile(mean_C == 0, steps).tolist()
+    scales = np.tile(scale_C, steps).tolist()
+    constants = np.tile(mean_C == 0, steps).tolist()
     return [
         NumericColumn(name=first),
         *(
@@ -541,7 +550,8 @@ def locate_views(
             f"{source}: its encoding is of other columns than its views {', '.join(views)}, or of "
             "the same in another order; fit it to a table with these views"
         )
-    places, located = iter(encoding.places), {}
+    places = iter(encoding.places)
+    located = {}
     for name, view in views.items():
         own = [next(places) for _ in view.columns]
         located[name] = View(own[0].start, own[-1].stop, view.sequence)
@@ -637,7 +647,8 @@ class ImageEncoding(Settings):
         return raw
 
     def _strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
-        whole, cut = (self.channels, self.height, self.width), self.shape
+        whole = (self.channels, self.height, self.width)
+        cut = self.shape
         for size in (cut, whole):
             flat = values.ndim == 2 and values.shape[1] == math.prod(size)
             grey = values.ndim == 3 and self.channels == 1 and values.shape[1:] == size[1:]
@@ -657,7 +668,8 @@ class ImageEncoding(Settings):
         numbers = pixels if pixels.dtype == np.uint8 else pixels.astype(np.float64)
         if bad := int(np.count_nonzero(~np.isfinite(numbers))):
             raise DataError(f"{source}: {bad} pixels are NaN or infinite; mend them first")
-        low, high = float(numbers.min()), float(numbers.max())
+        low = float(numbers.min())
+        high = float(numbers.max())
         if low < 0 or high > self.maximum:
             raise DataError(
                 f"{source}: pixels run from {low:g} to {high:g}, expected 0 to {self.maximum}"

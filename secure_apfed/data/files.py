@@ -145,7 +145,8 @@ def fetch_file(
     download: Download, folder: Path, *, dataset: str, progress: Progress | None = None
 ) -> list[Path]:
     """Fetch one file, or one archive and its members, into `folder`."""
-    file, members = download.file, {folder / member.name: member for member in download.members}
+    file = download.file
+    members = {folder / member.name: member for member in download.members}
     place = folder / (file.name if members else f"{file.name}.gz")
     targets = members or {place: file}
     if all(_is_right(path, wanted) for path, wanted in targets.items()):
@@ -186,7 +187,8 @@ def _is_right(path: Path, file: DataFile) -> bool:
 def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
     """What an address of the catalogue sends, and no more of it than the file may have."""
     # What gzip may take, at its worst, for what does not compress.
-    most, content = file.size + file.size // 100 + 2**12, bytearray()
+    most = file.size + file.size // 100 + 2**12
+    content = bytearray()
     request = Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310  # catalogue
     try:
         with urlopen(request, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310  # as above
@@ -210,7 +212,8 @@ def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
 
 def _members(archive: bytes, targets: dict[Path, DataFile], address: str) -> dict[Path, bytes]:
     """Take exactly the targets out of a checked archive; no path in it is ever followed."""
-    wanted, found = {path.name: path for path in targets}, dict[Path, bytes]()
+    wanted = {path.name: path for path in targets}
+    found = dict[Path, bytes]()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for entry in tar:
             name = Path(entry.name).name
@@ -342,7 +345,8 @@ def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
     """A table that scikit-learn has by the name of the set."""
-    bunch, kind = _of_sklearn(dataset.name), np.float64 if dataset.numeric_labels else np.int64
+    bunch = _of_sklearn(dataset.name)
+    kind = np.float64 if dataset.numeric_labels else np.int64
     return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))
 
 
@@ -353,7 +357,8 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
         parse_idx(content, dimensions=dimensions, source=file.name)
         for content, dimensions, file in zip(parts, (3, 1, 3, 1), dataset.files, strict=True)
     ]
-    images, labels = arrays[::2], arrays[1::2]
+    images = arrays[::2]
+    labels = arrays[1::2]
     for image, label, file in zip(images, labels, dataset.files[::2], strict=True):
         if len(image) != len(label):
             raise DataError(
@@ -420,7 +425,8 @@ def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     that the system's packages use; files lying loose in a folder come last, because several
     sets use the same file names.
     """
-    roots, subfolders = data_folders(folder), dataset.subfolders
+    roots = data_folders(folder)
+    subfolders = dataset.subfolders
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, "/usr/local", "/usr"))
     places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
     places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]

@@ -547,7 +547,8 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
     Cells of a CSV file are texts: how a column was learnt says what they mean, and not what stands
     beside them. Column names are texts in Unicode's form NFC.
     """
-    files, first = files_of(path, source=source), 0
+    files = files_of(path, source=source)
+    first = 0
     kind = kind_of(files[0])
     read = _csv_blocks if kind == "CSV" else partial(_packed_blocks, path)
     blocks = read(files, source, rows)
@@ -672,7 +673,8 @@ def _refuse_nested(frame: pd.DataFrame, path: Path | str, source: str) -> None:
             nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
             torn = any(isinstance(cell, str) and "\0" in cell for cell in cells)
         elif holds_texts(column):
-            nested, torn = False, bool(column.str.contains("\0", regex=False).any())
+            nested = False
+            torn = bool(column.str.contains("\0", regex=False).any())
         else:
             continue
         if nested:
@@ -785,7 +787,8 @@ def days_of(
     names no time zone is in UTC. `formats`: in which dates may be written beside 2026-01-31.
     """
     if isinstance(column.dtype, np.dtype | pd.DatetimeTZDtype) and column.dtype.kind == "M":
-        moments, known = column, column.notna().to_numpy()
+        moments = column
+        known = column.notna().to_numpy()
     else:
         cells, empty = _cells(column)
         known = ~empty

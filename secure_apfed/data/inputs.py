@@ -38,7 +38,10 @@ from secure_apfed.names import column_name
 _ROWS = 50_000  # of a table, read at a time
 FEWEST_ROWS = 30
 _FILLED_BY = "the mean of training rows, or as no category"
-_SHIFT, _WIDER, _FAR, _EMPTY = 0.5, 2.0, 8.0, 0.05
+_SHIFT = 0.5
+_WIDER = 2.0
+_FAR = 8.0
+_EMPTY = 0.05
 
 
 def load_blocks(
@@ -54,7 +57,9 @@ def load_blocks(
     No more of a table is in memory; arrays are whole. Without ID columns, and of arrays, rows are
     called by their number from 0. To `counts` cells are added that are empty, or count for nothing.
     """
-    source, first, id_columns = path.name, 0, [column_name(name) for name in id_columns]
+    source = path.name
+    first = 0
+    id_columns = [column_name(name) for name in id_columns]
     tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
     for raw in tables or (_array(path),):
         absent = [name for name in id_columns if tables and name not in raw]
@@ -170,7 +175,8 @@ class DriftMeter:
         return tuple(self._drift(*part) for part in self._parts) if self.counts.rows else ()
 
     def _drift(self, column: Column, own: slice) -> ColumnDrift:
-        rows, name = self.counts.rows, column.name
+        rows = self.counts.rows
+        name = column.name
         plain = ColumnDrift(
             name=name, rows=rows, empty=self.counts.empty[name], ignored=self.counts.ignored[name]
         )

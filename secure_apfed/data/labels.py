@@ -33,7 +33,8 @@ UNLABELLED = -100
 # of what Python reads as a number, no digits of other scripts and no underscores
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _FARTHEST = 99.0  # deviations; UNLABELLED is no target
-_SHOWN, _WIDTH = 5, 40
+_SHOWN = 5
+_WIDTH = 40
 _MOST_PROPOSED = 20
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-"),
@@ -60,7 +61,8 @@ class TargetScale(BaseModel):
     @classmethod
     def of(cls, targets_n: NDArray[Any], *, party: str) -> Self:
         """Mean and standard deviation of the labelled training rows."""
-        mean, scale = float(np.mean(targets_n)), float(np.std(targets_n))
+        mean = float(np.mean(targets_n))
+        scale = float(np.std(targets_n))
         if not (math.isfinite(scale) and scale > 1e-12 * abs(mean)):
             raise DataError(
                 f"{party}: the labels of its {len(targets_n)} labelled training rows are all "
@@ -120,7 +122,8 @@ def require_one_spelling(
     """
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _plain(label) for label in (*counts, *listed)}
-    words, alike = set(plain.values()), defaultdict[object, list[str]](list)
+    words = set(plain.values())
+    alike = defaultdict[object, list[str]](list)
     for label, text in plain.items():
         alike[_meaning(text, words)].append(label)
     found = [

@@ -58,7 +58,8 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
     )
     pool = pool if drawn is None else pool.at(drawn)
-    ids, classes_N = person_ids(len(pool.labels), seed=seed), _classes_of(pool)
+    ids = person_ids(len(pool.labels), seed=seed)
+    classes_N = _classes_of(pool)
     people = _People(pool, classes_N, settings, seed)
     targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
@@ -102,7 +103,9 @@ class _People:
     """Which rows of the pool each party holds, in its own order, and whose labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
-        self._labels_N, self._settings, self._seed = labels_N, settings, seed
+        self._labels_N = labels_N
+        self._settings = settings
+        self._seed = seed
         if not isinstance(pool, ImagePool) or pool.official_train is None:
             train, self._test = split_rows(
                 labels_N, settings.test_fraction, seed=seed, split=settings.split
@@ -139,14 +142,17 @@ class _People:
         if party == self._active:
             return labels_N
         labels_N = np.where(np.isin(rows, self._test), UNLABELLED, labels_N)
-        labelled, choice = self._settings.labelled, self._settings.split
+        labelled = self._settings.labelled
+        choice = self._settings.split
         return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
 
     def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Of the active's table the training rows, the test rows, and those with a label."""
-        settings, rows = self._settings, self.rows(self._active)
+        settings = self._settings
+        rows = self.rows(self._active)
         is_test = np.isin(rows, self._test)
-        train, test = np.flatnonzero(~is_test), torch.from_numpy(np.flatnonzero(is_test))
+        train = np.flatnonzero(~is_test)
+        test = torch.from_numpy(np.flatnonzero(is_test))
         labelled = choose_labelled(
             self._labels_N[rows[train]], settings.labelled, seed=self._seed, choice=settings.split
         )

@@ -166,7 +166,8 @@ def draw_people(
         return None
     drawn = generator(seed, "drawn people").permutation(len(labels_N))
     groups = [drawn] if rows else [drawn[labels_N[drawn] == one] for one in np.unique(labels_N)]
-    wanted, found = rows or rows_per_class or 0, min(map(len, groups))
+    wanted = rows or rows_per_class or 0
+    found = min(map(len, groups))
     if wanted > found:
         raise DataError(
             f"data.{'rows' if rows else 'rows_per_class'}: {wanted} people are wanted, and the set "

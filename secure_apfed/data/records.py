@@ -205,7 +205,8 @@ class VerticalData(OwnData):
 
     def _check_passive(self, table: PartyTable) -> None:
         """Labels where they belong, and under a horizontal partition the active's features."""
-        name, labels_N = table.name, table.labels
+        name = table.name
+        labels_N = table.labels
         why = "the partition is horizontal" if self.horizontal else "it is in labels_at"
         holds = self.horizontal or name in self.labels_at
         if labels_N is None and holds:

@@ -133,9 +133,11 @@ def warn_of_labels(
     if len(known) < _FEWEST_ROWS:
         return
     told = pd.Series([labels[row] for row in known])
-    truth, tells = pd.Series(pd.factorize(told)[0]), _tells
+    truth = pd.Series(pd.factorize(told)[0])
+    tells = _tells
     if numbers:
-        truth, tells = pd.to_numeric(told, errors="coerce"), _orders
+        truth = pd.to_numeric(told, errors="coerce")
+        tells = _orders
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
@@ -160,7 +162,8 @@ def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
         return bool((truth.groupby(column, dropna=False).nunique() == 1).all())
     if not is_numeric(column):
         return False
-    numbers, targets = column.to_numpy(np.float64, na_value=np.nan), truth.to_numpy()
+    numbers = column.to_numpy(np.float64, na_value=np.nan)
+    targets = truth.to_numpy()
     for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
         in_order = targets[rows][np.argsort(numbers[rows], kind="stable")]
         if np.count_nonzero(in_order[1:] != in_order[:-1]) >= classes:
@@ -172,9 +175,11 @@ def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
     """Whether labels that are numbers rise or fall with it throughout."""
     if not is_numeric(column):
         return False
-    numbers, targets = column.to_numpy(np.float64, na_value=np.nan), truth.to_numpy(np.float64)
+    numbers = column.to_numpy(np.float64, na_value=np.nan)
+    targets = truth.to_numpy(np.float64)
     for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
-        one, other = numbers[rows], targets[rows]
+        one = numbers[rows]
+        other = targets[rows]
         if np.isnan(one).any() or np.isnan(other).any():
             return False
         if min(len(np.unique(one)), len(np.unique(other))) <= len(one) / 2:
@@ -422,7 +427,8 @@ def _choose_columns(
 ) -> _Chosen:
     """Choose the features: columns as the party's lists name them, the others by their type."""
     party = (settings.parties or {})[name]
-    advice, formats = _advice_for(settings, name), settings.date_formats_at(name)
+    advice = _advice_for(settings, name)
+    formats = settings.date_formats_at(name)
     lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
     listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
     if contrary := [one for names in lists.values() for one in names if one in party.ignore]:
@@ -707,7 +713,8 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
         _gather_column_faults(settings, name, raw, faults)
         faults.check()
     known = np.flatnonzero(groups != UNLABELLED)
-    share, choice = settings.test_fraction, settings.split
+    share = settings.test_fraction
+    choice = settings.split
     train, test = (
         known[rows] for rows in split_rows(groups[known], share, seed=seed, split=choice)
     )
@@ -717,7 +724,9 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
     if len(kept) < len(labels):
-        raw, labels, groups = raw.at(kept), labels[kept], groups[kept]
+        raw = raw.at(kept)
+        labels = labels[kept]
+        groups = groups[kept]
     train_rows = np.flatnonzero(is_train)
     features, encoding, views = _encoded(settings, name, raw, rows=train_rows)
     chosen = choose_labelled(groups[train_rows], settings.labelled, seed=seed, choice=choice)
@@ -799,7 +808,8 @@ def _passive(settings: DataSettings, name: str, *, seed: int) -> tuple[PartyTabl
             told, classes = put_positive_last(
                 told, classes, settings.positive, where=f"{name}: positive"
             )
-            known, choice = settings.labelled, settings.split
+            known = settings.labelled
+            choice = settings.split
             labels = torch.from_numpy(
                 passive_labels(told, known, seed=seed, choice=choice, party=name)
             )
@@ -842,8 +852,10 @@ def _encoded(
 
     A given encoding tells of none of its rows; else it is fitted to these.
     """
-    party, advice = (settings.parties or {})[name], _advice_for(settings, name)
-    views, counts = _views_of(settings, name, raw.features), CellCounts()
+    party = (settings.parties or {})[name]
+    advice = _advice_for(settings, name)
+    views = _views_of(settings, name, raw.features)
+    counts = CellCounts()
     if party.encoding is None:
         missing = settings.missing_at(name)
         faults = FaultList()

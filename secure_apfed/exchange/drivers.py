@@ -211,7 +211,8 @@ class InMemory:
         """Hand over the oldest frame that somebody waits for; False where there is none."""
         while self._due:
             name = self._due.popleft()
-            role, inbox = self._roles.get(name), self._inboxes[name]
+            role = self._roles.get(name)
+            inbox = self._inboxes[name]
             if role is None or role.awaited is None:
                 continue
             for at, (sender, _) in enumerate(inbox):
@@ -258,11 +259,13 @@ class _Role:
             else:
                 self.awaited = self._script.send(event)  # type: ignore[arg-type]  # None begins it
         except StopIteration as end:
-            self.ended, self.result = True, end.value
+            self.ended = True
+            self.result = end.value
         except BaseException:
             self.ended = True
             raise
 
     def close(self) -> None:
-        self.awaited, self.ended = None, True
+        self.awaited = None
+        self.ended = True
         self._script.close()

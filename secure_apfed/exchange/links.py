@@ -144,9 +144,13 @@ class Links:
         record: Callable[[Envelope, int], None] = lambda envelope, wire_bytes: None,
         observers: Sequence[LinkObserver] = (),
     ) -> None:
-        self.me, self._peers, self._observers = me, tuple(peers), tuple(observers)
-        self._post, self._record = post, record
-        self._session, self._seals = UNNAMED_SESSION, dict[str, SealedLink]()
+        self.me = me
+        self._peers = tuple(peers)
+        self._observers = tuple(observers)
+        self._post = post
+        self._record = record
+        self._session = UNNAMED_SESSION
+        self._seals = dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
         self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
@@ -164,7 +168,8 @@ class Links:
             raise LocalProtocolError(
                 f"{self.me} seals its links once, and all of them: {', '.join(self._peers)}"
             )
-        self._session, self._seals = session, dict(seals)
+        self._session = session
+        self._seals = dict(seals)
         self._written.clear()
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
@@ -184,7 +189,8 @@ class Links:
                 payload=body,
             )
             self._torn.add(receiver)
-            header, sealed = envelope.header, body
+            header = envelope.header
+            sealed = body
             if self._seals:
                 seal = self._seals[receiver]
                 sealed = seal.seal(body, sequence=envelope.sequence, associated=header)
@@ -261,7 +267,9 @@ class Links:
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
         """The message that is whole with this envelope, if one is."""
-        sender, kind, gathering = envelope.sender, envelope.kind, self._gathering[envelope.sender]
+        sender = envelope.sender
+        kind = envelope.kind
+        gathering = self._gathering[envelope.sender]
         if kind is Kind.ABORT:
             raise RunStoppedError(
                 f"{awaited.phase}: {sender} stopped the run: "
@@ -401,8 +409,12 @@ class Gathering:
     """What came of the message that one peer is sending, and how many were whole."""
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
-        self._me, self._peer, self._size = me, peer, size or PART_BYTES
-        self._number, self._total, self.kind = 0, 0, ""
+        self._me = me
+        self._peer = peer
+        self._size = size or PART_BYTES
+        self._number = 0
+        self._total = 0
+        self.kind = ""
         self._came = bytearray()
 
     @property
@@ -441,7 +453,9 @@ class Gathering:
         if len(self._came) < total:
             return None
         message = bytes(self._came)
-        self._number, self.kind, self._came = number + 1, "", bytearray()
+        self._number = number + 1
+        self.kind = ""
+        self._came = bytearray()
         return message
 
     def _begin(self, kind: str, number: int, total: int, most: int) -> None:
@@ -456,7 +470,8 @@ class Gathering:
                 f"takes at most {most} here; compare the settings of both, such as "
                 "alignment.maximum_ids"
             )
-        self.kind, self._total = kind, total
+        self.kind = kind
+        self._total = total
 
 
 # Signs of life: who computes for long tells those that may wait for it how many IDs are behind it.
@@ -477,7 +492,9 @@ class Signs:
     """Signs of life of one party's work, and those that it takes of its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
-        self._me, self._peers, self._send = me, tuple(peers), send
+        self._me = me
+        self._peers = tuple(peers)
+        self._send = send
         self._done = self._told = 0
         self._left: dict[str, int] = {}
         self._heard: dict[str, int] = {}
@@ -511,7 +528,8 @@ class Signs:
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
     def hear(self, sender: str, sign: bytes) -> None:
-        left, heard = self._left.get(sender, 0), self._heard.get(sender, 0)
+        left = self._left.get(sender, 0)
+        heard = self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
         (done,) = _DONE.unpack(sign)
@@ -525,7 +543,8 @@ class Signs:
                 f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
-        self._left[sender], self._heard[sender] = left - 1, done
+        self._left[sender] = left - 1
+        self._heard[sender] = done
         if self.relays:
             self._done = max(self._done, self._told + IDS_A_SIGN)
             self._tell([peer for peer in self._peers if peer != sender])

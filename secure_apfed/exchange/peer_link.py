@@ -23,7 +23,8 @@ from secure_apfed.exchange.sockets import Address, Port, parse_address, spell_ad
 
 __all__ = ["PeerLink", "open_link"]
 
-_SECRET_BYTES, _KEY_BYTES = 16, 32
+_SECRET_BYTES = 16
+_KEY_BYTES = 32
 _LAST_S = 5.0
 
 
@@ -33,7 +34,9 @@ class PeerLink(ResumableLink):
     def __init__(
         self, me: str, peer: str, hub: str, connect: Callable[[], Connection], patience_s: float
     ) -> None:
-        self.me, self.peer, self.hub = me, peer, hub
+        self.me = me
+        self.peer = peer
+        self.hub = hub
         super().__init__(peer, connect, patience_s=patience_s)
 
 
@@ -73,7 +76,8 @@ def open_link(
             'other, as "host:port"'
         )
     place = str(dial or listen)
-    address, end = parse_address(place), _local_end(me, peer, secret, identities)
+    address = parse_address(place)
+    end = _local_end(me, peer, secret, identities)
     stack = contextlib.ExitStack()
     connect: Callable[[], Connection] = partial(_reached, end, peer, address)
     if listen is not None:

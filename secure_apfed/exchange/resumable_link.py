@@ -50,11 +50,15 @@ _MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_BYTES
 _STALLED_S = 300.0
 _UNTOLD = 8  # parts that came; then a receipt is due at once
 _RECEIPT_S = 0.2
-_BEAT_S, _SILENT_S = 5.0, 15.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_BEAT_S = 5.0
+_SILENT_S = 15.0
+_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 _LOOK_S = 0.2
-_FLUSH_S, _LINGER_S = 5.0, 2.0
-_GREETING_S, _GREET_AGAIN_S = 2.0, 2.0
+_FLUSH_S = 5.0
+_LINGER_S = 2.0
+_GREETING_S = 2.0
+_GREET_AGAIN_S = 2.0
 _PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
 _LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
 ALL_AGAIN = "start all parties again with a new session"
@@ -128,11 +132,14 @@ class ResumableLink:
         first_s: float | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._peer, self._connect, self._patience_s = peer, connect, patience_s
+        self._peer = peer
+        self._connect = connect
+        self._patience_s = patience_s
         self._first_s = patience_s if first_s is None else first_s
         self._on_change = on_change
         self._fork_check = ForkCheck(f"the link to {peer}")  # whose threads no copy has
-        self._id, self._peer_id = fresh_key(), b""
+        self._id = fresh_key()
+        self._peer_id = b""
         # Messages that nobody asked for yet, when they came (monotonic clock), and what they cost.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
         self._gathering = Gathering("this party", peer, _PART_BYTES)
@@ -287,7 +294,8 @@ class ResumableLink:
             try:
                 wire = _Wire(self._connect())
                 self._greet(wire)
-                deadline, pause = time.monotonic() + self._patience_s, _PAUSE_S
+                deadline = time.monotonic() + self._patience_s
+                pause = _PAUSE_S
                 while not self._over() and self._wire is wire:
                     if wire.connection.poll(_LOOK_S):
                         self._take(wire.connection.recv_bytes())
@@ -309,7 +317,10 @@ class ResumableLink:
         with self._changed:
             used = self._sent or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
-                self._received, self._told, self._heard_goodbye, self._peer_id = 0, 0, False, b""
+                self._received = 0
+                self._told = 0
+                self._heard_goodbye = False
+                self._peer_id = b""
             return self.meets and not used
 
     def _broke(self, error: Exception, *, over: bool) -> None:
@@ -338,7 +349,8 @@ class ResumableLink:
         kind, _, confirmed, body = self._parse(wire.connection.recv_bytes())
         if kind != _HELLO or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
-        theirs, had = body[:_ID_BYTES], body[_ID_BYTES:]
+        theirs = body[:_ID_BYTES]
+        had = body[_ID_BYTES:]
         if self._peer_id not in (b"", theirs) and self._may_change():
             self._peer_id = b""
             raise ConnectionResetError(f"{self._peer} began anew")
@@ -350,7 +362,8 @@ class ResumableLink:
         if had not in (_NOBODY, self._id):  # it learns from this party's greeting that it is over
             raise ConnectionResetError(f"{self._peer} has not yet ended a session before this one")
         with self._changed:
-            self._peer_id, self.refusal = theirs, ""
+            self._peer_id = theirs
+            self.refusal = ""
             self.without_relay = ""
             self._confirm(confirmed)
             self._written, self._told = confirmed, self._to_tell()
@@ -429,7 +442,8 @@ class ResumableLink:
                     break  # it is time for a receipt, which is a sign of life, too
             if gone:
                 return None
-            kind, number = _RECEIPT, self._written
+            kind = _RECEIPT
+            number = self._written
             part = b""
             if self._lacks():
                 kind, part = self._unconfirmed[number - self._confirmed]
@@ -488,7 +502,9 @@ class Linked:
         meet_s: float,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._me, self._connect, self._end = me, connect, end
+        self._me = me
+        self._connect = connect
+        self._end = end
         self._lookouts: dict[str, _Lookout] = {}
         self._news = threading.Event()
         self._links = {
@@ -633,8 +649,10 @@ class _Lookout:
     """
 
     def __init__(self, connect: Callable[[], Connection], link: ResumableLink) -> None:
-        self._connect, self._link = connect, link
-        self._ended, self._greeted = threading.Event(), -math.inf
+        self._connect = connect
+        self._link = link
+        self._ended = threading.Event()
+        self._greeted = -math.inf
         threading.Thread(target=self._look, daemon=True).start()
 
     @property

@@ -145,7 +145,8 @@ def _hear_out(connection: Connection) -> None:
 def _proved(
     connection: Carrier, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
 ) -> tuple[str, Connection]:
-    deadline, run_key = time.monotonic() + _PROOF_S, fresh_run_key()
+    deadline = time.monotonic() + _PROOF_S
+    run_key = fresh_run_key()
 
     def greet(receiver: str) -> bytes:
         own = _Hello(me.name, receiver, run_key.public, me.certificate).pack()
@@ -161,11 +162,13 @@ def _proved(
     _require_valid(me, name, theirs)
     own = own or greet(name)
     hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
-    ends, both = (me.name.encode(), name.encode()), hashlib.sha256(hellos).digest()
+    ends = (me.name.encode(), name.encode())
+    both = hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
     connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
     answer = read_before(connection, deadline)
-    hello, signature = answer[: len(link.hello)], answer[len(link.hello) :]
+    hello = answer[: len(link.hello)]
+    signature = answer[len(link.hello) :]
     verify(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
     link.agree(theirs.public, hello)
     connection.trust()
@@ -226,7 +229,9 @@ class _Sealed:
     """A connection whose frames nobody on the way can read, alter, repeat or reorder."""
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
-        self._connection, self._link, self._came = connection, link, 0
+        self._connection = connection
+        self._link = link
+        self._came = 0
 
     def send_bytes(self, buf: bytes, /) -> None:
         number = self._link.next_sequence
@@ -291,8 +296,11 @@ class Door:
         require: Callable[[str, bytes], None] = lambda name, certificate: None,
         absent: str = "it did not dial, or came without a certificate that TLS takes",
     ) -> None:
-        self._me, self._require, self._absent = me, require, absent
-        self._crowd, self._changed = Crowd(), threading.Condition()
+        self._me = me
+        self._require = require
+        self._absent = absent
+        self._crowd = Crowd()
+        self._changed = threading.Condition()
         self._awaited = awaited
         self._newest: dict[str, Connection] = {}  # that nobody has taken yet
         self._standing: dict[str, Connection] = {}

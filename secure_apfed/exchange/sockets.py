@@ -26,7 +26,9 @@ Address: TypeAlias = tuple[str, int]
 _LENGTH = struct.Struct(">I")
 _CHUNK = 2**20
 _STUCK_S = 15.0  # for a frame that began
-_DIAL_S, _LOOK_S, _FORGET_S = 5.0, 0.1, 2.0
+_DIAL_S = 5.0
+_LOOK_S = 0.1
+_FORGET_S = 2.0
 _BACKLOG = 64
 
 
@@ -37,7 +39,8 @@ class SocketConnection:
         wire.settimeout(_STUCK_S)
         with contextlib.suppress(OSError):  # it went at once, which reading finds out
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._wire, self._most = wire, MOST_UNPROVED
+        self._wire = wire
+        self._most = MOST_UNPROVED
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
         # Not before the last thread is done with it: the number may be another file's by then.
@@ -115,7 +118,8 @@ class Port:
         )
         self.port: int = self._listener.getsockname()[1]
         self._listener.settimeout(_LOOK_S)
-        self._welcome, self._closed = welcome, threading.Event()
+        self._welcome = welcome
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._let_in, daemon=True)
         self._thread.start()
 

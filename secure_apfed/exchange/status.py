@@ -139,8 +139,10 @@ class StatusKeeper:
     """Knows where its party stands; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, Lock()
-        self._party, self._phase = "", "connecting"
+        self._clock = clock
+        self._lock = Lock()
+        self._party = ""
+        self._phase = "connecting"
         self._step: int | None = None
         self._awaited: Awaited | None = None
         self._since = self._patience_s = 0.0
@@ -175,10 +177,13 @@ class StatusKeeper:
             past: by peer the bytes sent and received in sessions before, which are counted on.
         """
         with self._lock:
-            self._party, self._meter = party, meter
+            self._party = party
+            self._meter = meter
             self._promise = meter.promise if meter else _BEFORE
-            self._meets_since, self._meet_s = self._clock(), meet_s
-            self._phase, self._awaited = "connecting", None
+            self._meets_since = self._clock()
+            self._meet_s = meet_s
+            self._phase = "connecting"
+            self._awaited = None
             self._less_protected = tuple(less_protected)
             self._missing = dict.fromkeys(peers, "")
             self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
@@ -195,7 +200,8 @@ class StatusKeeper:
     def connected(self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict) -> None:
         """Be told that all peers are here; `read_broken` returns the links that are broken."""
         with self._lock:
-            self._missing, self._phase = {}, "agreement"
+            self._missing = {}
+            self._phase = "agreement"
             self._read_broken = read_broken
 
     def __enter__(self) -> Self:
@@ -228,8 +234,11 @@ class StatusKeeper:
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
         with self._lock:
-            now, past = self._clock(), self._unheard_since
-            self._awaited, self._since, self._patience_s = awaited, now, timeout_s
+            now = self._clock()
+            past = self._unheard_since
+            self._awaited = awaited
+            self._since = now
+            self._patience_s = timeout_s
             self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
@@ -240,7 +249,8 @@ class StatusKeeper:
 
     def status(self) -> Status:
         with self._lock:
-            now, awaited = self._clock(), self._awaited
+            now = self._clock()
+            awaited = self._awaited
             broken = self._read_broken()
             waits = None
             if awaited is not None:

@@ -90,7 +90,8 @@ class _Epoch:
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
-        self.path, self._folder = folder.path / PAYLOADS.replace("*", str(int(number))), folder
+        self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
+        self._folder = folder
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
         self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
         self.opened: dict[int, bytes] = {}
@@ -110,7 +111,8 @@ class _Epoch:
                     f"{self.path} cannot be written ({error.strerror}); make room on its disk and "
                     "resume the run, or set transcript.keep to none"
                 ) from error
-            self.places[digest], self.synced = [size, size + len(payload)], False
+            self.places[digest] = [size, size + len(payload)]
+            self.synced = False
         return digest
 
     def move(self, folder: _Folder) -> None:
@@ -250,7 +252,8 @@ class Transcript:
         current = self.flows
         self.load_state_dict(state)
         if sum(flow.wire_bytes for flow in sent) > self.wire_bytes:
-            self._flows, self.wire_bytes = {}, 0
+            self._flows = {}
+            self.wire_bytes = 0
             self.add(sent)
         self.add(current)
 
@@ -303,9 +306,11 @@ class Transcript:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; after `keep_in`, since payloads lie there."""
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
-        self._flows, self.wire_bytes = {}, 0
+        self._flows = {}
+        self.wire_bytes = 0
         self.add(flows)
-        self._epochs, self._epoch = {}, None
+        self._epochs = {}
+        self._epoch = None
         self._folder = self._folder or _Folder()
         for number, places, sent, opened in state["epochs"]:
             epoch = self._epochs[number] = _Epoch(number, self._folder)

@@ -197,7 +197,8 @@ def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
 
 MOST_JUDGES = 2_000
 """Labelled rows, the first ones, that are voted on without their own label."""
-_AT_ONCE, _SHARING = 32, 8
+_AT_ONCE = 32
+_SHARING = 8
 _PARTS = 10
 _ALPHA = 0.2  # how much a row takes from its neighbours
 _HOPS = 50  # beyond, what a label sends is below alpha^50
@@ -205,10 +206,13 @@ _CONVERGED = 1e-12
 # Above it a tree is slower than all distances (16 columns, 40,000 rows: 72 s against 10 s).
 _FEW_COLUMNS = 8
 _EXACT = 20_000
-_LINKS, _BREADTH, _MOVED = 16, 48, 1e-4
+_LINKS = 16
+_BREADTH = 48
+_MOVED = 1e-4
 _TOLERANCE = 1e-5
 _PRIVATE_TOLERANCE = 1e-9
-_COSINES, _LAMBDA = 300, 0.1
+_COSINES = 300
+_LAMBDA = 0.1
 """Of ridge: R, random features beside x and a constant; rows of all are about 3 long, squared."""
 _STRENGTH = 1.0
 """Of logistic regression: n Lambda, of |weights|^2 / 2 beside the sum of the n losses, rows having
@@ -269,7 +273,8 @@ class Spreading(LinearLabeller):
         largest term is taken off is rounding.
         """
         features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
-        graph_UU, known_nK = self._normalised_graph(features_UF), np.eye(classes)[labels_n]
+        graph_UU = self._normalised_graph(features_UF)
+        known_nK = np.eye(classes)[labels_n]
         votes_UK = rows_of_norm_one(
             self.along(graph_UU, placed(len(features_UF), labelled_n, known_nK))
         )
@@ -288,7 +293,8 @@ class Spreading(LinearLabeller):
         a row far from all labels is as exact as the others once its paths are in; those longer than
         50 edges are left out.
         """
-        step_UU, sum_UC = self.alpha * graph_UU, term_UC.copy()
+        step_UU = self.alpha * graph_UU
+        sum_UC = term_UC.copy()
         for _ in range(_HOPS):
             term_UC = step_UU @ term_UC
             sum_UC += term_UC
@@ -357,9 +363,11 @@ def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
     rows, near = nearest_UN.shape
     if not near:
         return scipy.sparse.csr_array((rows, rows))
-    ends, nearest = np.arange(0, rows * near + 1, near), nearest_UN.ravel()
+    ends = np.arange(0, rows * near + 1, near)
+    nearest = nearest_UN.ravel()
     if rows * near < 2**30:  # of both directions
-        ends, nearest = ends.astype(np.int32), nearest.astype(np.int32)
+        ends = ends.astype(np.int32)
+        nearest = nearest.astype(np.int32)
     near_UU = scipy.sparse.csr_array((np.ones(rows * near), nearest, ends), (rows, rows))
     weight_UU = near_UU.maximum(near_UU.T)
     root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
@@ -562,7 +570,10 @@ class PrivateLogistic(Labeller):
     ) -> None:
         if not (math.isfinite(strength) and strength > 0):
             raise ConfigError(f"the strength of a regularisation is positive, got {strength}")
-        self.epsilon, self.delta, self.strength, self.seeded = epsilon, delta, strength, seeded
+        self.epsilon = epsilon
+        self.delta = delta
+        self.strength = strength
+        self.seeded = seeded
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
@@ -577,7 +588,8 @@ class PrivateLogistic(Labeller):
 
     def residual(self, classes: int) -> float:
         """r: bound of |p - e_y| at the minimum."""
-        always, at_zero = math.sqrt(2), math.sqrt(1 - 1 / classes)
+        always = math.sqrt(2)
+        at_zero = math.sqrt(1 - 1 / classes)
         if self.strength <= 0.5:
             return always
         return min(always, at_zero / (1 - 1 / (2 * self.strength)))

@@ -16,7 +16,8 @@ from secure_apfed.labellers.kinds import Features, Floats, Integers, Labeller, c
 
 __all__ = ["check_votes", "require_short"]
 
-_LABELLED, _UNLABELLED = 20, 40
+_LABELLED = 20
+_UNLABELLED = 40
 _FAR = 1000.0
 _TOLERANCE = 1e-9
 _SEED = 20261128
@@ -52,7 +53,8 @@ def check_votes(
         vote = labeller.vote if is_judge else labeller.label
         return vote(other_UF.copy(), labelled_n, labels_n, classes)
 
-    who, name = f"{owner}: " if owner else "", type(labeller).__name__
+    who = f"{owner}: " if owner else ""
+    name = type(labeller).__name__
     before_UK = ask(features_UF)
     if not np.array_equal(before_UK, ask(features_UF)):
         raise PromiseError(
@@ -80,7 +82,8 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
     """Refuse votes that are longer than L1 norm 1, or negative where the class denies it. Raises
     PromiseError: names the class and the largest.
     """
-    who, name = f"{owner}: " if owner else "", type(labeller).__name__
+    who = f"{owner}: " if owner else ""
+    name = type(labeller).__name__
     longest = float(np.abs(votes_UK).sum(axis=1).max(initial=0.0))
     if not longest <= 1 + _TOLERANCE:
         raise PromiseError(
@@ -110,12 +113,15 @@ def _replacements(
     features_UF: Floats, labelled_n: Integers
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
     """Which people without a label are replaced, and all features with theirs."""
-    rows, labelled = len(features_UF), len(labelled_n)
+    rows = len(features_UF)
+    labelled = len(labelled_n)
     places = np.arange(labelled, rows)
     if not len(places):
         return []
-    copies_UF, far_UF = features_UF.copy(), features_UF.copy()
-    near, far = places[::2], places[1::2] if len(places) > 1 else places
+    copies_UF = features_UF.copy()
+    far_UF = features_UF.copy()
+    near = places[::2]
+    far = places[1::2] if len(places) > 1 else places
     copies_UF[near] = features_UF[np.arange(len(near)) % labelled]
     far_UF[far] = _FAR * (np.abs(features_UF).max() + 1 - features_UF[far])
     found = []

@@ -81,7 +81,8 @@ class Autoencoder(nn.Module):
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
-        self.encoder, self.decoder = encoder, decoder
+        self.encoder = encoder
+        self.decoder = decoder
 
     @torch.no_grad()
     def codes(self, features_NF: Tensor) -> Tensor:
@@ -129,10 +130,13 @@ def fit_autoencoder(
     draw = seeded(seed, owner, "autoencoder").on()
     order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
     held = max(1, round(settings.held_out * len(order_N)))
-    held_V, rows_N = order_N[:held], order_N[held:]
+    held_V = order_N[:held]
+    rows_N = order_N[held:]
     adam = _ADAM(network.parameters(), lr=settings.learning_rate, fused=True)
-    best, best_weights = torch.inf, copy.deepcopy(network.state_dict())
-    epochs, best_at = 0, 0
+    best = torch.inf
+    best_weights = copy.deepcopy(network.state_dict())
+    epochs = 0
+    best_at = 0
     while epochs < settings.epochs and epochs - best_at < settings.patience:
         epochs += 1
         shuffled_N = rows_N[torch.randperm(len(rows_N), generator=draw).to(rows_N.device)]
@@ -147,7 +151,8 @@ def fit_autoencoder(
                 f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
         if now < best:
-            best, best_at = now, epochs
+            best = now
+            best_at = epochs
             best_weights = copy.deepcopy(network.state_dict())
     network.load_state_dict(best_weights)
     network.requires_grad_(requires_grad=False)
@@ -164,8 +169,10 @@ class _Loss:
         settings: DistillationSettings,
         resembled: Resembled | None,
     ) -> None:
-        self._network, self._features_NF = network, features_NF
-        self._weight, self._of_codes = settings.weight, _LOSSES[settings.loss]
+        self._network = network
+        self._features_NF = features_NF
+        self._weight = settings.weight
+        self._of_codes = _LOSSES[settings.loss]
         rows = len(features_NF)
         self._drawn_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
         self._wanted_ND = features_NF.new_zeros(rows, 0)
@@ -269,7 +276,8 @@ def own_codes(
     paper's Ablation (section 5), of the same seed number for number. Raises ModelError: training
     diverged.
     """
-    shape, placed_NF = tuple(features_NF.shape[1:]), compute.place(features_NF)
+    shape = tuple(features_NF.shape[1:])
+    placed_NF = compute.place(features_NF)
     network = new_autoencoder(owner, "g3", model, shape, seed=seed, compute=compute)
     epochs = fit_autoencoder(network, placed_NF, settings, owner=f"{owner} student", seed=seed)
     return network.codes(placed_NF), epochs

@@ -21,10 +21,12 @@ SKEWED = 1 / 3
 """Of two classes the rarer has a smaller share: probabilities are calibrated unless settings say
 otherwise, and fewer than 30 rows of it are warned of."""
 
-_USUAL, _SPREAD = 0.3, 0.3
+_USUAL = 0.3
+_SPREAD = 0.3
 """Log-odds that one deviation of a score adds (mean, deviation); .3 is an AUC of .58, as is usual
 where a class is rare and labels are few."""
-_LEAST, _MOST = 0.05, 3.0
+_LEAST = 0.05
+_MOST = 3.0
 _FARTHEST = 30.0
 
 
@@ -89,7 +91,8 @@ class Straight:
             others: the same of rows of which nobody knows a label.
             rate: share of the second class that the mean probability is to be.
         """
-        slope, deviation = slope_of(unseen_n, labels_n), float(scores_N.std())
+        slope = slope_of(unseen_n, labels_n)
+        deviation = float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         by = slope / deviation

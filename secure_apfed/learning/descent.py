@@ -24,7 +24,8 @@ from secure_apfed.settings.training import DEVICE, TrainSettings
 EVERY = slice(None)
 """All rows of a batch."""
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-_MOMENTS, _DONE = "moments", "steps done"
+_MOMENTS = "moments"
+_DONE = "steps done"
 
 
 def find_device(choice: str) -> torch.device:
@@ -83,7 +84,9 @@ class ActiveNetworks(nn.Module):
         self, encoder: nn.Module, head: nn.Module, projection: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.encoder, self.head, self.projection = encoder, head, projection
+        self.encoder = encoder
+        self.head = head
+        self.projection = projection
 
     def forward(
         self, features_B: Tensor, sent: Tensor | slice | None = EVERY
@@ -135,7 +138,8 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 def rate_after(train: TrainSettings, done: int) -> float:
     """The learning rate of a party's next step, after so many of its own."""
-    warm, rate = train.warmup_steps, train.learning_rate
+    warm = train.warmup_steps
+    rate = train.learning_rate
     if done < warm:
         return rate * (done + 1) / warm
     if train.schedule_steps is None:
@@ -150,7 +154,8 @@ class Descent:
     """
 
     def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
-        self._owner, self._modules = owner, modules
+        self._owner = owner
+        self._modules = modules
         self._parameters: list[Tensor] = [
             p for module in modules.values() for p in module.parameters()
         ]
@@ -160,7 +165,8 @@ class Descent:
                 "it by steps, choose another model.network, as mlp"
             )
         self._norm_bound = train.max_gradient_norm or math.inf
-        self._train, self._done = train, 0
+        self._train = train
+        self._done = 0
         momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
         self._optimizer = _OPTIMIZERS[train.optimizer](
             self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
@@ -227,7 +233,8 @@ class Trainer(Descent):
         for module in modules.values():
             module.to(compute.device, compute.dtype)
         super().__init__(owner, modules, train)
-        self.compute, self._seed = compute, seed
+        self.compute = compute
+        self._seed = seed
         draws = any(map(may_draw, modules.values()))
         self.forward_pass = partial(compute.forward, seed if draws else None, owner)
 

@@ -64,7 +64,8 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
     RemoteProtocolError: names the sender, the bounds and the extremes.
     """
     norm_B = torch.linalg.vector_norm(z_BD.flatten(1).double(), dim=1)
-    low, high = terms.minimum_norm, terms.maximum_norm * (1 + _NORM_SLACK)
+    low = terms.minimum_norm
+    high = terms.maximum_norm * (1 + _NORM_SLACK)
     if not bool(((norm_B >= low) & (norm_B <= high)).all()):
         raise RemoteProtocolError(
             f"{sender} sent representations whose norm is not within "
@@ -113,7 +114,8 @@ def spread_of(z_BD: Tensor) -> float:
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
     zero_B = norm_B1.flatten() == 0
     rows = len(flat_BD)
-    total, nearest = 0.0, []
+    total = 0.0
+    nearest = []
     # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
     for own in torch.arange(rows, device=flat_BD.device).split(max(1, _MOST_PAIRS // rows)):
         sine_OB = (unit_BD[own] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
@@ -143,7 +145,8 @@ class Releases:
     """The one way of a party's representations to the wire."""
 
     def __init__(self, guard: RepresentationGuard, ledger: PrivacyLedger) -> None:
-        self.ledger, self.guard = ledger, guard
+        self.ledger = ledger
+        self.guard = guard
         self._check_due = math.isfinite(guard.mechanism().mu)
 
     def release(
@@ -183,7 +186,8 @@ class ContributionNoise:
 
     def __init__(self, *, deviation: int, key: bytes, ledger: PrivacyLedger, secret: bool) -> None:
         self.ledger = ledger
-        self._deviation, self._noise = deviation, NoiseSource(key, secret=secret)
+        self._deviation = deviation
+        self._noise = NoiseSource(key, secret=secret)
 
     def draw(
         self, shape: tuple[int, ...], *, step: int, known_B: Tensor, digest: bytes
@@ -212,7 +216,8 @@ def read_representations(
     RemoteProtocolError: anything that the contract does not allow.
     """
     tensors, _ = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
-    rows_B, z_BD = tensors["rows"], tensors["z"]
+    rows_B = tensors["rows"]
+    z_BD = tensors["z"]
     if len(rows_B) != len(z_BD):
         raise RemoteProtocolError(
             f"{envelope.sender} sent {len(rows_B)} row positions for {len(z_BD)} representations"

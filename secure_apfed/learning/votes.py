@@ -30,7 +30,8 @@ BLOCK = 2**16
 """Rows of which as many numbers as there are features may lie beside each other."""
 _PARTS = 5
 """Of the rows that judge; fewer rows than these judge nothing."""
-_OF_ONESELF, _OF_VOTES = 0.5, 1.0
+_OF_ONESELF = 0.5
+_OF_VOTES = 1.0
 """Deviations of a about 1, and of b about 0, before a labelled row is looked at."""
 _MOST = (2.0, 20.0)
 _START = (1.0, 0.3)
@@ -179,7 +180,8 @@ class _Pool:
             return prior / 2 - float(self.likelihood(rows_B, a, b).sum())
 
         most_a, most_b = _MOST
-        start, most = (1.0, 0.0) if alone else _START, 0.0 if alone else most_b
+        start = (1.0, 0.0) if alone else _START
+        most = 0.0 if alone else most_b
         bounds = [(0.0, most_a), (0.0, most)]
         found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
         a, b = map(float, found.x)
@@ -192,7 +194,8 @@ class _Pool:
         gain_J = np.zeros(rows)
         for part in (order[first::_PARTS] for first in range(_PARTS if rows >= _PARTS else 0)):
             rest = np.setdiff1d(order, part)
-            both, alone = self.fitted(rest), self.fitted(rest, alone=True)
+            both = self.fitted(rest)
+            alone = self.fitted(rest, alone=True)
             gain_J[part] = self.likelihood(part, *both) - self.likelihood(part, *alone)
         judge = rows >= _PARTS
         named = (self.log_f_K + self.own_JK).argmax(1)
@@ -269,7 +272,8 @@ class SoftTrainer(Trainer):
         loss: Callable[..., Tensor] = F.cross_entropy,
     ) -> None:
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
-        self.networks, self.features_N = networks, self.compute.place(features_N)
+        self.networks = networks
+        self.features_N = self.compute.place(features_N)
         self._loss = loss
 
     def learn(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:

@@ -134,10 +134,13 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
     `guard`: of its representations, whose releases share the budget. Raises ConfigError: the
     guard's releases alone exceed dp_sgd.epsilon.
     """
-    config, settings, rows = own.config, own.config.dp_sgd, len(own.data.table.ids)
+    config = own.config
+    settings = own.config.dp_sgd
+    rows = len(own.data.table.ids)
     if settings is None:
         return None
-    epochs, delta = config.train.epochs, config.delta
+    epochs = config.train.epochs
+    delta = config.delta
     noise_multiplier = settings.noise_multiplier
     if noise_multiplier is None:
         assert settings.epsilon is not None
@@ -207,7 +210,8 @@ def sum_and_noise(
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
     """
     parts = config, session, active, passives
-    quiet, noise = make_sum(*parts), config.method.noise(config)
+    quiet = make_sum(*parts)
+    noise = config.method.noise(config)
     if noise is None:
         return quiet, None
     if clip_of(config) is None:

@@ -243,7 +243,8 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int 
     """
     expected = {"positions": TensorSpec(torch.int64, (len(rows_P),))}
     tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
-    positions_P, total = tensors["positions"], meta.get("total")
+    positions_P = tensors["positions"]
+    total = meta.get("total")
     most = min(most, MOST_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
     if type(total) is not int or not len(rows_P) <= total <= most:
         raise RemoteProtocolError(
@@ -282,7 +283,8 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     has none, or no label among common people; or no test row is of common people where all parties
     predict. Raises DataError: says how many rows have a label, and what to do.
     """
-    owner, common = held.table.name, f"the {len(aligned)} common people"
+    owner = held.table.name
+    common = f"the {len(aligned)} common people"
     every = held.labelled_rows
     learnt = method.labels_learnt(config, held, aligned)
     left_out = f" (of {len(every)}; the others are not among {common})"

@@ -186,9 +186,12 @@ class ApfedActive(SumLearner):
         sum_end: ActiveSum | None,
     ) -> None:
         super().__init__(sum_end)
-        self.name, self.contract, self.trainer = own.name, contract, trainer
+        self.name = own.name
+        self.contract = contract
+        self.trainer = trainer
         self._fitted: LocalModels | None = None
-        self._own, self._releases = own, releases
+        self._own = own
+        self._releases = releases
         self.kept = {"": trainer, "guard": releases.guard}
         self._least_spread = max(
             (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
@@ -227,7 +230,8 @@ class ApfedActive(SumLearner):
         released = self.release(batch, rows_A)
         if released is None or self.sum is None:
             return self.trainer.update(batch)
-        payload, numbers = released.payload, released.z.flatten(1).shape[1]
+        payload = released.payload
+        numbers = released.z.flatten(1).shape[1]
         self.sum.ask(links, Kind.REPRESENTATIONS, step, payload)
         sum_AD = await self.sum.read(links, step, rows_A, payload, numbers)
         return self.trainer.update(batch, released.z, sum_AD)
@@ -267,7 +271,8 @@ class ApfedActive(SumLearner):
 
     def withholds(self, step: int, z_BD: Tensor) -> bool:
         """Whether passives would refuse this batch as near-constant; warns then."""
-        least, spread = self._least_spread, 1.0
+        least = self._least_spread
+        spread = 1.0
         if least:
             spread = spread_of(z_BD)
         if spread < least:
@@ -292,7 +297,8 @@ class ApfedActive(SumLearner):
     @property
     def _rows_alone(self) -> Tensor:
         """The rows of its table that local models learn from, (U,)."""
-        config, data = self._own.config, self._own.data
+        config = self._own.config
+        data = self._own.data
         return rows_among(data.train_rows, None if config.train.use_unaligned else self._people)
 
     def task_alone(self) -> SoloTask:
@@ -382,9 +388,11 @@ class ApfedPassive(SumHelper):
         defences: Sequence[GradientDefence] = (),
     ) -> None:
         super().__init__(sum_end, {"": trainer})
-        self.trainer, self._defences = trainer, defences
+        self.trainer = trainer
+        self._defences = defences
         terms = self.contract.passives[self.name]
-        self.terms, self.weight = terms.representation, terms.weight
+        self.terms = terms.representation
+        self.weight = terms.weight
         self._aligned = len(trainer.features_N)
         self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
         self._check_due = sum_end.noise is not None
@@ -429,7 +437,8 @@ class ApfedPassive(SumHelper):
             self._check_due = False
         if known == len(rows_B):
             return self.trainer.descend(step, rows_B, z_BD, weight=self.weight)
-        gradient_BD, own_BD = torch.zeros_like(z_BD), z_BD[held_B]
+        gradient_BD = torch.zeros_like(z_BD)
+        own_BD = z_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
             return gradient_BD
         gained_BD = self.trainer.descend(step, rows_B[held_B], own_BD, weight=self.weight)
@@ -469,7 +478,8 @@ class ActiveTrainer(Trainer):
         private: PrivateUpdates | None = None,
         task: Task | None = None,
     ) -> None:
-        self.networks, self.task = networks, task or Classification()
+        self.networks = networks
+        self.task = task or Classification()
         modules = dict(networks.named_children())
         super().__init__(owner, modules, train=train, seed=seed)
         self.features_N, self.labels_N = map(self.compute.place, (features_N, labels_N))
@@ -492,7 +502,8 @@ class ActiveTrainer(Trainer):
         self.begin()
         if self._private:
             self._private.forget()
-        here_B, dtype = rows_B.to(self.compute.device), self.compute.dtype
+        here_B = rows_B.to(self.compute.device)
+        dtype = self.compute.dtype
         picked: Tensor | slice | None = None
         if aligned is not None:
             picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
@@ -539,7 +550,8 @@ class ActiveTrainer(Trainer):
         PromiseError: names what mixes rows, and what moved.
         """
         here_B = rows_B.to(self.compute.device)
-        features_B, labels_B = self.features_N[here_B], self.labels_N[here_B]
+        features_B = self.features_N[here_B]
+        labels_B = self.labels_N[here_B]
         check_row_wise(
             RowsOut(self.networks, is_whole=self.private is not None), features_B, owner=self._owner
         )
@@ -562,14 +574,16 @@ class ActiveTrainer(Trainer):
 
         Labelled rows keep their labels, and rows that no label reaches are left out.
         """
-        networks, here_U = self.networks, rows_U.to(self.compute.device)
+        networks = self.networks
+        here_U = rows_U.to(self.compute.device)
         linear = last_layer(networks)
         with self.evaluating(), torch.no_grad(), self.forward_pass("spread"):
             h_UD = networks.encoder(self.features_N[here_U])
             read_UD = _read_by(networks.head, linear, h_UD)
         labels_U = self.labels_N[here_U].cpu().numpy()
         labelled_n = np.flatnonzero(labels_U != UNLABELLED)
-        labels_n, classes = labels_U[labelled_n], linear.out_features
+        labels_n = labels_U[labelled_n]
+        classes = linear.out_features
         targets_UK = labeller.label(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
         targets_UK[labelled_n] = np.eye(classes)[labels_n]
         said_V = np.flatnonzero(targets_UK.any(axis=1))
@@ -613,7 +627,8 @@ class RowsOut(nn.Module):
 
     def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
         super().__init__()
-        self.networks, self.is_whole = networks, is_whole
+        self.networks = networks
+        self.is_whole = is_whole
 
     def forward(self, features_B: Tensor) -> Tensor:
         scores_BK, h_B = self.networks(features_B)
@@ -634,7 +649,8 @@ class PassiveTrainer(Trainer):
         seed: int,
     ) -> None:
         super().__init__(owner, {"objective": objective}, train=train, seed=seed)
-        self.objective, self.features_N = objective, self.compute.place(features_N)
+        self.objective = objective
+        self.features_N = self.compute.place(features_N)
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
         """Refuse an objective that breaks its word `row_wise` on this batch; see
@@ -744,8 +760,10 @@ class Apfed(SumMethod, SingleView):
         return active_of(ApfedActive, own, contract, rows, sum_end)
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        train, held_N = own.config.train, rows >= 0
-        terms, table = contract.passives[own.name], own.data.table
+        train = own.config.train
+        held_N = rows >= 0
+        terms = contract.passives[own.name]
+        table = own.data.table
         shape = terms.representation.shape
         assert terms.objective is not None
         with seeded(own.secrets.seed, own.name, "objective"):
@@ -774,7 +792,9 @@ def active_of(
     kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None
 ) -> ActiveT:
     """An active of this kind with its networks at their reproducible start; see `ApfedActive`."""
-    config, table, guard = own.config, own.data.table, guard_for(own)
+    config = own.config
+    table = own.data.table
+    guard = guard_for(own)
     networks, _ = _networks(own, projection_size(config, own.passives) if sum_end else None)
     assert table.labels is not None
     private = private_updates(own, guard)
@@ -794,7 +814,9 @@ def active_of(
 
 def _networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
     """The active's networks at their reproducible start, and the shape of one row of z."""
-    model, seed, features = own.config.model, own.secrets.seed, own.data.table.shape
+    model = own.config.model
+    seed = own.secrets.seed
+    features = own.data.table.shape
     family = family_for(model, features)
     with seeded(seed, own.name, "encoder"):
         encoder = family.encoder(features, model)

@@ -128,7 +128,8 @@ class CodeStudent(Student):
             alone = LocalModel.choose(self.task_alone(seed))
             self._foretell(sum_UD)
             others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
-            said, teachers = {}, {}
+            said = {}
+            teachers = {}
             for source, of_others_UD in others.items():
                 beside = self._task_beside(of_others_UD, seed)
                 teacher = choose_reader(beside)
@@ -166,7 +167,8 @@ class CodeStudent(Student):
         parts = held_out(self.labels, FOLDS, seed)
         if not parts:
             return None
-        phi_UD, said = self.encoded(self.networks), []
+        phi_UD = self.encoded(self.networks)
+        said = []
         tasks = [teacher.task.without(part) for part in parts]
         fitted = teacher.baseline.fit_together(tasks)
         for part, predictor in zip(parts, fitted, strict=True):
@@ -185,7 +187,8 @@ class CodeStudent(Student):
         What is foretold of a row is kept as it is where its own sum is not known (cross-fitting):
         else it would be nearer to the truth than that of new people.
         """
-        encoder, deviation_D = self.encoder, sum_UD.std(axis=0)
+        encoder = self.encoder
+        deviation_D = sum_UD.std(axis=0)
         sum_UD = (sum_UD - sum_UD.mean(axis=0)) / np.where(deviation_D > 0, deviation_D, 1.0)
         with torch.no_grad():
             phi_UD = encoder.own(self._rows).double().cpu().numpy()
@@ -237,12 +240,17 @@ class CodeActive(StudentActive):
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
         model = own.config.model.model_copy(update={"representation": summed.shape[0]})
         own = replace(own, config=own.config.model_copy(update={"model": model}))
-        student, config, self.model = CodeStudent(own, rows), own.config, model
+        student = CodeStudent(own, rows)
+        config = own.config
+        self.model = model
         guarantee = "nothing of the active's features or labels is told to anybody"
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
-        self.contract, self.sum = contract, summed.active()
-        self.left, self.rounding = self.sum.left, self.sum.rounding
-        self._positions_U, self._people = positions_in(rows, student.rows_U), len(rows)
+        self.contract = contract
+        self.sum = summed.active()
+        self.left = self.sum.left
+        self.rounding = self.sum.rounding
+        self._positions_U = positions_in(rows, student.rows_U)
+        self._people = len(rows)
         self._seed = config.seed
         self._told_ND: Tensor | None = None
 
@@ -400,7 +408,8 @@ def _lets_all_be_read(own: Own) -> bool:
 
 def _allowed(config: RunSettings, me: str, columns: int) -> int:
     """Return how many numbers a passive lets be summed. Raises ConfigError: fewer than it must."""
-    asked, allowed = config.model.representation_size, most_numbers(columns)
+    asked = config.model.representation_size
+    allowed = most_numbers(columns)
     if not allowed or (config.model.representation != "auto" and asked > allowed):
         raise _too_many(me, asked if allowed else 1, columns, "rows")
     return min(asked, allowed)

@@ -73,7 +73,8 @@ _ONE = torch.zeros(1, dtype=torch.int64)
 
 _RMSPROP = eager(torch.optim.RMSprop)
 _ACROSS = 64
-_RATE, _DROPOUT = 5e-3, 0.1
+_RATE = 5e-3
+_DROPOUT = 0.1
 
 
 class AveragingSettings(FedMvSettings):
@@ -132,7 +133,8 @@ class AveragingActive(ViewsActive):
 
     def __init__(self, own: Own, contract: Contract, stages: "Stages", sum_end: ActiveSum) -> None:
         super().__init__(own, contract, sum_end)
-        self.stages, self.training_rows = stages, own.data.train_rows
+        self.stages = stages
+        self.training_rows = own.data.train_rows
         self.kept = {"": stages}
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
@@ -141,13 +143,15 @@ class AveragingActive(ViewsActive):
         Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
         something else.
         """
-        model, ended = self.stages.at(step), self.stages.ended_before(step)
+        model = self.stages.at(step)
+        ended = self.stages.ended_before(step)
         weights_RW = model.weights
         tensors = {"weights": weights_RW} | ({} if ended is None else {"ended": ended.weights})
         payload = pack({name: torch.from_numpy(value) for name, value in tensors.items()}, {})
         self.sum.ask(links, Kind.REQUEST, step, payload)
         loss = model.train(step)
-        rows_R, across = torch.arange(len(weights_RW)), weights_RW.shape[1]
+        rows_R = torch.arange(len(weights_RW))
+        across = weights_RW.shape[1]
         opened_RW = await self.sum.read(links, step, rows_R, payload, across)
         model.load(opened_RW.numpy() + self._share * model.weights)
         return loss
@@ -173,7 +177,8 @@ class AveragingPassive(SumHelper):
 
     def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
         super().__init__(sum_end, {"model": stages})
-        self.stages, self._clip = stages, clip
+        self.stages = stages
+        self._clip = clip
         self._share = self.contract.passives[self.name].weight
 
     async def answer(self, links: Links, message: Envelope) -> None:
@@ -191,7 +196,8 @@ class AveragingPassive(SumHelper):
         """Admit an average; return the model of its step, which has it now. Raises
         RemoteProtocolError: weights of another shape, or out of the contract's bounds.
         """
-        terms, sender = self.contract.passives[self.name].representation, message.sender
+        terms = self.contract.passives[self.name].representation
+        sender = message.sender
         ended = self.stages.ended_before(message.step)
         expected = {"weights": TensorSpec(torch.float64, (None, None))}
         if ended is not None:
@@ -227,8 +233,10 @@ class LinearViews:
     def __init__(
         self, views: Sequence[ViewModel], pull: Pull, *, tolerance: float, rounds: int
     ) -> None:
-        self.views, self._pull = views, pull
-        self._tolerance, self._rounds = tolerance, rounds
+        self.views = views
+        self._pull = pull
+        self._tolerance = tolerance
+        self._rounds = rounds
 
     @classmethod
     def begin(
@@ -273,7 +281,8 @@ class LinearViews:
     def train(self, step: int) -> float:
         """Update pseudo-labels and weights until they converge (Algorithm 3, client)."""
         rows = np.arange(len(self._pull.truth_NC))
-        common_NC, now = averaged(self.views, self._pull), np.inf
+        common_NC = averaged(self.views, self._pull)
+        now = np.inf
         for _ in range(self._rounds):
             before = now
             for view in self.views:
@@ -316,13 +325,17 @@ class SequenceViews:
         compute: Compute,
         seed: int,
     ) -> None:
-        self.encoder, self.heads = encoder, heads
+        self.encoder = encoder
+        self.heads = heads
         self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
         labelled_N = labels_N != UNLABELLED
         self._features_N = compute.place(features_N[labelled_N])
         self._labels_N = labels_N[labelled_N].to(compute.device)
-        self._epochs, self._batch_size = local_epochs, batch_size
-        self._compute, self._owner, self._seed = compute, owner, seed
+        self._epochs = local_epochs
+        self._batch_size = batch_size
+        self._compute = compute
+        self._owner = owner
+        self._seed = seed
 
     @torch.no_grad()
     def states(self, features_B: Tensor) -> list[Tensor]:
@@ -348,7 +361,8 @@ class SequenceViews:
 
     def train(self, step: int) -> float:
         """Some epochs of RMSProp on the own rows."""
-        losses, optimiser = [], _RMSPROP(self._network.parameters(), lr=_RATE)
+        losses = []
+        optimiser = _RMSPROP(self._network.parameters(), lr=_RATE)
         self._network.train()
         with seeded(self._seed, self._owner, "recurrent", step):
             for rows_B in self._batches():
@@ -400,7 +414,8 @@ class Stages:
         rounds: int = 0,
     ) -> None:
         self.recurrent = recurrent
-        self._make, self._rounds = views, rounds
+        self._make = views
+        self._rounds = rounds
         self.views: LinearViews | None = None if recurrent else views()
 
     def at(self, step: int) -> AveragedModel:
@@ -446,7 +461,8 @@ class Averaging(SumMethod):
         return terms.model_copy(update=held)
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        classes, features = math.prod(offers[own.active].shape), offers[own.active].features
+        classes = math.prod(offers[own.active].shape)
+        features = offers[own.active].features
         for name, offered in offers.items():
             if offered.features != features:
                 raise RemoteProtocolError(
@@ -498,12 +514,15 @@ def _stages(own: Own) -> Stages:
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    settings, pull = MultiviewSettings.of(own.config), pull_of(own, own.data.train_rows)
+    settings = MultiviewSettings.of(own.config)
+    pull = pull_of(own, own.data.train_rows)
     return LinearViews.begin(settings, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
 def _recurrent(own: Own) -> SequenceViews:
-    config, table, classes = own.config, own.data.table, len(own.data.classes)
+    config = own.config
+    table = own.data.table
+    classes = len(own.data.classes)
     with seeded(own.secrets.seed, own.name, "networks"):
         encoder, _ = encoder_and_head(config.model, table.shape, classes)
         assert isinstance(encoder, SequenceEncoder)

@@ -116,7 +116,8 @@ def _early_end(config: RunSettings) -> Iterator[str]:
 
 
 def _imbalance(config: RunSettings) -> Iterator[str]:
-    method, weighed = config.method, config.train.class_weights != "none"
+    method = config.method
+    weighed = config.train.class_weights != "none"
     if weighed and not method.weighs_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
@@ -150,7 +151,8 @@ def _imbalance(config: RunSettings) -> Iterator[str]:
 
 
 def _parties(config: RunSettings) -> Iterator[str]:
-    method, data = config.method, config.data
+    method = config.method
+    data = config.data
     if not method.has_passives:
         return
     if data.horizontal and method.aligns:
@@ -194,7 +196,8 @@ def _spreading(config: RunSettings) -> Iterator[str]:
 
 def _labels_after(config: RunSettings) -> Iterator[str]:
     """Labels after the exchange: where nothing else reads them before, or descends on them."""
-    train, method = config.train, config.method
+    train = config.train
+    method = config.method
     if not train.meets_labels_after:
         return
     if not method.sums_gradients:
@@ -242,7 +245,8 @@ def _pairwise(config: RunSettings) -> Iterator[str]:
 
 
 def _labels(config: RunSettings) -> Iterator[str]:
-    method, mechanism = config.method, config.labels.mechanism
+    method = config.method
+    mechanism = config.labels.mechanism
     if mechanism != MultiStageResponse.name:
         return
     if method.sends_labels:

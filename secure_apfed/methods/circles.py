@@ -55,7 +55,8 @@ class RunCircles(AnsweredCircles):
 
     def __init__(self, log: Path, *, waits: bool = True) -> None:
         super().__init__()
-        self._log, self._waits = log, waits
+        self._log = log
+        self._waits = waits
         self._circle_of_step: dict[int, tuple[str, ...]] = {}
         for step, circle, marks in _read_lines(log):
             self._remember(step, circle, marks)

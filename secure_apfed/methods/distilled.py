@@ -199,7 +199,8 @@ class ApcVflActive(StudentActive):
         guarantee = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
         super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
-        self._contract, self._rows = contract, rows
+        self._contract = contract
+        self._rows = rows
 
     async def teach(self, links: Links, steps: Steps) -> None:
         """Ask for the codes of its aligned training rows, and fit everything to them."""
@@ -276,7 +277,9 @@ class VFedTransActive(StudentActive):
         )
         super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
         self.smallest_batch = max(contract.minimum_batch, receiver.agreement.vectors)
-        self._contract, self._rows, self._receiver = contract, rows, receiver
+        self._contract = contract
+        self._rows = rows
+        self._receiver = receiver
         self._features_N = own.data.table.features
         self._opened: Tensor | None = None
 
@@ -291,7 +294,8 @@ class VFedTransActive(StudentActive):
 
     async def teach(self, links: Links, steps: Steps) -> None:
         """Name its aligned training rows, mask its own table of them, and read the vectors."""
-        step, receiver = steps.next_step, self._receiver
+        step = steps.next_step
+        receiver = self._receiver
         asked = pack({"rows": positions_in(self._rows, self.training_rows)})
         for name in self._contract.passives:
             links.send(name, Kind.REQUEST, step, asked)
@@ -317,7 +321,9 @@ class VFedTransPassive(Helper):
     asks = (Kind.REQUEST,)
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, owner: SvdOwner | None) -> None:
-        self.name, self.contract, self._owner = own.name, contract, owner
+        self.name = own.name
+        self.contract = contract
+        self._owner = owner
         self._features_NF = own.data.table.features[rows].flatten(1).double().numpy()
         self._allowance = Allowance.of(own, contract, aligned=len(rows))
         self.kept = {"allowance": self._allowance}
@@ -330,7 +336,8 @@ class VFedTransPassive(Helper):
         """Check the request, count it, and mask its rows for the aggregator; once a session. Raises
         RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
-        owner, self._owner = self._owner, None
+        owner = self._owner
+        self._owner = None
         if owner is None:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for rows to decompose once more, or after the "
@@ -364,12 +371,14 @@ class VFedTransAggregator(Helper):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract, server: SvdServer) -> None:
-        self.contract, self._server = contract, server
+        self.contract = contract
+        self._server = server
         self._due = contract.at_start
 
     async def help(self, links: Links, save: Save) -> None:
         """Take one table of every owner, until the session ends."""
-        active, owners = self.contract.active, self._server.agreement.owners
+        active = self.contract.active
+        owners = self._server.agreement.owners
         while True:
             message = await links.receive(
                 owners,
@@ -388,7 +397,8 @@ class VFedTransAggregator(Helper):
 
     async def _decompose(self, links: Links, first: Envelope) -> None:
         """Gather the tables of all owners, of which this one came first, and answer."""
-        active, step = self.contract.active, first.step
+        active = self.contract.active
+        step = first.step
         if not self._due:
             raise RemoteProtocolError(
                 f"{first.sender} sent a table twice, or after the step in which it was due; a run "
@@ -433,17 +443,25 @@ class DistilledTrainer:
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
-        held, table, compute = own.data, own.data.table, Compute.of(own.config.train)
+        held = own.data
+        table = own.data.table
+        compute = Compute.of(own.config.train)
         assert table.labels is not None
-        self.parts, self.heads = parts, heads
+        self.parts = parts
+        self.heads = heads
         for module in (*parts.values(), *heads.values()):
             module.to(compute.device, compute.dtype)
-        self.features_N, self.labels_N = compute.place(table.features), compute.place(table.labels)
+        self.features_N = compute.place(table.features)
+        self.labels_N = compute.place(table.labels)
         self.rows_U = held.train_rows[torch.isin(held.train_rows, rows)]
-        self.labelled_n, self.compute = held.labelled_rows, compute
-        self._rows_T, self._owner, self._seed = held.train_rows, own.name, own.secrets.seed
+        self.labelled_n = held.labelled_rows
+        self.compute = compute
+        self._rows_T = held.train_rows
+        self._owner = own.name
+        self._seed = own.secrets.seed
         self._settings = DistillationSettings.among(own.config.method)
-        self._config, self._data = own.config, own.data
+        self._config = own.config
+        self._data = own.data
 
     @property
     def networks(self) -> ActiveNetworks:
@@ -472,7 +490,8 @@ class DistilledTrainer:
 
     def classify_alone(self) -> None:
         """Fit what predicts alone to what the encoder makes of labelled rows."""
-        encoder, labelled_n = self.networks.encoder, self.labelled_n
+        encoder = self.networks.encoder
+        labelled_n = self.labelled_n
         with torch.no_grad():
             read_nD = encoder(self.features_N[labelled_n])
         self.classify("alone", read_nD, labelled_n)
@@ -531,11 +550,9 @@ class ApcVflTrainer(DistilledTrainer):
     """
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        settings, model, features = (
-            ApcVflSettings.of(own.config),
-            own.config.model,
-            own.data.table.shape,
-        )
+        settings = ApcVflSettings.of(own.config)
+        model = own.config.model
+        features = own.data.table.shape
         student = _autoencoder(own, "g3", model, features)
         local = _autoencoder(own, "g1", settings.own, features)
         encoder = student.encoder
@@ -547,7 +564,8 @@ class ApcVflTrainer(DistilledTrainer):
         joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
         joined = sum(map(math.prod, codes))
         joint = _autoencoder(own, "g2", joint_model, (joined,))
-        family, classes = family_for(model, features), len(own.data.classes)
+        family = family_for(model, features)
+        classes = len(own.data.classes)
         with seeded(own.secrets.seed, own.name, "heads"):
             alone, together = (
                 family.head(math.prod(output_shape(read, shape)), classes, model)
@@ -565,7 +583,8 @@ class ApcVflTrainer(DistilledTrainer):
 
     def teach(self, released_UD: Tensor) -> None:
         """Fit everything to the passives' codes of `rows_U`, beside each other."""
-        joint, labelled_n = self.parts["joint"], self.labelled_n
+        joint = self.parts["joint"]
+        labelled_n = self.labelled_n
         self.fit("own", self.features_N[self.rows_U])
         codes_UD = self._beside_own(self.rows_U, released_UD)
         self.fit("joint", codes_UD)
@@ -592,8 +611,10 @@ class VFedTransTrainer(DistilledTrainer):
     """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
 
     def __init__(self, own: Own, rows: Tensor) -> None:
-        model, features = own.config.model, own.data.table.shape
-        family, vectors = family_for(model, features), model.representation_size
+        model = own.config.model
+        features = own.data.table.shape
+        family = family_for(model, features)
+        vectors = model.representation_size
         with seeded(own.secrets.seed, own.name, "student"):
             enriched = family.encoder(features, model)
             assert isinstance(enriched, Enriched)
@@ -614,8 +635,10 @@ class VFedTransTrainer(DistilledTrainer):
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
     """Fit the linear layer in which a head ends to these codes, by logistic regression."""
-    layer, codes = last_layer(networks), codes_nD.double().cpu().numpy()
-    mean_D, size_D = codes.mean(axis=0), codes.std(axis=0)
+    layer = last_layer(networks)
+    codes = codes_nD.double().cpu().numpy()
+    mean_D = codes.mean(axis=0)
+    size_D = codes.std(axis=0)
     size_D[size_D == 0] = 1.0
     theta_DK = minimiser(
         with_constant((codes - mean_D) / size_D, 1.0),
@@ -642,7 +665,8 @@ class ApcVfl(Tvfl):
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        config, guard = own.config, guard_for(own)
+        config = own.config
+        guard = guard_for(own)
         local = _autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
         # In the table's order: that of the alignment is random.
         own_UF = Compute.of(config.train).place(own.data.table.features[rows.sort().values])
@@ -685,7 +709,8 @@ class VFedTrans(Method):
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
             require_own_terms(own.name, name, offers[name], _row_of(count))
-        total, vectors = sum(features.values()), own.config.model.representation_size
+        total = sum(features.values())
+        vectors = own.config.model.representation_size
         if total > MOST_FEATURES:
             raise ConfigError(
                 f"data: the parties have {total} features together, and no more than "
@@ -738,7 +763,8 @@ def _people(contract: Contract, asked: bytes) -> bytes:
 
 
 def _agreement(own: Own, contract: Contract) -> SvdAgreement:
-    agreed, owners = contract.secure_sum, (contract.active, *contract.passives)
+    agreed = contract.secure_sum
+    owners = (contract.active, *contract.passives)
     return SvdAgreement(
         session=contract.digest.hex(),
         server=AGGREGATOR,

@@ -157,7 +157,8 @@ def _summed_numbers(config: RunSettings, model: ModelSettings) -> int:
 
 
 def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
-    low, high = own_BD.min(), own_BD.max()
+    low = own_BD.min()
+    high = own_BD.max()
     return low + (high - low) * torch.rand_like(like_BD)
 
 
@@ -192,14 +193,19 @@ class TvflActive(SumLearner):
         sum_end: ActiveSum | None = None,
     ) -> None:
         super().__init__(sum_end)
-        self.name, self.contract, self.trainer = own.name, contract, trainer
+        self.name = own.name
+        self.contract = contract
+        self.trainer = trainer
         self.kept = {"": trainer}
         self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
-        self.guarantee, self._defences = guarantee, defences_of(own, "returned gradients")
+        self.guarantee = guarantee
+        self._defences = defences_of(own, "returned gradients")
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
-        self._aligned, self._seed = aligned, own.secrets.seed
-        self._test_rows, self._classes = own.data.test_rows, len(own.data.classes)
+        self._aligned = aligned
+        self._seed = own.secrets.seed
+        self._test_rows = own.data.test_rows
+        self._classes = len(own.data.classes)
         self._own = own
         self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
@@ -313,7 +319,8 @@ class TvflActive(SumLearner):
 
     async def _together(self, links: Links, next_step: int) -> Scored:
         labels_N = self.trainer.labels_N.cpu()
-        truth, scores = [labels_N[:0]], [torch.empty(0, self._classes)]
+        truth = [labels_N[:0]]
+        scores = [torch.empty(0, self._classes)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
             joint = await self.joint(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
@@ -322,7 +329,8 @@ class TvflActive(SumLearner):
 
     async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
         """The loss of the joint model, for which every passive represents these positions."""
-        total, asked = 0.0, 0
+        total = 0.0
+        asked = 0
         with self.trainer.evaluating():
             for rows_B in self.parts_of(rows):
                 scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
@@ -343,7 +351,8 @@ class TvflActive(SumLearner):
         return self._joint(rows_B, lambda: self.read(rows_B, answers))
 
     def _joint(self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]) -> Joint:
-        trainer, own_B = self.trainer, self.own_rows(rows_B)
+        trainer = self.trainer
+        own_B = self.own_rows(rows_B)
         with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
             own_BD = trainer.encoder(trainer.features_N[own_B])
             parts = read()
@@ -405,7 +414,9 @@ class EncodingPassive(Helper):
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: "EncoderTrainer") -> None:
-        self.name, self.contract, self.trainer = name, contract, trainer
+        self.name = name
+        self.contract = contract
+        self.trainer = trainer
         self.predicts_with = {"encoder": trainer.encoder}
         # Modes, learning or not, in which a bound rests on rows that stand alone; unmeasured yet.
         self.unmeasured: set[bool] = set()
@@ -474,7 +485,8 @@ class TvflPassive(EncodingPassive):
         self.ledgers = {self.name: releases.ledger}
         if math.isfinite(releases.guard.mechanism().mu):
             self.unmeasured = {True, False}
-        self._releases, self._gate = releases, StepGate(self.name)
+        self._releases = releases
+        self._gate = StepGate(self.name)
         people = len(trainer.features_N)  # whom the final inference asks about once more
         self._allowance = Allowance.of(own, contract, aligned=people, beyond=1)
         self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
@@ -492,7 +504,8 @@ class TvflPassive(EncodingPassive):
         nothing is sent.
         """
         rows_B, learn = self.rows_of(message)
-        step, sender = message.step, message.sender
+        step = message.step
+        sender = message.sender
         self._allowance.check(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
@@ -535,7 +548,8 @@ class SummedPassive(SumHelper, EncodingPassive):
         places of its own: a sum of one person here and another there opens to nobody.
         """
         rows_B, _ = self.rows_of(message)
-        asked, same_B = replace(message, payload=about), torch.arange(len(rows_B))
+        asked = replace(message, payload=about)
+        same_B = torch.arange(len(rows_B))
         admitted = self.sum.admit(asked, same_B, counted=rows_B)
         await self._add(links, admitted, rows_B, learn=False)
 
@@ -568,7 +582,8 @@ class HeadTrainer(Trainer):
         train: TrainSettings,
         seed: int,
     ) -> None:
-        self.encoder, self.head = encoder, head
+        self.encoder = encoder
+        self.head = head
         modules = {"encoder": encoder, "head": head}
         super().__init__(owner, modules, train=train, seed=seed)
         self._passives = tuple(passives)
@@ -703,8 +718,11 @@ class Tvfl(Method):
         self, kind: "type[HeadTrainer]", own: Own, contract: Contract, parts: tuple[str, ...]
     ) -> "HeadTrainer":
         """The active's networks at their reproducible start; the head reads these parts."""
-        config, table, encoder = own.config, own.data.table, self._encoder(own)
-        shape, model = output_shape(encoder, table.shape), self.model(own.config)
+        config = own.config
+        table = own.data.table
+        encoder = self._encoder(own)
+        shape = output_shape(encoder, table.shape)
+        model = self.model(own.config)
         sent = [contract.passives[name].representation.shape for name in parts if name != SUM]
         size = sum(math.prod(each) for each in (shape, *sent))
         with seeded(own.secrets.seed, own.name, "head"):
@@ -732,7 +750,8 @@ class Tvfl(Method):
 
     def _encoder(self, own: Own) -> nn.Module:
         """A party's encoder at its reproducible start."""
-        config, features = own.config, own.data.table.shape
+        config = own.config
+        features = own.data.table.shape
         with seeded(own.secrets.seed, own.name, "encoder"):
             if own.name != own.active:
                 return self.sent_network(config, own.name, features)
@@ -806,7 +825,8 @@ class TeacherActive(SummedSplitNnActive):
     ) -> None:
         guarantee += _response_statement(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
-        self.student, self._config = Student(own, aligned), own.config
+        self.student = Student(own, aligned)
+        self._config = own.config
         self.kept = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
         self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
@@ -970,7 +990,8 @@ def _response_statement(own: Own) -> str:
     epsilon = TeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""
-    seeded, classes = own.config.guard.noise != "secret", len(own.data.classes)
+    seeded = own.config.guard.noise != "secret"
+    classes = len(own.data.classes)
     against = "whoever has the finished student alone" + (
         " and does not know the run's seed" if seeded else ""
     )

@@ -202,7 +202,8 @@ def _list_candidates(encoder: nn.Module, task: SoloTask) -> list[_Candidate]:
     """Return every local model of every input, not fitted yet."""
     h_UD = represent(encoder, task)
     rows_UC = np.concatenate([task.features, h_UD], axis=1)
-    features, width = task.features.shape[1], rows_UC.shape[1]
+    features = task.features.shape[1]
+    width = rows_UC.shape[1]
     whole: View = View.standardised(rows_UC, first=0, end=width)
     code: View = View.standardised(rows_UC, first=features, end=width)
     inputs: Sequence[tuple[Input, View, SoloTask]] = (

@@ -30,7 +30,9 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
 
-FOR_THE_AGGREGATOR, FOR_AN_ANSWER, FOR_THE_ACTIVE = 2, 4, 8
+FOR_THE_AGGREGATOR = 2
+FOR_AN_ANSWER = 4
+FOR_THE_ACTIVE = 8
 """Units of patience: whoever is waited for may itself wait for those before it, and names them."""
 
 HELD_OUT = 0.1

@@ -193,13 +193,17 @@ class ViewsActive(SumLearner):
 
     def __init__(self, own: Own, contract: Contract, sum_end: ActiveSum) -> None:
         super().__init__(sum_end)
-        self.name, self.contract, self._own = own.name, contract, own
-        table, compute = own.data.table, Compute.of(own.config.train)
+        self.name = own.name
+        self.contract = contract
+        self._own = own
+        table = own.data.table
+        compute = Compute.of(own.config.train)
         with seeded(own.secrets.seed, own.name, "networks"):
             parts = encoder_and_head(own.config.model, table.shape, len(own.data.classes))
         self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
         assert table.labels is not None
-        self._features_N, self._labels_N = compute.place(table.features), table.labels
+        self._features_N = compute.place(table.features)
+        self._labels_N = table.labels
 
     @property
     @abstractmethod
@@ -214,7 +218,8 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        networks, features_N = self.solo().eval(), self._features_N
+        networks = self.solo().eval()
+        features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
         alone = scored_by(
             lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
@@ -238,7 +243,8 @@ class MultiviewActive(ViewsActive):
         sum_end: ActiveSum,
     ) -> None:
         super().__init__(own, contract, sum_end)
-        self.trainer, self._rows = trainer, rows
+        self.trainer = trainer
+        self._rows = rows
         self.kept = {"": trainer}
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(rows, own.data.train_rows)
@@ -262,7 +268,8 @@ class MultiviewActive(ViewsActive):
 
     def _absent(self) -> list[int]:
         """The places in `zetas` of passives that the last sum lacks; the active's own is 0."""
-        named, counted = enumerate(self.contract.passives, 1), self.sum.receiver.counted
+        named = enumerate(self.contract.passives, 1)
+        counted = self.sum.receiver.counted
         return [at for at, name in named if name not in counted]
 
     async def _read(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
@@ -276,7 +283,8 @@ class MultiviewActive(ViewsActive):
         return found
 
     async def _together(self, links: Links, step: int) -> Scored:
-        rows_B, none_BC = self.tested, self.trainer.common_NC[:0]
+        rows_B = self.tested
+        none_BC = self.trainer.common_NC[:0]
         truth_B = self._labels_N[self._rows[rows_B]]
         if len(rows_B) < self.smallest_batch:
             return Scored.of_network(truth_B[:0], none_BC)
@@ -301,7 +309,8 @@ class MultiviewPassive(SumHelper):
 
     def __init__(self, sum_end: PassiveSum, trainer: "ViewTrainer", *, clip: float | None) -> None:
         super().__init__(sum_end, {"": trainer})
-        self.trainer, self._clip = trainer, clip
+        self.trainer = trainer
+        self._clip = clip
 
     async def answer(self, links: Links, message: Envelope) -> None:
         """Learn from Z, or say what the view predicts; contribute it (FedMV, Alg. 2, client k).
@@ -320,20 +329,23 @@ class MultiviewPassive(SumHelper):
         """Admit positions, with Z of them where a step is to be learnt from. Raises
         RemoteProtocolError: no such message, or one that breaks a rule of the contract.
         """
-        terms, sender = self.contract.passives[self.name].representation, message.sender
+        terms = self.contract.passives[self.name].representation
+        sender = message.sender
         expected = {
             "rows": TensorSpec(torch.int64, (None,)),
             "z": TensorSpec(torch.float64, (None, *terms.shape)),
         }
         tensors, _ = unpack(message.payload, expected, sender=sender)
-        rows_B, z_BC = tensors["rows"], tensors["z"]
+        rows_B = tensors["rows"]
+        z_BC = tensors["z"]
         if len(z_BC):
             if len(z_BC) != len(rows_B):
                 raise RemoteProtocolError(
                     f"{sender} sent {len(rows_B)} row positions for {len(z_BC)} rows of z"
                 )
             check_norms(z_BC, terms, sender=sender)
-        people, minimum = len(self.trainer.view.x_NF), self.contract.minimum_batch
+        people = len(self.trainer.view.x_NF)
+        minimum = self.contract.minimum_batch
         check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
         return self.sum.admit(message, rows_B), z_BC.numpy() if len(z_BC) else None
 
@@ -358,11 +370,14 @@ class ViewTrainer:
     def __init__(
         self, view: "ViewModel", zetas: Sequence[float], pull: "Pull | None" = None
     ) -> None:
-        self.view, self.zetas, self.pull = view, zetas, pull
+        self.view = view
+        self.zetas = zetas
+        self.pull = pull
 
     def answer(self, rows_B: Tensor, common_BC: Floats | None) -> Floats:
         """Its share of Z, once it has learnt from Z; without Z its share of what all predict."""
-        rows, zeta = rows_B.numpy(), self.view.zeta
+        rows = rows_B.numpy()
+        zeta = self.view.zeta
         if common_BC is None:
             return joint_share(zeta, self.zetas) * self.view.scores(rows)
         pull = self.pull and self.pull.of(rows, own=True)
@@ -395,7 +410,8 @@ class ActiveTrainer(ViewTrainer):
         `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas. `absent`: whose are not
         in it, by place in `zetas`; Z is the mean of the others then (Eq. 14 over these).
         """
-        rows, zetas = rows_B.numpy(), sum(self.zetas)
+        rows = rows_B.numpy()
+        zetas = sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
         present = sum(zeta for at, zeta in enumerate(self.zetas) if at not in absent)
         common_BC = common_labels(summed_BC, present, self.pull.of(rows, own=False))
@@ -477,7 +493,8 @@ class ViewModel:
 
     def fit(self, rows_B: NDArray[np.int64]) -> None:
         """Update W_k: Eq. (5) of these rows."""
-        x_BF, rows = self.x_NF[rows_B], np.sort(rows_B).tobytes()
+        x_BF = self.x_NF[rows_B]
+        rows = np.sort(rows_B).tobytes()
         if self._gram is None or self._gram[0] != rows:
             self._gram = rows, x_BF.T @ x_BF
         self.weights_FC = weights_of(
@@ -557,7 +574,8 @@ def weights_of(
     end below this relative tolerance of the objective. Raises ModelError: X^T X is singular and
     beta 0, or numbers are not finite.
     """
-    gram_FF, cross_FC = x_NF.T @ x_NF if gram_FF is None else gram_FF, x_NF.T @ labels_NC
+    gram_FF = x_NF.T @ x_NF if gram_FF is None else gram_FF
+    cross_FC = x_NF.T @ labels_NC
     before = view_objective(x_NF, weights_FC, labels_NC, beta)
     for _ in range(most_rounds):
         ridge_F = beta / (2 * (row_norms(weights_FC) + _LEAST_NORM))
@@ -648,18 +666,21 @@ class Multiview(SumMethod):
         return agreed_on(own, session, dict.fromkeys(own.passives, offered), weights)
 
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        classes, train = len(own.data.classes), positions_of(rows, own.data.train_rows)
+        classes = len(own.data.classes)
+        train = positions_of(rows, own.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
         common_NC[train.numpy()] = start(len(train), classes, rng)
-        view, zetas = _view(own, contract, rows, classes), _zetas(own, contract)
+        view = _view(own, contract, rows, classes)
+        zetas = _zetas(own, contract)
         trainer = ActiveTrainer(view, zetas, pull_of(own, rows), common_NC=common_NC)
         return MultiviewActive(own, contract, rows, trainer, SessionSum.of(own, contract).active())
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         (classes,) = contract.passives[own.name].representation.shape
         pull = None if own.data.table.labels is None else pull_of(own, rows)
-        view, zetas = _view(own, contract, rows, classes), _zetas(own, contract)
+        view = _view(own, contract, rows, classes)
+        zetas = _zetas(own, contract)
         sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
         trainer = ViewTrainer(view, zetas, pull)
         return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
@@ -693,7 +714,8 @@ def _zetas(own: Own, contract: Contract) -> list[float]:
 
 def pull_of(own: Own, rows: Tensor) -> Pull:
     """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
-    settings, labels_N = MultiviewSettings.of(own.config), own.data.table.labels
+    settings = MultiviewSettings.of(own.config)
+    labels_N = own.data.table.labels
     settings = settings.of_party(own.name)
     assert labels_N is not None
     labels_B = labels_N[rows]

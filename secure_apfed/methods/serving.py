@@ -43,7 +43,8 @@ from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own, Role, end_a
 from secure_apfed.methods.session import enter, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
-_UNKNOWN, _REFUSED = -1, -2
+_UNKNOWN = -1
+_REFUSED = -2
 _PLACES = np.dtype("<i8")
 
 
@@ -137,7 +138,8 @@ async def serve(
         if message.kind is Kind.LOOKUP:
             tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
             take.lookups(len(tags) // TAG_BYTES)
-            told, spent = np.array(spent, _PLACES).tobytes(), []
+            told = np.array(spent, _PLACES).tobytes()
+            spent = []
             links.send(own.active, Kind.LOOKUP, message.step, tags + told)
         else:
             places_B, salt = _asked_about(message, len(ids))
@@ -203,7 +205,10 @@ class JointPredictor:
     def __init__(self, own: Own, links: Links, contract: Contract, trainer: HeadTrainer) -> None:
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
-        self.contract, self._own, self._links, self._trainer = contract, own, links, trainer
+        self.contract = contract
+        self._own = own
+        self._links = links
+        self._trainer = trainer
         self._sum = SessionSum.of(own, contract).active() if contract.secure_sum else None
         self._step = 0
         self._askers: dict[str, Asker] = {}
@@ -257,7 +262,8 @@ class JointPredictor:
         Raises as `serve`, and PartyLeftError: somebody left, or a limit is reached.
         """
         every, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
-        known_P, said = np.zeros(len(every), dtype=bool), list[dict[str, Tensor]]()
+        known_P = np.zeros(len(every), dtype=bool)
+        said = list[dict[str, Tensor]]()
         refused_P = known_P.copy()
         for start in range(0, len(every), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
@@ -289,10 +295,12 @@ class JointPredictor:
         """The place of each of these people in the list of each passive, (M, B), or why none."""
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
-        places, end = [], len(ids) * TAG_BYTES
+        places = []
+        end = len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
-            at, spent = asker.read(answer[:end], len(ids)), self._spent[name]
+            at = asker.read(answer[:end], len(ids))
+            spent = self._spent[name]
             spent[_read_places(answer[end:], asker.size, sender=name)] = True
             places.append(np.where(spent[at], _REFUSED, at))
         return np.stack(places)
@@ -301,7 +309,10 @@ class JointPredictor:
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
         """What the head reads of others about these people, by part."""
-        step, links, trainer, salt = self._step, self._links, self._trainer, fresh_key()
+        step = self._step
+        links = self._links
+        trainer = self._trainer
+        salt = fresh_key()
         places = dict(zip(self._askers, torch.from_numpy(places_MB), strict=True))
         for name, places_B in places.items():
             links.send(name, Kind.REQUEST, step, _request(places_B, salt))

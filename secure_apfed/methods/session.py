@@ -191,7 +191,8 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             f"{own.name}: in {declared.title} what a row is that parties send is said by "
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
-    agreed, asked = method.agree(own, offers, session), asked_of(config)
+    agreed = method.agree(own, offers, session)
+    asked = asked_of(config)
     roles = roles_of(method, config, own.active, own.passives)
     if own.predicts is not None:
         roles.pop(DEALER, None)
@@ -243,7 +244,8 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
     """What the silence of a passive does: as the settings say, or as the sum allows. Raises
     ConfigError: they say to go on without it, and there would be no sum, or none to read.
     """
-    asked, passives = own.config.rules.silent_passive, len(agreed.passives)
+    asked = own.config.rules.silent_passive
+    passives = len(agreed.passives)
     threshold = agreed.secure_sum.get("threshold", passives)
     recovers = may_lack(own.config) and threshold < passives
     if asked != "recover" or recovers:
@@ -294,7 +296,8 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     """What this party goes on from, and the rows it knows by position; None: it intersects now.
     Raises CheckpointError: the session goes on where this party cannot.
     """
-    resumes, keeper = contract.resumes, own.secrets.keeper
+    resumes = contract.resumes
+    keeper = own.secrets.keeper
     state = keeper.latest(until=resumes.step if resumes else None) if keeper else None
     if resumes is None:
         if state and state.step > 0 and own.name != own.active:
@@ -412,7 +415,8 @@ async def assist(
 
     def save(step: int) -> bytes:
         here.keep(step, tensors={})
-        identity, ledgers = own.secrets.identity, helper.ledgers.items()
+        identity = own.secrets.identity
+        ledgers = helper.ledgers.items()
         return sign_charged(ledgers, identity, contract.digest, step)
 
     await helper.help(links, save)
@@ -498,9 +502,13 @@ class Session:
         *,
         headline: str,
     ) -> None:
-        self.entered, self.learner, self.links = entered, learner, links
-        self.transcript, self.headline = transcript, headline
-        self.contract, self.signatures = entered.contract, entered.signatures
+        self.entered = entered
+        self.learner = learner
+        self.links = links
+        self.transcript = transcript
+        self.headline = headline
+        self.contract = entered.contract
+        self.signatures = entered.signatures
         self.helpers: dict[str, Helper] = {}
         self.charged: dict[str, Sequence[Charged]] = {}
         self.statements: dict[str, Statement] = {}
@@ -649,9 +657,11 @@ class Simulation(Session):
     """
 
     def __init__(self, method: Method, start: Start) -> None:
-        data, config = start.data, start.config
+        data = start.data
+        config = start.config
         self._data = data
-        active, passives = data.active.name, tuple(table.name for table in data.passives)
+        active = data.active.name
+        passives = tuple(table.name for table in data.passives)
         roles = roles_of(method, config, active, passives)
         transcript = Transcript(config.kept)
         self.network = InMemory(roles, transcript.record)
@@ -660,7 +670,8 @@ class Simulation(Session):
         helping: dict[str, Entered] = {}
         for name, role in roles.items():
             if role != "active":
-                own, links = start.own(name, secrets[name], known), self.network.links[name]
+                own = start.own(name, secrets[name], known)
+                links = self.network.links[name]
                 script = assist(own, links, method, role, entered=_register(helping))
                 self.network.begin(name, script)
         own = start.own(active, secrets[active], known)

@@ -65,11 +65,14 @@ from secure_apfed.tasks import LOSSES, Regression, scored_rows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_GROWN, _RIDGE = 60, "ridge"
+_GROWN = 60
+_RIDGE = "ridge"
 _LEAVES = {"trees": 5, "fine trees": 1}
 """Rows of a leaf at least, by what else than ridge regression may learn what rows are taught."""
 _AVERAGED_WITH = "mean_of_three"
-_COMPARED, _LEARNT, _PARTS = 3_000, 10_000, 3
+_COMPARED = 3_000
+_LEARNT = 10_000
+_PARTS = 3
 """Rows at most, by which trees are compared, and from which they learn."""
 RANGES = 8
 """K. More tell a target finer, and each of them from fewer labelled rows."""
@@ -134,8 +137,11 @@ class Student:
     """
 
     def __init__(self, own: Own, aligned: Tensor) -> None:
-        config, data, seed = own.config, own.data, own.secrets.seed
-        features_N, rows_U = data.table.features, rows_among(data.train_rows, aligned)
+        config = own.config
+        data = own.data
+        seed = own.secrets.seed
+        features_N = data.table.features
+        rows_U = rows_among(data.train_rows, aligned)
         assert data.table.labels is not None
         with seeded(seed, own.name, "student"):
             networks = ActiveNetworks(
@@ -153,8 +159,10 @@ class Student:
             seed=seed,
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )
-        self.rows_U, self.classes = rows_U, classes_voted(own)
-        self._model, self._train = config.model, config.train
+        self.rows_U = rows_U
+        self.classes = classes_voted(own)
+        self._model = config.model
+        self._train = config.train
         self._measure = measure_of_classes(config)
         self._shape = features_N.shape[1:]
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
@@ -163,7 +171,8 @@ class Student:
         self._bins = Bins.of(known_n.astype(np.float64)) if loss else None
         self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
-        self._labels_N, self._seed = self.trainer.compute.place(data.table.labels), seed
+        self._labels_N = self.trainer.compute.place(data.table.labels)
+        self._seed = seed
         self._of_baselines = config.seed  # which are the same fits as beside the run
         self._kept: ActiveNetworks | None = None
         self._kept_by = ""
@@ -277,7 +286,8 @@ class Student:
         """What ridge regression and trees say of some rows that they were not taught, (U, K) each;
         no label of the active's is asked.
         """
-        task, linear = self.task_alone(self._seed), copy.deepcopy(self.trainer.networks.head)
+        task = self.task_alone(self._seed)
+        linear = copy.deepcopy(self.trainer.networks.head)
         draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
         order = draw.permutation(taught_V)[:_COMPARED]
         told = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_LEAVES)}
@@ -327,7 +337,8 @@ class Student:
     @torch.no_grad()
     def encoded(self, networks: ActiveNetworks) -> Numbers:
         """What the head reads of its rows, (U, D), found a block at a time."""
-        linear, features_N = last_layer(networks), self.trainer.features_N
+        linear = last_layer(networks)
+        features_N = self.trainer.features_N
         encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
         blocks = zip(encoded_UD.split(BLOCK), self.rows_U.split(BLOCK), strict=True)
         for block_BD, rows_B in blocks:
@@ -339,7 +350,8 @@ class Student:
         return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
 
     def scored(self, rows: Tensor) -> Scored:
-        predict, kept = self.trainer.predict, self._averaged or self._kept
+        predict = self.trainer.predict
+        kept = self._averaged or self._kept
         if kept is not None:
             features_N, dtype = self.trainer.features_N, next(kept.parameters()).dtype
 
@@ -439,7 +451,8 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
         own_JK = scored.scores
     at = np.concatenate(parts)
     judges = at < MOST_JUDGES
-    at, own_JK = at[judges], own_JK[judges]
+    at = at[judges]
+    own_JK = own_JK[judges]
     return Judges(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
 
 
@@ -467,7 +480,8 @@ def with_votes(
     """
     task = student.task_alone(seed)
     with one_thread(), fits_kept_meanwhile():
-        belief, counted_K = prior(task), np.bincount(task.labels, minlength=task.classes) + 1.0
+        belief = prior(task)
+        counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
         frequencies = counted_K / counted_K.sum()
         own_UK = _shares(belief.of(task), frequencies)
         if votes_UK is None:
@@ -534,11 +548,13 @@ class StudentActive(Learner):
 
     def __init__(self, own: Own, student: StudentModel, *, headline: str, guarantee: str) -> None:
         super().__init__()
-        self.name, self.guarantee = own.name, guarantee
+        self.name = own.name
+        self.guarantee = guarantee
         self.student: StudentModel = student
         self.kept = {"student": student}
         self.training_rows = student.rows_U
-        self._headline, self._test_rows = headline, own.data.test_rows
+        self._headline = headline
+        self._test_rows = own.data.test_rows
         self._classes = len(own.data.classes)
         self._taught = False
 

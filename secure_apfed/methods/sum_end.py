@@ -100,7 +100,8 @@ class SessionSum:
         """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
         training.
         """
-        own, noise = self.own, None
+        own = self.own
+        noise = None
         if self.noise is not None:
             noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
         return PassiveSum(
@@ -117,7 +118,8 @@ class SessionSum:
 
     def _contributor(self) -> SumContributor:
         """Return this passive's end of the sum, which knows in whose circle it answered what."""
-        own, protocol = self.own, self.protocol
+        own = self.own
+        protocol = self.protocol
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
             return protocol.contributor(own.name, answered=RunCircles.from_own(own))
         return protocol.contributor(own.name)
@@ -175,11 +177,16 @@ class PassiveSum:
         repeatable: bool = False,
         contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
-        self.name, self.contract, self.contributor = name, contract, contributor
+        self.name = name
+        self.contract = contract
+        self.contributor = contributor
         contributor.clipping.quiet = True  # gradients of a run are clipped by design
-        self.allowance, self.rounds, self.noise = allowance, rounds, noise
+        self.allowance = allowance
+        self.rounds = rounds
+        self.noise = noise
         self._contributed = contributed
-        self._held_N, self._gate = held_N, StepGate(name)
+        self._held_N = held_N
+        self._gate = StepGate(name)
         self._admitted: Admitted | None = None
         # The same answer tells nothing new only where all passives repeat theirs. They may not
         # where a batch moves other passives and leaves this one as it is (people that it does not
@@ -209,7 +216,8 @@ class PassiveSum:
         counts, where not `rows_B`. Raises RemoteProtocolError: a larger batch, a row more often, or
         an answered step.
         """
-        step, counted = asked.step if step is None else step, rows_B if counted is None else counted
+        step = asked.step if step is None else step
+        counted = rows_B if counted is None else counted
         self.allowance.check(step, counted, sender=asked.sender)
         self._gate.enter(step, sender=asked.sender)
         self._admitted = Admitted(step, rows_B, counted, asked.payload, asked.sender)
@@ -283,7 +291,9 @@ class SumHelper(Helper):
     """
 
     def __init__(self, sum_end: PassiveSum, kept: Mapping[str, Kept] = {}) -> None:
-        self.name, self.contract, self.sum = sum_end.name, sum_end.contract, sum_end
+        self.name = sum_end.name
+        self.contract = sum_end.contract
+        self.sum = sum_end
         self.kept = {**kept, "allowance": sum_end.allowance}
         if sum_end.noise is not None:
             self.contributions = sum_end.noise.ledger
@@ -319,11 +329,16 @@ class ActiveSum:
         rounding: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.contract, self.receiver, self.rounding = contract, receiver, rounding
-        self._refused, self._dtype = refused, dtype
+        self.contract = contract
+        self.receiver = receiver
+        self.rounding = rounding
+        self._refused = refused
+        self._dtype = dtype
         self.opened: Tensor | None = None
-        self.present, self.left = list(contract.passives), dict[str, int]()
-        self.steps_without_all, self._agreed = 0, contract.digest.hex()
+        self.present = list(contract.passives)
+        self.left = dict[str, int]()
+        self.steps_without_all = 0
+        self._agreed = contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
         await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
@@ -383,7 +398,8 @@ class SumLearner(Learner):
         super().__init__()
         self.sum = sum_end
         if sum_end is not None:
-            self.left, self.rounding = sum_end.left, sum_end.rounding
+            self.left = sum_end.left
+            self.rounding = sum_end.rounding
 
     async def set_up(self, links: Links) -> None:
         if self.sum is not None:
@@ -409,7 +425,8 @@ class Aggregator(Helper):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract) -> None:
-        self.contract, self.present = contract, list(contract.passives)
+        self.contract = contract
+        self.present = list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
 
     async def help(self, links: Links, save: Save) -> None:
@@ -493,7 +510,8 @@ class Aggregator(Helper):
         to stop, or too few are left.
         """
         gone = [name for name in error.left or awaited if name in self.present]
-        serves, goes_on = self.contract.predicts, self.contract.silent_passive == "recover"
+        serves = self.contract.predicts
+        goes_on = self.contract.silent_passive == "recover"
         if serves or (isinstance(error, RunStoppedError) and not goes_on):
             raise error
         unasked = str(error)
@@ -526,7 +544,8 @@ class SumAggregator(Aggregator):
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
         super().__init__(contract)
-        self.combiner, self._rounds = combiner, rounds
+        self.combiner = combiner
+        self._rounds = rounds
 
     async def set_up(self, links: Links) -> None:
         peers = (self.contract.active, *self.contract.passives)
@@ -587,7 +606,8 @@ def _read_sum(
     try:
         present, combined = msgpack.unpackb(message.payload)
     except (ValueError, TypeError, msgpack.UnpackException):
-        present, combined = None, None
+        present = None
+        combined = None
     if (
         not isinstance(present, list)
         or not isinstance(combined, bytes)
@@ -664,7 +684,8 @@ class Allowance:
         beyond: int = 0,
         waits: bool = True,
     ) -> None:
-        self._me, self._largest = me, contract.batch_size
+        self._me = me
+        self._largest = contract.batch_size
         self._answers = contract.epochs + contract.spare_answers + beyond
         self._waits = log is not None and waits
         self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
@@ -722,7 +743,8 @@ class Noted:
 
     def __init__(self, own: Own, name: str) -> None:
         logs = own.secrets.logs
-        self.me, self.path = own.name, log_file(logs, name, own.name, "jsonl") if logs else None
+        self.me = own.name
+        self.path = log_file(logs, name, own.name, "jsonl") if logs else None
 
     def lines(self) -> Sequence[bytes]:
         if self.path is None or not os.path.lexists(self.path):
@@ -751,7 +773,8 @@ class RefusedSums:
     """
 
     def __init__(self, own: Own) -> None:
-        self._noted, allowed = Noted(own, "refused"), own.config.rules.refused_sums
+        self._noted = Noted(own, "refused")
+        allowed = own.config.rules.refused_sums
         if (refused := len(self._noted.lines())) > allowed:
             raise CheckpointError(
                 f"{own.name} refused {refused} sum{'s' * (refused > 1)} of this run, and "

@@ -27,7 +27,8 @@ from secure_apfed.tasks import TASKS, Task
 ROWS_AT_ONCE = 4096
 _PROJECTION = 64
 _UNGUARDED_NORM = 1e4
-_SPREAD, _SPREAD_NUMBERS = 5e-4, 8
+_SPREAD = 5e-4
+_SPREAD_NUMBERS = 8
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,8 @@ def require_own_terms(
     """Refuse an offer that is not what a party's own settings say of representations. Raises
     RemoteProtocolError: names the sender and what differs.
     """
-    ours, theirs = expected.model_dump(), offered.model_dump()
+    ours = expected.model_dump()
+    theirs = offered.model_dump()
     differ = [
         f"{name} {theirs[name]} where {mine} is expected"
         for name, mine in ours.items()
@@ -183,7 +185,8 @@ def make_sum(
     ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go with it;
     LocalProtocolError: parameters that do not fit, or a single passive.
     """
-    settings, kind = config.secure_sum, sum_kind(config.secure_sum)
+    settings = config.secure_sum
+    kind = sum_kind(config.secure_sum)
     helping = [name for name in passives if settings_of(config, name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
@@ -244,15 +247,18 @@ def may_lack(config: RunSettings) -> bool:
     `rules.silent_passive: recover`, or by a threshold where the method averages nothing. An average
     of fewer is another one.
     """
-    silent, method = config.rules.silent_passive, config.method
+    silent = config.rules.silent_passive
+    method = config.method
     by_threshold = silent is None and method.averages is None
     named = config.secure_sum.threshold is not None and by_threshold
     return method.goes_on_without and (silent == "recover" or named)
 
 
 def _threshold(config: RunSettings, passives: int) -> int | None:
-    settings, silent = config.secure_sum, config.rules.silent_passive
-    kind, least = sum_kind(settings), settings.threshold
+    settings = config.secure_sum
+    silent = config.rules.silent_passive
+    kind = sum_kind(settings)
+    least = settings.threshold
     if least is None and not kind.needs_all:
         least = usual_threshold(passives) if may_lack(config) else passives
     if least is None or least == passives:

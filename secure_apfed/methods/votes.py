@@ -273,7 +273,8 @@ class Ballot:
         vector = TensorSpec(torch.int64, (None,))
         expected = {"rows": vector, "labelled": vector} | ({"labels": vector} if shown else {})
         tensors, _ = unpack(envelope.payload, expected, sender=sender)
-        rows_U, labelled_n = tensors["rows"], tensors["labelled"]
+        rows_U = tensors["rows"]
+        labelled_n = tensors["labelled"]
         check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
         if len(labelled_n):
             check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
@@ -294,7 +295,8 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
-        rows, size = len(self.rows), self.size
+        rows = len(self.rows)
+        size = self.size
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
@@ -309,15 +311,18 @@ class VotesActive(StudentActive):
     student: Student
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, opening: Opening | None) -> None:
-        student, config = Student(own, rows), own.config
+        student = Student(own, rows)
+        config = own.config
         guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
         if opening is not None:
             labeller = passive_labeller(own)
             guarantee = table_guarantee(labeller, opening, delta=config.delta).statement()
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
-        self.contract, self.classes = contract, student.classes
+        self.contract = contract
+        self.classes = student.classes
         # As the solo baselines beside the run, which are the same fits: none of them is sent.
-        self._prior, self._seed = prior_of(config), config.seed
+        self._prior = prior_of(config)
+        self._seed = config.seed
         self._help = VoteSettings.of(config).help
         self.ballot = Ballot.of(
             positions_in(rows, student.rows_U),
@@ -346,12 +351,14 @@ class VotesActive(StudentActive):
         Where labelled rows say that votes are no help, the active's own best model stays, unless
         help is used whatever they say, or averaged.
         """
-        self.votes, student = votes_UK, self.student
+        self.votes = votes_UK
+        student = self.student
         averages = self._help == "averaged" and student.can_be_averaged
         always = averages or self._help == "always"
         with fits_kept_meanwhile():
             weighed = with_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
-            own, found = weighed.belief.baseline, weighed.help
+            own = weighed.belief.baseline
+            found = weighed.help
             assert found is not None
             keeps = own is not None and student.has_classes
             if found.used or not keeps:
@@ -393,7 +400,8 @@ class VotesActive(StudentActive):
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
             rows, *measured = tensors["help"].tolist()
-            figures, choices = measured[:_FIGURES], map(bool, measured[_FIGURES:])
+            figures = measured[:_FIGURES]
+            choices = map(bool, measured[_FIGURES:])
             self.help = Help(int(rows), *figures, *choices)
         if "votes.sum" in tensors:
             self.votes = tensors["votes.sum"].numpy()
@@ -410,7 +418,9 @@ class VotesPassive(Helper):
     asks = (Kind.LABELS,)
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        self.name, self.contract, self.labeller = own.name, contract, passive_labeller(own)
+        self.name = own.name
+        self.contract = contract
+        self.labeller = passive_labeller(own)
         (self.classes,) = contract.passives[own.name].representation.shape
         self.held_N = rows >= 0
         features_N = own.data.table.features[rows.clamp(min=0)]
@@ -527,7 +537,8 @@ class SummedVotesActive(VotesActive):
         parts = own.config, own.passives[0], summed.shape
         super().__init__(own, contract, rows, summed_release(*parts, noise) if noise else None)
         self.sum = summed.active()
-        self.left, self.rounding = self.sum.left, self.sum.rounding
+        self.left = self.sum.left
+        self.rounding = self.sum.rounding
 
     @property
     def steps_without_all(self) -> int:
@@ -541,7 +552,8 @@ class SummedVotesActive(VotesActive):
         self.sum.ask(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
         for step, block in enumerate(ballot.blocks):
-            rows_B, payload = ballot.rows[block], ballot.payload
+            rows_B = ballot.rows[block]
+            payload = ballot.payload
             sum_UK[block] = await self.sum.read(links, step, rows_B, payload, self.classes)
         return sum_UK
 
@@ -598,7 +610,8 @@ class CountingPassive(VotesPassive):
             self._charges(noise.ledger)
 
     def _charges(self, ledger: PrivacyLedger) -> None:
-        self.contributions, self.ledgers = ledger, {self.name: ledger}
+        self.contributions = ledger
+        self.ledgers = {self.name: ledger}
 
     def count(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
@@ -608,7 +621,8 @@ class CountingPassive(VotesPassive):
         answer in another session counts as the same. Raises RemoteProtocolError: a row was answered
         as often as agreed.
         """
-        session, sender = b"" if repeatable else self.contract.digest, self.contract.active
+        session = b"" if repeatable else self.contract.digest
+        sender = self.contract.active
         digests = []
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]
@@ -645,7 +659,8 @@ class RandomisedVotesActive(VotesActive):
         self._answers_MU: Integers | None = None
 
     async def gather(self, links: Links) -> Floats:
-        passives, response = tuple(self.contract.passives), self._response
+        passives = tuple(self.contract.passives)
+        response = self._response
         for name in passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         answers_MU = np.stack([await self._answers(links, name) for name in passives])
@@ -765,7 +780,9 @@ def agreements(
     without bias; s - d = (p - q)^2. With a label it is (share - q) / (p - q). Who has no vote
     counts as one that votes any class.
     """
-    p, q, classes = response.keep_probability, response.other_probability, response.classes
+    p = response.keep_probability
+    q = response.other_probability
+    classes = response.classes
     different = 2 * p * q + (classes - 2) * q**2
     passives, rows = answers_MU.shape
     found = {}
@@ -881,7 +898,8 @@ class VoteTerms(ABC):
         """Passives whose noise is counted. Raises ConfigError: there is none, or a single passive's
         votes would be opened unasked.
         """
-        config, passives = self.own.config, len(self.contributors)
+        config = self.own.config
+        passives = len(self.contributors)
         honest = passives - config.colluders
         if VoteSettings.of(config).epsilon is not None and honest < 1:
             raise ConfigError(
@@ -908,13 +926,15 @@ class VoteTerms(ABC):
     def noise_terms(self) -> dict[str, object]:
         if self.release is None:
             return {}
-        epsilon, release = VoteSettings.of(self.own.config).epsilon, self.release
+        epsilon = VoteSettings.of(self.own.config).epsilon
+        release = self.release
         noise = {"epsilon": epsilon, "steps": release.deviation, "honest": release.honest}
         return {"noise": noise}
 
     def noise(self, people: int) -> ContributionNoise | None:
         """A passive's noise and its account; None where there is none."""
-        own, release = self.own, self.release
+        own = self.own
+        release = self.release
         if release is None:
             return None
         return ContributionNoise(

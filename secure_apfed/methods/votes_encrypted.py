@@ -128,7 +128,8 @@ class EncryptedVotesActive(VotesActive):
         super().__init__(own, contract, rows, terms.release)
         self._size = BallotSize.of(self.ballot)
         self._sums = terms.sums(contract, self._size)
-        agreed, noise = self._sums.products, self._sums.products.noise or 0
+        agreed = self._sums.products
+        noise = self._sums.products.noise or 0
         self._audited = agreed.candidates is not None
         self.guarantee += "; that is so for labels of one class each" if noise else ""
         self.guarantee += f". {self._sums.malicious}"
@@ -144,7 +145,8 @@ class EncryptedVotesActive(VotesActive):
 
     async def set_up(self, links: Links) -> None:
         """Tell the size; with candidates commit to them, and hear which is kept."""
-        contract, passives = self.contract, list(self.contract.passives)
+        contract = self.contract
+        passives = list(self.contract.passives)
         if not contract.at_start:
             return
         self._size.tell(links, (*passives, AGGREGATOR))
@@ -167,7 +169,8 @@ class EncryptedVotesActive(VotesActive):
 
     async def gather(self, links: Links) -> Floats:
         """Send the encrypted labels, and open one block of people after the other."""
-        contract, receiver = self.contract, self._receiver
+        contract = self.contract
+        receiver = self._receiver
         assert receiver is not None
         payload = msgpack.packb([self.ballot.payload, receiver.request(self._challenges)])
         for name in contract.passives:
@@ -187,7 +190,8 @@ class EncryptedVotesPassive(CountingPassive):
     asks = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        self._terms, self._audits = _Terms.of(own, contract), OpenAudits(own)
+        self._terms = _Terms.of(own, contract)
+        self._audits = OpenAudits(own)
         super().__init__(own, contract, rows, self._terms.noise(len(rows)))
         self._contributor: ProductContributor | None = None
         self._size: BallotSize | None = None
@@ -216,7 +220,8 @@ class EncryptedVotesPassive(CountingPassive):
     async def answer(self, links: Links, message: Envelope) -> None:
         """Multiply the labels of the ballot that was told, and contribute block by block."""
         asked, request = _opened(message)
-        ballot, contributor = self.read(replace(message, payload=asked)), self._contributor
+        ballot = self.read(replace(message, payload=asked))
+        contributor = self._contributor
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
         self._size.require(ballot, sender=message.sender)
@@ -231,7 +236,8 @@ class EncryptedVotesPassive(CountingPassive):
     def matrix(self, ballot: Ballot) -> Floats:
         """Its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
         assert isinstance(self.labeller, LinearLabeller)
-        features_UF, labelled_n = self.features(ballot), ballot.labelled.numpy()
+        features_UF = self.features(ballot)
+        labelled_n = ballot.labelled.numpy()
         if self._method.epsilon is not None:
             labels_n = np.arange(len(labelled_n)) % self.classes  # any: no passive sees the true
             check_votes(
@@ -260,7 +266,8 @@ def _opened(message: Envelope) -> tuple[bytes, bytes]:
     try:
         asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
-        asked, request = None, None
+        asked = None
+        request = None
     if type(asked) is not bytes or type(request) is not bytes:
         raise RemoteProtocolError(f"{message.sender} sent no ballot with encrypted labels")
     return asked, request
@@ -306,14 +313,16 @@ class EncryptedVotesAggregator(BallotAggregator):
 
     def __init__(self, own: Own, contract: Contract) -> None:
         super().__init__(contract)
-        self._terms, self._most = _Terms.of(own, contract), own.config.alignment.maximum_ids
+        self._terms = _Terms.of(own, contract)
+        self._most = own.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
         if self.contract.at_start:
             size = await self._terms.heard(links, self.contract, most=self._most)
             sums = self._terms.sums(self.contract, size)
-            self._combiner, self.blocks = sums.combiner(), sums.blocks
+            self._combiner = sums.combiner()
+            self.blocks = sums.blocks
 
     async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
         assert self._combiner is not None  # there are no blocks else
@@ -326,7 +335,8 @@ class EncryptedVotes(VotesMethod):
     settings = EncryptedVotesSettings
 
     def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
-        terms, settings = _Terms(own, own.passives, classes), own.config.secure_sum
+        terms = _Terms(own, own.passives, classes)
+        settings = own.config.secure_sum
         return {
             "scheme": SumOfProducts.scheme,
             "masks": SumOfProducts.masks,
@@ -385,7 +395,8 @@ class _Terms(VoteTerms):
         return self.calibrated(labeller, release)
 
     def sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
-        settings, release = self.own.config.secure_sum, self.release
+        settings = self.own.config.secure_sum
+        release = self.release
         return SumOfProducts(
             ProductAgreement(
                 session=size.bind(contract).hex(),

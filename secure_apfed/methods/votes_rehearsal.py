@@ -85,7 +85,8 @@ class RehearsalActive(VotesActive):
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         release = _Terms.of(own, contract).release
         super().__init__(own, contract, rows, release)
-        self._deviation, self._told = release.deviation / _STEPS, torch.zeros(0)
+        self._deviation = release.deviation / _STEPS
+        self._told = torch.zeros(0)
 
     async def gather(self, links: Links) -> Floats:
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
@@ -94,7 +95,8 @@ class RehearsalActive(VotesActive):
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         told = [await self._share(links, name) for name in self.contract.passives]
-        student, silent = self.student, np.zeros((len(self.ballot.rows), self.classes))
+        student = self.student
+        silent = np.zeros((len(self.ballot.rows), self.classes))
         with fits_kept_meanwhile():
             weighed = with_votes(silent, student, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:

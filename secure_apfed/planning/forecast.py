@@ -63,7 +63,9 @@ _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _MOST_FORECAST_BYTES = 2**31
 # Of an ID in each of two lists; of what is said of a column; of a number that is played with.
-_ID_BYTES, _COLUMN_BYTES, _NUMBER_BYTES = 150, 1500, 4
+_ID_BYTES = 150
+_COLUMN_BYTES = 1500
+_NUMBER_BYTES = 4
 # Of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of the
 # weights that are kept; 26 were measured.
 _PARAMETER_BYTES = 28
@@ -182,7 +184,8 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
     needed = sum(sizes.values())
     if needed > _MOST_FORECAST_BYTES:
         name = max(sizes, key=sizes.__getitem__)
-        most, shape = _MOST_FORECAST_BYTES / 2**30, shapes[name]
+        most = _MOST_FORECAST_BYTES / 2**30
+        shape = shapes[name]
         raise DataError(
             f"a forecast of these tables would take about {needed / 2**30:,.1f} GiB, expected "
             f"{most:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
@@ -265,7 +268,8 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     anybody's is in them.
     """
     first = next(iter(shapes.values()))
-    classes, apart = 2 if first.classes is None else first.classes, config.data.horizontal
+    classes = 2 if first.classes is None else first.classes
+    apart = config.data.horizontal
     names = tuple(map(str, range(classes)))
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
@@ -324,7 +328,8 @@ def forecast(
     read_seconds = time.perf_counter() - began
     data.compare_ids(id_rules(config.alignment).text)
     # All tables are at hand in a simulation.
-    method, own = METHODS[config.method.name], data.own(data.active.name)
+    method = METHODS[config.method.name]
+    own = data.own(data.active.name)
     assert own is not None
     common = _common(config, data)
     require_labels(method, config, own, common)
@@ -333,7 +338,8 @@ def forecast(
     taught, share, shared = rows_trained(config, own, common)
     if len(taught) < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    noise, releases = config.method.noise(config), asked_of(config).releases
+    noise = config.method.noise(config)
+    releases = asked_of(config).releases
     batch = rows_of_a_step(config, len(taught), aligned_share=share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
     steps = steps_of(config, len(taught), stages=stages)
@@ -349,7 +355,8 @@ def forecast(
         longer_labels = labelled / max(1, rehearsed)
         rehearse = partial(_rehearse, settled, data, batch=batch, aligned=share, labelled=rehearsed)
         played = rehearse(few)
-        step_seconds, longer = played.step_seconds, _LONGER * STEPS
+        step_seconds = played.step_seconds
+        longer = _LONGER * STEPS
         if config.method.asks_once and steps > longer:  # much is the same of however many rows
             more = rehearse(longer).step_seconds - step_seconds
             each = max(0.0, more / (_LONGER - 1))
@@ -470,7 +477,8 @@ def _links(
 
 def _privacy(config: Config) -> PrivacySpent:
     """What all that passives and active are asked for costs together."""
-    delta, epochs = config.delta, config.train.epochs
+    delta = config.delta
+    epochs = config.train.epochs
     # No noise is drawn here, so any key does.
     asked = asked_of(config).releases
     guard = make_guard(config.guard, delta=delta, releases=asked, key=bytes(32))
@@ -615,7 +623,9 @@ class _Course:
     """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
-        self._session, self._batch, self._began = session, batch, time.perf_counter()
+        self._session = session
+        self._batch = batch
+        self._began = time.perf_counter()
         self.next_step = 0
         self.seconds: list[float] = []
         self.evaluation_seconds = 0.0
@@ -647,7 +657,8 @@ class _Course:
         return later[len(later) // 2]
 
     async def finish_epoch(self, *, last: bool) -> None:
-        began, session = time.perf_counter(), self._session
+        began = time.perf_counter()
+        session = self._session
         await session.learner.evaluate(session.links, next_step=self.next_step, final=False)
         self.evaluation_seconds = time.perf_counter() - began
 
@@ -713,7 +724,8 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
     """Play every protocol with at most 2,000 IDs a party, and scale by the number of real ones."""
     if not config.method.aligns:
         return ()
-    settings, real = config.alignment.for_a_trial(), sum(len(table.ids) for table in data.tables)
+    settings = config.alignment.for_a_trial()
+    real = sum(len(table.ids) for table in data.tables)
     ids = {
         table.name: canonical_ids(table.name, table.ids[:_SAMPLE], settings)
         for table in data.tables
@@ -729,7 +741,8 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
         ends = intersection(chosen, session=f"plan {name}", dealer=_DEALER)
         # IDs of one data set's first rows may share none
         ends.agreement = replace(ends.agreement, minimum_rows=0)
-        began, members = time.perf_counter(), [party for party in ids if party != hub]
+        began = time.perf_counter()
+        members = [party for party in ids if party != hub]
         roles: dict[str, Conversation] = {hub: ends.hub(hub, members, ids[hub])}
         roles |= {member: ends.member(member, hub, ids[member]) for member in members}
         if backend.needs_dealer:

@@ -60,7 +60,8 @@ _MU_MARGIN = 1e-9
 # Above it the two terms cancel beyond what float64 holds; the bound that is given is 1e-6 too high.
 _HUGE_MU = 1e6
 _RDP_ORDERS = [1 + step / 100 for step in range(1, 100)] + list(np.geomspace(2, 1e5, 600))
-_PLD_INTERVAL, _PLD_LOG_TAIL = 1e-4, -50
+_PLD_INTERVAL = 1e-4
+_PLD_LOG_TAIL = -50
 # Measured: about 180 bytes a point, so 0.8 GB at this bound.
 MAX_GRID_POINTS = 2**22
 
@@ -128,7 +129,8 @@ def _log_delta(epsilon: float, mu: float) -> float:
     Uses exp(epsilon) Phi(-b) = exp(-a^2 / 2) erfcx(b / sqrt 2) / 2 with a = epsilon/mu - mu/2
     and b = epsilon/mu + mu/2, since epsilon = (b^2 - a^2) / 2.
     """
-    a, b = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+    a = epsilon / mu - mu / 2
+    b = epsilon / mu + mu / 2
     first = scipy.special.log_ndtr(-a)
     second = -a * a / 2 + np.log(scipy.special.erfcx(b / np.sqrt(2)) / 2)
     return float(first + np.log(-np.expm1(min(second - first, -np.finfo(float).tiny))))
@@ -216,7 +218,9 @@ class Accountant:
     def __init__(
         self, name: str, gaussian: Callable[[float, int, float], float], library: str | None = None
     ) -> None:
-        self.name, self._gaussian, self._library = name, gaussian, library
+        self.name = name
+        self._gaussian = gaussian
+        self._library = library
 
     def available(self) -> bool:
         return self._library is None or importlib.util.find_spec(self._library) is not None

@@ -134,7 +134,8 @@ class SummedRelease:
             raise ConfigError(f"expected releases >= 0 and 0 < delta < 1, got {releases}, {delta}")
         if releases == 0:
             return 0.0
-        rho, cut = releases * self.rho, releases * self.tail
+        rho = releases * self.rho
+        cut = releases * self.tail
         epsilon = zcdp_epsilon(rho, delta)
         for _ in range(8):
             left = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
@@ -201,9 +202,11 @@ def calibrate_noise(
 
 def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
     """The least deviation, in steps, from which on it is enough; ConfigError: no sum carries it."""
-    low, high = 0, 1
+    low = 0
+    high = 1
     while not enough(high):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
         if high > MAX_DEVIATION:
             raise ConfigError(
                 f"{what} needs noise of more than {MAX_DEVIATION} steps of fixed point; {instead}"

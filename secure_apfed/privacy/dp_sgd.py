@@ -159,7 +159,8 @@ class PrivateGradient:
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], private: PrivateUpdates
     ) -> None:
-        self._owner, self._private = owner, private
+        self._owner = owner
+        self._private = private
         every = nn.ModuleDict(dict(modules))
         _refuse_what_mixes_examples(owner, every)
         self._parameters = [p for p in every.parameters() if p.requires_grad]
@@ -259,8 +260,10 @@ class WholeTraining:
         seeded: bool = False,
     ) -> None:
         self._assumptions = _ASSUMPTIONS + (_SEEDED if seeded else "")
-        self._releases, self.updates = releases, updates
-        self._delta, self._budget = delta, budget
+        self._releases = releases
+        self.updates = updates
+        self._delta = delta
+        self._budget = budget
         for ledger in (releases, updates):
             ledger.ask_before_charging(self._check)
 

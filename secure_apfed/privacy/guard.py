@@ -182,7 +182,9 @@ class ClippedNoise:
     def __init__(self, clip: float, sigma: float, key: bytes, noise: NoiseKind) -> None:
         if not SMALLEST_CLIP <= clip <= LARGEST_CLIP:
             raise ConfigError(f"clip lies in {SMALLEST_CLIP:g}..{LARGEST_CLIP:g}, got {clip}")
-        self.clip, self.sigma, self.noise = float(clip), float(sigma), noise
+        self.clip = float(clip)
+        self.sigma = float(sigma)
+        self.noise = noise
         self._noise = NoiseSource(key, secret=noise == "secret")
 
     def __repr__(self) -> str:

@@ -132,14 +132,17 @@ class _Log:
     def __init__(
         self, path: Path, header: dict[str, Any], *, total: int, visit: Callable[[Release], None]
     ) -> None:
-        self.path, self._chain, self._size = path, b"", 0
+        self.path = path
+        self._chain = b""
+        self._size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileIO(open_regular(path, create=True), "r+") as file:
             content = file.readall()
             # A line is one JSON object without objects inside: no mere beginning has a "}".
             *lines, torn = content.split(b"\n")
             if b"}" in torn:
-                lines, torn = [*lines, torn], b""
+                lines = [*lines, torn]
+                torn = b""
             for number, line in enumerate(lines, start=1):
                 fields = self._read(line, number)
                 if number == 1:
@@ -404,14 +407,19 @@ class PrivacyLedger:
                 f"a budget of epsilon {budget} cannot be kept without noise; "
                 "choose the guard gaussian or leave the budget out"
             )
-        self._mechanism, self._delta, self._budget = mechanism, delta, budget
-        kind, noise = mechanism.accountant, mechanism.noise_multiplier
+        self._mechanism = mechanism
+        self._delta = delta
+        self._budget = budget
+        kind = mechanism.accountant
+        noise = mechanism.noise_multiplier
         self._counts = ReleaseCounts(
             rows=index(rows),
             log=None if log is None else Path(log),
             about={"accountant": kind, "noise_multiplier": noise},
         )
-        self._seeded, self.charges, self.figure = seeded, 0, figure
+        self._seeded = seeded
+        self.charges = 0
+        self.figure = figure
         self._others: Callable[..., None] | None = None
 
     def ask_before_charging(self, others: Callable[..., None]) -> None:
@@ -434,7 +442,8 @@ class PrivacyLedger:
             BudgetExhaustedError: the batch may not be sent; nothing was charged.
             LocalProtocolError: arguments of a wrong type or range.
         """
-        counts, release = self._counts, self._release(step, rows, digest, repeats)
+        counts = self._counts
+        release = self._release(step, rows, digest, repeats)
         if not counts.knows(release):
             different, times = np.unique(release.rows, return_counts=True)
             most = max(counts.most, int((counts.of_row_N[different] + times).max(initial=0)))
@@ -460,7 +469,8 @@ class PrivacyLedger:
 
     def spent(self) -> PrivacySpent:
         """Return what all releases so far cost; cheap enough for a progress display."""
-        most, name = self._counts.most, self._mechanism.accountant
+        most = self._counts.most
+        name = self._mechanism.accountant
         if most == 0:
             return PrivacySpent.nothing(delta=self._delta, figure=self.figure)
         epsilon = self.would_cost(most)
@@ -521,7 +531,8 @@ class PrivacyLedger:
                 f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
                 f"got {again.dtype} {tuple(again.shape)}"
             )
-        sent, total = rows.cpu().numpy(), len(self._counts.of_row_N)
+        sent = rows.cpu().numpy()
+        total = len(self._counts.of_row_N)
         if len(sent) and not 0 <= sent.min() <= sent.max() < total:
             raise LocalProtocolError(
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"

@@ -460,7 +460,8 @@ def _reads_data(order: list[Any]) -> set[Any]:
 
 def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     """Name the operation that carries a weight of some rows to others; None: there is none."""
-    rows, of_data = len(h_BD), _reads_data(order)
+    rows = len(h_BD)
+    of_data = _reads_data(order)
     generator = torch.Generator().manual_seed(_SEED)
     weighted_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
     weights_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -521,7 +522,8 @@ def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
 _EXTREME = 1e6
 _SURE = 6.0  # standard errors: less than once in 10^8 measurements of a guard that keeps its word
 _EXACT = 1e-5
-_FEWEST, _MOST = 256, 4096
+_FEWEST = 256
+_MOST = 4096
 _NUMBERS = 8
 _KEY = bytes(31) + b"m"  # of noise that nobody is ever sent
 
@@ -543,7 +545,8 @@ def check_guard(guard: Any) -> None:
     Raises:
         PromiseError: names the class, the word and what was measured.
     """
-    mechanism, name = guard.mechanism(), type(guard).__name__
+    mechanism = guard.mechanism()
+    name = type(guard).__name__
     if math.isinf(mechanism.mu):
         return
     if guard.unsafe or not 0 < guard.sensitivity() < math.inf:
@@ -632,7 +635,8 @@ def _measured_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[flo
     signs_B1[half:] = -1
     sent_BD = guard.release(_EXTREME * signs_B1 * direction_D, step=0, rows=torch.arange(2 * half))
     along_B = sent_BD.double() @ direction_D.double()
-    one_B, other_B = along_B[:half], along_B[half:]
+    one_B = along_B[:half]
+    other_B = along_B[half:]
     noise = math.sqrt((float(one_B.var()) + float(other_B.var())) / 2)
     apart = abs(float(one_B.mean() - other_B.mean()))
     reach = apart / noise if noise > 0 else 0.0

@@ -132,7 +132,8 @@ class NoiseSource:
     def __init__(self, key: bytes, *, secret: bool = True) -> None:
         if len(key) != KEY_BYTES:
             raise LocalProtocolError(f"a key has {KEY_BYTES} bytes, got {len(key)}")
-        self._key, self.secret = key, secret
+        self._key = key
+        self.secret = secret
 
     def about(self, content: bytes) -> "NoiseSource":
         """Noise for this content alone; the same where it is not secret."""

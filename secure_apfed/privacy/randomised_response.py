@@ -372,7 +372,8 @@ class VoteResponse:
         An answer is class k with probability q + (p - q) v_k, so (count_k - M q) / (p - q).
         """
         counts_UK = (answers_MU[:, :, None] == np.arange(self.classes)).sum(axis=0)
-        p, q = self.keep_probability, self.other_probability
+        p = self.keep_probability
+        q = self.other_probability
         return np.asarray((counts_UK - len(answers_MU) * q) / (p - q), dtype=np.float64)
 
     def __str__(self) -> str:

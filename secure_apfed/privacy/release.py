@@ -41,7 +41,8 @@ from secure_apfed.privacy.randomised_response import LabelResponse
 
 __all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
 
-_HALVES, _WIDE = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
+_HALVES = (torch.float16, torch.bfloat16)
+_WIDE = (torch.float32, torch.float64)
 Values = TypeVar("Values", bound=Any)
 _off: ContextVar[tuple["PrivateRelease", ...]] = ContextVar("guards that are off", default=())
 
@@ -52,7 +53,10 @@ class _Charged(KeepsSecrets):
     def __init__(
         self, one: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
     ) -> None:
-        self.epsilon, self.delta, self.rows, self._step = epsilon, delta, rows, 0
+        self.epsilon = epsilon
+        self.delta = delta
+        self.rows = rows
+        self._step = 0
         figure: Any = "epsilon_c" if isinstance(one, under_sum.SummedRelease) else "epsilon_x"
         self._ledger = PrivacyLedger(
             one, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
@@ -124,7 +128,8 @@ class PrivateRelease(_Charged):
     ) -> None:
         _require_numbers(self, clip=clip, epsilon=epsilon, delta=delta, epochs=epochs, rows=rows)
         self.sigma = calibrate_sigma(epsilon, delta, epochs, clip)
-        self._guard, self._passed = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key()), 0
+        self._guard = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key())
+        self._passed = 0
         super().__init__(self._guard.mechanism(), epsilon, delta, rows)
         self._measured = ""
         self._eager = torch.compiler.disable(self._release)  # compiled noise would be a constant
@@ -263,7 +268,9 @@ class PrivateContributions(_Charged):
         self.noise = under_sum.calibrate_noise(
             epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_of
         )
-        self._numbers, self._moved, self._source = numbers, moved, NoiseSource(fresh_key())
+        self._numbers = numbers
+        self._moved = moved
+        self._source = NoiseSource(fresh_key())
         one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
         super().__init__(one, epsilon, delta, rows)
 
@@ -354,8 +361,10 @@ class PrivateLabels(KeepsSecrets):
 
     def __init__(self, *, epsilon: float, classes: int) -> None:
         _require_numbers(self, epsilon=epsilon, classes=classes)
-        self._response, self._answered = LabelResponse(epsilon=epsilon, classes=classes), 0
-        self._once, self._check = threading.Lock(), ForkCheck("this PrivateLabels")
+        self._response = LabelResponse(epsilon=epsilon, classes=classes)
+        self._answered = 0
+        self._once = threading.Lock()
+        self._check = ForkCheck("this PrivateLabels")
 
     def __call__(self, labels: Values) -> Values:
         """Return an answer for each label, in the kind, shape, dtype and device of `labels`.
@@ -388,7 +397,8 @@ class PrivateLabels(KeepsSecrets):
                 "these labels were answered: train on the answers, a second one costs epsilon "
                 "again; for the labels of others make another PrivateLabels"
             )
-        self._answered, found = len(answers), answers.reshape(true.shape).astype(true.dtype)
+        self._answered = len(answers)
+        found = answers.reshape(true.shape).astype(true.dtype)
         if isinstance(labels, Tensor):
             return cast(Values, labels.new_tensor(found.tolist()))
         kept = isinstance(labels, np.ndarray)

@@ -45,8 +45,11 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
 
     `data`: with the labels that the run may train on.
     """
-    own, networks = session.entered.own, session.learner.solo()
-    config, labels_N, labelled = own.config, data.table.labels, data.labelled_rows
+    own = session.entered.own
+    networks = session.learner.solo()
+    config = own.config
+    labels_N = data.table.labels
+    labelled = data.labelled_rows
     if networks is None or not isinstance(task_of(own), Classification):
         return None
     assert labels_N is not None
@@ -64,7 +67,8 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
         others = np.arange(len(scores_N))
     # A model may know by heart what it learnt from, and be of another mean and width elsewhere.
     left_out = [at_n[part] if few else others[at::FOLDS] for at, part in enumerate(parts)]
-    told, elsewhere = list[FloatArray](), list[FloatArray]()
+    told = list[FloatArray]()
+    elsewhere = list[FloatArray]()
     without = [labelled[torch.from_numpy(part)] for part in parts]
     try:
         folds = list(_without(session, data, without, left_out))

@@ -32,7 +32,8 @@ class _Scored(Written):
 
 def keep_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write what this party's columns count, if its method says so."""
-    scores_F, encoding = role.feature_scores(), data.table.encoding
+    scores_F = role.feature_scores()
+    encoding = data.table.encoding
     if scores_F is None:
         return
     if isinstance(encoding, ColumnEncoding):

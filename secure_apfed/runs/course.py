@@ -121,7 +121,8 @@ def judge(
     config = _config_of(session)
     trained = _scored_training_rows(session, labels) if final else None
     threshold = _threshold(session, labels, trained, calibrated=calibration is not None)
-    own, measure = session.headline, MEASURES[config.measure]
+    own = session.headline
+    measure = MEASURES[config.measure]
     said = {name: scored.at(threshold) if name == own else scored for name, scored in said.items()}
     return Judged(
         measure=measure.name,
@@ -186,7 +187,8 @@ def _threshold(
     assert said.rate is not None
     every = _scored_training_rows(session, labels, labels.data().train_rows)
     assert every is not None
-    least, most = np.finfo(np.float32).tiny, 1 - np.finfo(np.float32).epsneg
+    least = np.finfo(np.float32).tiny
+    most = 1 - np.finfo(np.float32).epsneg
     return float(np.quantile(every.scores[:, 1], 1 - said.rate).clip(least, most))
 
 
@@ -209,7 +211,8 @@ def _scored_training_rows(
     if network is None:
         return None
     data = labels.data()
-    features_N, labels_N = data.table.features, data.table.labels
+    features_N = data.table.features
+    labels_N = data.table.labels
     assert labels_N is not None
     dtype = next((parameter.dtype for parameter in network.parameters()), torch.float32)
 
@@ -272,11 +275,14 @@ class RunWriter:
     def __init__(
         self, folder: RunFolder, config: Config, *, heard: Transcript | None = None
     ) -> None:
-        self.folder, self._config, self._heard = folder, config, heard
+        self.folder = folder
+        self._config = config
+        self._heard = heard
         self._board: SummaryWriter | None = None
 
     def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
-        folder, config = self.folder, self._config
+        folder = self.folder
+        config = self._config
         write_atomically(folder.config, dump_settings(config).encode())
         folder.write_json(
             folder.contract,
@@ -319,7 +325,9 @@ class RunWriter:
         course: "Course",
     ) -> None:
         """Write model, card and results; `result.json` comes last and marks the run as finished."""
-        folder, transcript, learner = self.folder, session.transcript, session.learner
+        folder = self.folder
+        transcript = session.transcript
+        learner = session.learner
         if self._board is not None:
             self._board.close()
         heard = () if self._heard is None else self._heard.flows
@@ -405,7 +413,8 @@ class RunWriter:
 
     def keep(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
-        folder, state = self.folder, recording.transcript.state_dict()
+        folder = self.folder
+        state = recording.transcript.state_dict()
         if recording.encoders:
             weights: dict[str, Tensor] = {}
             for name, encoder in recording.encoders.items():
@@ -423,7 +432,8 @@ class Watch:
     """Whoever plays the active, as a course meets them; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
-        self.writer, self.on_progress = writer, on_progress
+        self.writer = writer
+        self.on_progress = on_progress
         self.past = NONE_BEFORE  # sessions of this run, by what was kept of them
 
     def begin(self, session: Session, state: PartyState | None) -> None:
@@ -446,18 +456,23 @@ class Course:
     ) -> None:
         state = gone_back(state, labels, session)
         watch.begin(session, state)
-        rows, least = len(session.learner.training_rows), session.learner.smallest_batch
+        rows = len(session.learner.training_rows)
+        least = session.learner.smallest_batch
         if rows < least:
             raise ConfigError(
                 f"there are {rows} rows to train on, fewer than the smallest batch of {least}; the "
                 "intersection holds too few training rows"
             )
-        self.session, self._config, self._labels = session, _config_of(session), labels
+        self.session = session
+        self._config = _config_of(session)
+        self._labels = labels
         if self._config.threshold is not None:
             _require_two_classes(labels)
-        self._watch, self._writer = watch, watch.writer
+        self._watch = watch
+        self._writer = watch.writer
         notes = state.notes if state else {}
-        self._epoch, self._step = notes.get("epoch", 0), state.step if state else 0
+        self._epoch = notes.get("epoch", 0)
+        self._step = state.step if state else 0
         self._steps = self._of_epoch = 0
         self._sum = 0.0
         # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
@@ -489,7 +504,8 @@ class Course:
         return self._steps_before + self._step - self._first_step
 
     async def play(self) -> None:
-        learner, links = self.session.learner, self.session.links
+        learner = self.session.learner
+        links = self.session.links
         # A method may send before its first epoch, or after its last one, which is gone on with.
         over = self._epoch == self._config.train.epochs or self._is_late
         self.session.transcript.begin_epoch(self._epoch - over)
@@ -559,13 +575,15 @@ class Course:
     @property
     def _is_late(self) -> bool:
         """Whether the loss of held-out rows has not fallen for as long as there is patience."""
-        patience, losses = self._config.train.patience, self._held_out
+        patience = self._config.train.patience
+        losses = self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
 
     async def note_held_out_loss(self) -> None:
         if self._config.train.patience is None:
             return
-        learner, links = self.session.learner, self.session.links
+        learner = self.session.learner
+        links = self.session.links
         loss = await learner.loss_on(links, self, held_out_of(learner, self._config))
         if math.isnan(loss):
             raise ConfigError(
@@ -593,7 +611,9 @@ class Course:
         """See `Course`; a last batch that is too small is left out."""
         batches = batches_of(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._of_epoch, self._sum, self._loss = 0, 0.0, 0.0 if self._tells_loss else None
+        self._of_epoch = 0
+        self._sum = 0.0
+        self._loss = 0.0 if self._tells_loss else None
         for rows_B in batches:
             yield self._step, rows_B
 
@@ -615,7 +635,9 @@ class Course:
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
-        config, learner, links = self._config.train, self.session.learner, self.session.links
+        config = self._config.train
+        learner = self.session.learner
+        links = self.session.links
         if self._epoch == 0:
             self._warn_without_help()
         self._epoch += 1
@@ -644,7 +666,8 @@ class Course:
                 self._let_in(links)
 
     async def _evaluate(self, *, final: bool) -> None:
-        learner, links = self.session.learner, self.session.links
+        learner = self.session.learner
+        links = self.session.links
         calibration = calibrate(self.session, self._labels.data()) if final else None
         said = await learner.evaluate(links, next_step=self._step, final=final)
         self.judged = judge(self.session, self._labels, said, final=final, calibration=calibration)
@@ -652,7 +675,8 @@ class Course:
 
     async def _save_others(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
-        session, contract = self.session, self.session.contract
+        session = self.session
+        contract = self.session.contract
         if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
@@ -689,7 +713,8 @@ class Course:
         )
 
     def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
-        spent, passive = self.privacy(), self._worst_passive
+        spent = self.privacy()
+        passive = self._worst_passive
         promises = self._promises()
         return {
             "epoch": self._epoch,
@@ -726,7 +751,8 @@ class Course:
 
     def _warn_without_help(self) -> None:
         """Say it where training alone would pass for training with others."""
-        contract, flows = self.session.contract, self.session.transcript.flows
+        contract = self.session.contract
+        flows = self.session.transcript.flows
         if "the active sends representations" in self._config.method.happens and all(
             flow.kind is not Kind.REPRESENTATIONS for flow in flows
         ):
@@ -747,7 +773,9 @@ class Course:
         return worst_promise(self._promises(), method.figure)
 
     def _tell(self, epoch: int) -> None:
-        judged, own, measure = self.judged, self.session.headline, self._config.measure
+        judged = self.judged
+        own = self.session.headline
+        measure = self._config.measure
         spent = self._spent
         self._watch.on_progress(
             Progress(

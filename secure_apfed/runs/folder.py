@@ -466,7 +466,8 @@ def read_sealed(path: Path) -> bytes:
     if not path.exists():
         raise no_checkpoint(path)
     sealed = read_bytes(path)
-    content, digest = sealed[:-_DIGEST_BYTES], sealed[-_DIGEST_BYTES:]
+    content = sealed[:-_DIGEST_BYTES]
+    digest = sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
         raise CheckpointError(
             f"restore {path} from a copy, or start the run anew in another folder: the file is "
@@ -479,7 +480,8 @@ class Steps:
     """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self._folder, self._kind = folder, kind
+        self._folder = folder
+        self._kind = kind
 
     def found(self) -> list[int]:
         """Steps of which there is a file, ascending."""
@@ -549,7 +551,8 @@ def read_scored_file(path: Path, variant: str, *, threshold: float | None) -> Sc
     """
     try:
         tensors = load(read_bytes(path))
-        truth, scores = tensors[f"{variant}/truth"], tensors[f"{variant}/scores"]
+        truth = tensors[f"{variant}/truth"]
+        scores = tensors[f"{variant}/scores"]
         # Numbers; or classes where the training diverged, whose measures are NaN.
         if (numbers := scores.ndim == 1) or not scores.isfinite().all():
             decided = None if numbers else threshold

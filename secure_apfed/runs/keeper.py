@@ -106,7 +106,8 @@ class PartyKeeper:
     def __init__(
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
-        self._folder, identity = folder, folder.identity()
+        self._folder = folder
+        identity = folder.identity()
         # What a checkpoint must say of itself to be gone on from; None: there are none.
         self._of: dict[str, Any] | None = None
         if data:
@@ -117,7 +118,8 @@ class PartyKeeper:
                 "keys": keys_digest(type(config), type(config.method)),
                 "table": table_digest(data),
             }
-        self._name, self._data = name, data
+        self._name = name
+        self._data = data
         secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
         if content := self._content(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])

@@ -76,8 +76,11 @@ Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 RELAY = "relay"  # the name in its certificate, and of its folder beside the parties'
 _PROGRAM = (sys.executable, "-m", "secure_apfed.cli")
 _LOOPBACK = "127.0.0.1"
-_PORTS, _BLOCKS = range(20_000, 32_000), 40
-_CA, _CERTIFICATE, _KEY = Path("ca.pem"), Path("certificate.pem"), Path("key.pem")
+_PORTS = range(20_000, 32_000)
+_BLOCKS = 40
+_CA = Path("ca.pem")
+_CERTIFICATE = Path("certificate.pem")
+_KEY = Path("key.pem")
 _GONE_S = 3.0  # a process of this machine that cannot be reached for so long has ended
 _START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
@@ -88,7 +91,9 @@ _LOOK_S = 0.05
 _GRACE_S = 10.0
 _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
-_PARTY, _TABLE, _LOG = "party.yaml", "table.safetensors", "log.txt"
+_PARTY = "party.yaml"
+_TABLE = "table.safetensors"
+_LOG = "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
 _ERRORS: tuple[type[Exception], ...] = (
@@ -111,7 +116,8 @@ def free_addresses(count: int) -> list[str]:
     while these last. Raises ConfigError: too few are free.
     """
     found: list[str] = []
-    mine, draw = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS], secrets.SystemRandom()
+    mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
+    draw = secrets.SystemRandom()
     drawn = (port for ports in (mine, _PORTS) for port in draw.sample(ports, len(ports)))
     with contextlib.ExitStack() as stack:
         while len(found) < count:
@@ -301,7 +307,8 @@ def prepare_parties(
         passives = tuple(helping)
     else:
         data.compare_ids(id_rules(config.alignment).text)
-        active, passives = data.active.name, tuple(table.name for table in data.passives)
+        active = data.active.name
+        passives = tuple(table.name for table in data.passives)
     names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
@@ -349,7 +356,9 @@ class _Process:
     """One party's process, which says on stdout where it stands, and how it failed (`said`)."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
-        self.name, self.process, self._hear = name, process, hear
+        self.name = name
+        self.process = process
+        self._hear = hear
         self.said: Mapping[str, Any] = {}
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
@@ -514,7 +523,8 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
     outcome = outcome.model_copy(update={"promises": promised})
-    card, privacy = read_json(led.card, dict[str, Any], of=MODEL_CARD), outcome.privacy
+    card = read_json(led.card, dict[str, Any], of=MODEL_CARD)
+    privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in promised]
     run.write_json(run.card, card)

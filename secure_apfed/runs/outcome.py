@@ -163,7 +163,8 @@ class Ranking(Written):
         table = lift_table(scored)
         if not table:
             return None
-        rows, positives = len(scored.truth), int(scored.truth.sum())
+        rows = len(scored.truth)
+        positives = int(scored.truth.sum())
         found = estimates(scored)
         low, high = proportion_interval(positives, rows)
         return cls(
@@ -179,7 +180,8 @@ class Ranking(Written):
     @property
     def is_met(self) -> bool:
         """Whether the mean probability lies in the interval of the rate."""
-        low, high = self.rate.low, self.rate.high
+        low = self.rate.low
+        high = self.rate.high
         return low is not None and high is not None and low <= self.foretold <= high
 
 

@@ -63,15 +63,22 @@ class OwnRecord:
         keeps: bool = False,
         past: PastSessions = NONE_BEFORE,
     ) -> None:
-        self.me, self.role, self.config, self.held, self.active = me, role, config, held, active
+        self.me = me
+        self.role = role
+        self.config = config
+        self.held = held
+        self.active = active
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.heard = Transcript(TranscriptSettings(keep="none"))
         self.past = past
         self.sent_by_me.add(past.sent)
         self.heard.add(past.received)
         self.rows = _NO_ROWS
-        self._keeps, self._size, self._last_size = keeps, 0, 0
-        self._first, self._last = list[LetOut](), deque[LetOut]()
+        self._keeps = keeps
+        self._size = 0
+        self._last_size = 0
+        self._first = list[LetOut]()
+        self._last = deque[LetOut]()
         self._asked: dict[str, tuple[int, Tensor]] = {}
         self._newest: dict[Kind, bytes] = {}
 
@@ -111,10 +118,13 @@ class OwnRecord:
             self._keep(LetOut(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
     def _read(self, envelope: Envelope) -> Iterator[LetOut]:
-        kind, receiver, step = envelope.kind, envelope.receiver, envelope.step
+        kind = envelope.kind
+        receiver = envelope.receiver
+        step = envelope.step
         if kind not in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS):
             return
-        tensors, digest = unpack_own(envelope.payload), hashlib.sha256(envelope.payload).digest()
+        tensors = unpack_own(envelope.payload)
+        digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
             self._asked[receiver] = step, tensors.get("rows", _NO_ROWS)
         elif self._newest.get(kind) != digest:  # else the same to another passive

@@ -72,7 +72,8 @@ PARTY_FILE = "party.yaml"
 ANSWERED = "answer-{}.json"
 """In a party's folder, what it answered where a project was proposed."""
 _NOTHING = "nothing to do: "
-_FEWEST_A_DAY, _DAYS_OF_A_TABLE = 100, 10
+_FEWEST_A_DAY = 100
+_DAYS_OF_A_TABLE = 10
 Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
@@ -310,7 +311,8 @@ class _OverTcp:
 
     def dials(self, peer: str) -> bool:
         """Whether this party dials: where only the other listens, or both do, by their names."""
-        party, there = self.file.party, self.file.peers[peer].address is not None
+        party = self.file.party
+        there = self.file.peers[peer].address is not None
         if not there and self.file.listen is None:
             raise ConfigError(
                 f"{party} has no `listen`, and {peer} no address: one of the two must be reached; "
@@ -372,7 +374,9 @@ class _OverGrpc(_OverTcp):
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
         from secure_apfed.between import certificates, grpc_link, relay
 
-        self._certificates, self._grpc, self._relay = certificates, grpc_link, relay
+        self._certificates = certificates
+        self._grpc = grpc_link
+        self._relay = relay
         self._credentials = self._load(file)
         if self._credentials is not None:
             self.certificate = self._credentials.digest
@@ -402,9 +406,11 @@ class _OverGrpc(_OverTcp):
     def dial(self, peer: str) -> Carrier:
         file = self.file
         if file.relay is not None:
-            address, name = parse_address(file.relay), file.relay_name
+            address = parse_address(file.relay)
+            name = file.relay_name
         else:
-            address, name = self.address_of(peer), None if file.peers[peer].behind_proxy else peer
+            address = self.address_of(peer)
+            name = None if file.peers[peer].behind_proxy else peer
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
 
     def enter(self, connection: Carrier, peer: str) -> None:
@@ -460,8 +466,12 @@ def play_party(
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
-    file, restarts, status = PartyFile.read(path), 0, status or StatusKeeper()
-    result, record, failed = None, None, ""
+    file = PartyFile.read(path)
+    restarts = 0
+    status = status or StatusKeeper()
+    result = None
+    record = None
+    failed = ""
     with status:
         while record is None:
             again = resume and not restarts
@@ -504,7 +514,8 @@ def _play(
     if here.role == "active":
         script = _active(here, folder, on_progress, restarts=restarts, on_common=on_common)
         return play_one(script, here.links, here.transport, **how)
-    own, record = here.own, here.record
+    own = here.own
+    record = here.record
     assert isinstance(own.config, Config)
     people = list[CommonPeople]()
 
@@ -584,7 +595,8 @@ def joined(
     require_not_ended(file.folder)
     config = load_config(file.config)
     require_own_limits(file, config)
-    rules, role = config.rules, role_of(file, config)
+    rules = config.rules
+    role = role_of(file, config)
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
@@ -594,7 +606,8 @@ def joined(
             raise no_checkpoint(folder.path)
         data = own_data(file, config, role)
         keeper = PartyKeeper(folder, file.party, config, data, role=role)
-        shapes, batch = [data.table.shape] if data else [], config.train.batch_size
+        shapes = [data.table.shape] if data else []
+        batch = config.train.batch_size
         stack.enter_context(threads_for(config.model, batch, shapes))
         secrets = keeper.secrets
         # With as much patience as the run has with who is started again.
@@ -604,7 +617,8 @@ def joined(
         known, audit, met = stack.enter_context(
             audited(patient, secrets.identity, keeper.meter, status, meet, past)
         )
-        keeper.audit, transport = audit, over(met)
+        keeper.audit = audit
+        transport = over(met)
         record = OwnRecord(
             file.party,
             role,
@@ -645,7 +659,9 @@ class _Alone(Watch):
         self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined
     ) -> None:
         super().__init__(writer, on_progress)
-        self._links, self._transport, self._dismissed = here.links, here.transport, set[str]()
+        self._links = here.links
+        self._transport = here.transport
+        self._dismissed = set[str]()
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
         for name in set(absent) - self._dismissed:
@@ -663,8 +679,10 @@ async def _active(
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
     """The active's whole script: what `assist` is for the others, with a course and a result."""
-    own, links = here.own, here.links
-    config, method = own.config, METHODS[own.config.method.name]
+    own = here.own
+    links = here.links
+    config = own.config
+    method = METHODS[own.config.method.name]
     assert isinstance(config, Config)
     labels, state = answered_labels(config, own.data, own.secrets)
     own = replace(own, held=labels.data())
@@ -672,7 +690,8 @@ async def _active(
     here.record.rows = entered.rows
     if entered.common is not None:
         on_common(entered.common)
-    sent, heard = here.record.sent_by_me, here.record.heard
+    sent = here.record.sent_by_me
+    heard = here.record.heard
     session = Session(entered, learner, links, sent, headline=method.headline)
     writer = RunWriter(folder, config, heard=heard)
     watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
@@ -734,7 +753,9 @@ def _require_declared(file: PartyFile, held: OwnData) -> None:
 
 def shape_of(own: OwnData, *, columns: bool) -> TableShape:
     """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
-    table, encoding, labels = own.table, own.table.encoding, {}
+    table = own.table
+    encoding = own.table.encoding
+    labels = {}
     if table.labels is not None:
         labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
     named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()

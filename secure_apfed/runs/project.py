@@ -49,11 +49,17 @@ from secure_apfed.runs.revocation import RENEWED, REVOKED, renewed_pem
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
-ANSWER, PROPOSAL, SEALED, RUN = ANSWERED, "proposal.json", "sealed.json", "run.yaml"
+ANSWER = ANSWERED
+PROPOSAL = "proposal.json"
+SEALED = "sealed.json"
+RUN = "run.yaml"
 AUTHORITY_KEY = "authority-key.pem"
 """In the organiser's folder, what issues certificates of the project."""
 _TABLE = "table.safetensors"
-_CA, _CERTIFICATE, _KEY, _RELAY = "ca.pem", "certificate.pem", "key.pem", "relay"
+_CA = "ca.pem"
+_CERTIFICATE = "certificate.pem"
+_KEY = "key.pem"
+_RELAY = "relay"
 _PURPOSE = b"project v1"
 _MOST_BYTES = 2**20
 _MOST_PLACE = 200
@@ -171,7 +177,8 @@ class Proposal(Document):
             data = self.config().data
             if party not in (data.parties or {}):
                 raise ConfigError(f"{party} takes part without a table of its own; name none")
-            data_of_all, tables = settings["data"], settings["data"]["parties"]
+            data_of_all = settings["data"]
+            tables = settings["data"]["parties"]
             settings = {**settings, "data": {**data_of_all, "parties": {**tables, party: own}}}
         return load_config_text(as_yaml(settings), source="the proposal's settings")
 
@@ -285,7 +292,8 @@ class Signed(Settings):
 
     def _verify(self, source: object) -> None:
         """Raise RemoteProtocolError unless the key that the file names signed its document."""
-        identity, kind = self.document.get("identity"), self.document.get("kind")
+        identity = self.document.get("identity")
+        kind = self.document.get("kind")
         if not isinstance(identity, str) or not _HEX_32.fullmatch(identity):
             raise RemoteProtocolError(
                 f"{source}: names no key by which it is signed (identity: 64 digits in hex); ask "
@@ -335,7 +343,8 @@ class Sealed(Document):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        proposal, by_key = self.proposed, dict[str, str]()
+        proposal = self.proposed
+        by_key = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
             raise ValueError(
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
@@ -366,7 +375,8 @@ def _require_kind(document: Mapping[str, Any], wanted: str) -> None:
         raise ValueError(
             f"expected a file of the kind {wanted!r}, got {quote_text(found, most=40)}"
         )
-    theirs, ours = document.get("version"), metadata.version("secure-apfed")
+    theirs = document.get("version")
+    ours = metadata.version("secure-apfed")
     if not isinstance(theirs, str):
         raise ValueError(f"version: expected a text, got {quote_text(theirs)}")
     if check_version(theirs) != ours:
@@ -531,14 +541,17 @@ def _answer(
     columns: bool,
     show: Show,
 ) -> None:
-    identity, said = PartyFolder(folder).identity(), dict[str, Any]()
+    identity = PartyFolder(folder).identity()
+    said = dict[str, Any]()
     if certificates is None:
         request, key = certificate_request(party)
         said["request"] = request.decode()
     else:
         pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
         own = Credentials.load(*pems, name=party)
-        key, said["certificate"], said["ca"] = own.key, own.certificate.decode(), own.ca.decode()
+        key = own.key
+        said["certificate"] = own.certificate.decode()
+        said["ca"] = own.ca.decode()
     secret = {_KEY: key}
     if proposal.document["relay_by"] == party:
         request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
@@ -572,7 +585,8 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
     the project's words; `secure_apfed.runs.renewal` renews one under the same authority, whose key
     stays in this folder.
     """
-    written, identity = Signed.read(folder / PROPOSAL), PartyFolder(folder).identity()
+    written = Signed.read(folder / PROPOSAL)
+    identity = PartyFolder(folder).identity()
     proposal = written.opened(Proposal, folder / PROPOSAL)
     if proposal.identity != identity.public.hex():
         raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
@@ -586,13 +600,15 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
                 f"{path}: {found.party} answered twice, as {other.words!r} and as {found.words!r}; "
                 "ask it by telephone which words are its own, and leave the other file out"
             )
-    authority, certificates = make_authority("secure-apfed project authority"), dict[str, str]()
+    authority = make_authority("secure-apfed project authority")
+    certificates = dict[str, str]()
     authorities = {authority.certificate.decode(): None}
     for name, signed in answers.items():
         given = signed.opened(Answer, name)
         if given.certificate is not None and given.ca is not None:
             require_caller(name, given.certificate.encode(), frozenset())
-            certificates[name], authorities[given.ca] = given.certificate, None
+            certificates[name] = given.certificate
+            authorities[given.ca] = None
         for called, request in {name: given.request, _RELAY: given.relay_request}.items():
             if request is not None:
                 made = authority.sign(request.encode(), called, days=days)
@@ -618,7 +634,8 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     of which those keys stay as they are that the project does not say.
     """
     require_not_ended(folder)
-    mine, proposed = Signed.read(folder / ANSWER.format(party)), Signed.read(folder / PROPOSAL)
+    mine = Signed.read(folder / ANSWER.format(party))
+    proposed = Signed.read(folder / PROPOSAL)
     sealed = Signed.read(path).opened(Sealed, path)
     proposal = sealed.proposed
     if sealed.proposal != proposed:
@@ -644,7 +661,8 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     Credentials.load(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, read_bytes(path, most=_MOST_BYTES))
-    made, config = _party_file(sealed, party), load_config(folder / RUN)
+    made = _party_file(sealed, party)
+    config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
     OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=proposal.party)
     if not (folder / REVOKED).exists():

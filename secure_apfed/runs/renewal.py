@@ -43,7 +43,8 @@ __all__ = [
 
 REQUESTED = "renewal-{}.json"
 """What a party sends to the organiser, by its name."""
-_NEXT_KEY, _NEXT_CERTIFICATE = "next-key.pem", "next-certificate.pem"
+_NEXT_KEY = "next-key.pem"
+_NEXT_CERTIFICATE = "next-certificate.pem"
 _MOST_KEY = 2**16
 
 

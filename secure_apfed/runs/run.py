@@ -106,8 +106,10 @@ def run_in_memory(
     given = data
     data = data or load_data(config.data, seed=config.seed)
     data.compare_ids(id_rules(config.alignment).text)
-    writer, secrets = None, dict[str, Secrets]()
-    shapes, batch = [table.shape for table in data.tables], config.train.batch_size
+    writer = None
+    secrets = dict[str, Secrets]()
+    shapes = [table.shape for table in data.tables]
+    batch = config.train.batch_size
     with ExitStack() as stack, threads_for(config.model, batch, shapes):
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
@@ -119,7 +121,8 @@ def run_in_memory(
                 "has no checkpoint to resume from"
             )
         name = data.active.name
-        active, held = secrets.setdefault(name, fresh_secrets(config, name)), data.own(name)
+        active = secrets.setdefault(name, fresh_secrets(config, name))
+        held = data.own(name)
         assert held is not None
         labels, state = answered_labels(config, held, active)
         start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
@@ -181,7 +184,8 @@ def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> S
     `tables` are what somebody brought, which must be the very same in each run; None: those that
     the settings name.
     """
-    config, past = start.config, _PAST.get() if shares and start.config.method.aligns else None
+    config = start.config
+    past = _PAST.get() if shares and start.config.method.aligns else None
     # All that tables and intersection depend on.
     key = f"{config.data.model_dump_json()} {config.alignment.model_dump_json()} {config.seed}"
     found = past.get(key) if past is not None else None
@@ -231,14 +235,18 @@ class _Experimenter(Watch):
         on_progress: Callable[[Progress], None],
     ) -> None:
         super().__init__(writer, on_progress)
-        self._config, self._data, self._session = config, data, session
+        self._config = config
+        self._data = data
+        self._session = session
 
     def begin(self, session: Session, state: PartyState | None) -> None:
         """Save the record before each checkpoint of the active; go on with that of this state."""
         if self.writer is None:
             return
-        folder, keeper = self.writer.folder, session.entered.own.secrets.keeper
-        files, transcript = folder.recordings, session.transcript
+        folder = self.writer.folder
+        keeper = session.entered.own.secrets.keeper
+        files = folder.recordings
+        transcript = session.transcript
         transcript.keep_in(folder.path)
         assert isinstance(keeper, PartyKeeper)
         keeper.before_save = lambda step: files.write(

@@ -79,7 +79,8 @@ from secure_apfed.settings.run import TranscriptSettings
 
 __all__ = ["AnswerBook", "JointlyPredicted", "predict_jointly", "serve_party"]
 
-_JOINTLY, _ALONE = "jointly", "alone"
+_JOINTLY = "jointly"
+_ALONE = "alone"
 _REFUSED_S = 10.0  # that an active waits for who is refused: others try again every second
 
 
@@ -118,7 +119,9 @@ class AnswerBook:
         run: str = "",
         today: Callable[[], str] = lambda: f"{dt.datetime.now(dt.UTC):%Y-%m-%d}",
     ) -> None:
-        self._me, self._limits, self._today = me, limits.limits_for(people), today
+        self._me = me
+        self._limits = limits.limits_for(people)
+        self._today = today
         self._budget = budget
         os.close(open_regular(path, create=True))
         self._book = sqlite3.connect(path, isolation_level=None)
@@ -219,7 +222,8 @@ class _ServeMeter:
             return
         self.promise = promise_of_party(config, "passive", ())
         if self.promise.state == NOTHING_SENT:  # yet: noise is agreed
-            budget, why = _budget_of(config, file.serve), ""
+            budget = _budget_of(config, file.serve)
+            why = ""
             if budget is None:
                 why = "no budget ends the answers about one person; give serve.epsilon"
             epsilon = math.inf if budget is None else budget
@@ -240,12 +244,14 @@ class _Here:
     def read(cls, path: Path) -> "_Here":
         file = PartyFile.read(path)
         require_not_ended(file.folder)
-        config, folder = load_config(file.config), PartyFolder(file.folder)
+        config = load_config(file.config)
+        folder = PartyFolder(file.folder)
         require_own_limits(file, config)
         method = joint_method(METHODS[config.method.name])
         require_overlaps_shown(config.alignment, file.party)
         peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
-        kept, tensors = None, dict[str, Tensor]()
+        kept = None
+        tensors = dict[str, Tensor]()
         if file.party == file.active or file.party in file.passives:
             kept, tensors = read_kept(folder, file.party)
         file = file.model_copy(update={"peers": peers})
@@ -256,7 +262,8 @@ class _Here:
         self, held: OwnData | None, meet: Connect, status: StatusKeeper
     ) -> Iterator[tuple[Own, Links, Any]]:
         """Connected to the others, and with what this party brings; the folder is its own."""
-        file, identity = self.file, self.folder.identity()
+        file = self.file
+        identity = self.folder.identity()
         meter = _ServeMeter(self.config, file)
         with audited(file, identity, meter, status, meet) as (known, audit, transport):
             record = Transcript(TranscriptSettings(keep="none")).record
@@ -300,13 +307,15 @@ def serve_party(
         ConfigError, DataError, ModelError: file, table or kept model that do not fit.
     """
     path = Path(path)
-    here, status = _Here.read(path), status or StatusKeeper()
+    here = _Here.read(path)
+    status = status or StatusKeeper()
     file = here.file
     if file.party == file.active:
         raise ConfigError(
             f"{file.party} is the active, which asks: secure-apfed predict --jointly {path}"
         )
-    held, played = None, 0
+    held = None
+    played = 0
     if here.kept is not None:
         held = _served_table(here, here.kept)
     with here.folder.locked(), status:
@@ -385,7 +394,8 @@ class _Refusals:
 
 
 def _book_of(here: _Here, *, people: int) -> AnswerBook:
-    path, limits = here.folder.path / ANSWER_BOOK, here.file.serve
+    path = here.folder.path / ANSWER_BOOK
+    limits = here.file.serve
     budget = _budget_of(here.config, limits)
     return AnswerBook(path, here.file.party, limits, people=people, budget=budget, run=here.run)
 
@@ -398,7 +408,8 @@ def _budget_of(config: Config, limits: ServeSettings) -> float | None:
 
 def _served_table(here: _Here, kept: Kept) -> OwnData:
     """The people that this passive may be asked about, as its network reads them."""
-    file, config = here.file, here.config
+    file = here.file
+    config = here.config
     if file.serve.table is None:
         held = own_data(file, config, "passive")
         assert held is not None
@@ -480,7 +491,8 @@ def predict_jointly(
         with row_writer(output) as written:
             return predict_jointly(path, data, meet=meet, status=status, write=written)
     assert write is not None
-    here, status = _Here.read(path), status or StatusKeeper()
+    here = _Here.read(path)
+    status = status or StatusKeeper()
     if here.kept is None or here.file.party != here.file.active:
         raise ConfigError(f"{here.file.party} is not the active, which alone predicts")
     asking = _Asking(here, here.kept, _blocks(here, here.kept, data), write)
@@ -506,10 +518,15 @@ class _Asking:
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
-        self._here, self._blocks, self._write = here, blocks, write
-        self._solo, self._classes = load_model(here.folder.path), kept.classes
+        self._here = here
+        self._blocks = blocks
+        self._write = write
+        self._solo = load_model(here.folder.path)
+        self._classes = kept.classes
         self._pending: _Block | None = None
-        self._counts, self._began, self.why = Counter[str](), time.monotonic(), ""
+        self._counts = Counter[str]()
+        self._began = time.monotonic()
+        self.why = ""
         self._refused = 0
 
     async def script(self, own: Own, links: Links) -> None:
@@ -518,7 +535,8 @@ class _Asking:
             self._pending = block
             known_B, scores_nK = await predictor.predict(block.ids, block.features)
             self._tell(block, known_B, scores_nK)
-            self._pending, self._refused = None, predictor.refused
+            self._pending = None
+            self._refused = predictor.refused
             if predictor.ended is not None:
                 raise predictor.ended
         predictor.end()
@@ -559,7 +577,8 @@ class _Asking:
 
 
 def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
-    party, columns = here.file.party, _id_columns(here.config, here.file.party)
+    party = here.file.party
+    columns = _id_columns(here.config, here.file.party)
     pieces = encode_pieces(party, IdFile(party, data, columns), id_rules(here.config.alignment))
     ids = itertools.chain.from_iterable(pieces)
     for names, features in load_blocks(data, kept.encoding, id_columns=columns):

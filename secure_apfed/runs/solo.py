@@ -125,7 +125,8 @@ def load_model(path: PathLike) -> SoloModel:
     parts = read_json(folder.card, _Parts, of=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
-    stored, task = read_bytes(folder.model), _task(parts, folder.card)
+    stored = read_bytes(folder.model)
+    task = _task(parts, folder.card)
     outputs = task.outputs(len(parts.classes))
     try:
         network = _network(parts, load(stored), outputs)
@@ -337,7 +338,8 @@ class _Predictor:
     """A model, and how what it has predicted so far compares with its training rows."""
 
     def __init__(self, model: SoloModel) -> None:
-        self.model, self._rows = model, 0
+        self.model = model
+        self._rows = 0
         encoding = model.encoding
         self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
 
@@ -352,7 +354,8 @@ class _Predictor:
             yield ids, outputs
 
     def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
-        what, compared = self.model.task.tells, Compared(rows=len(ids))
+        what = self.model.task.tells
+        compared = Compared(rows=len(ids))
         whole = Predicted(ids=ids, outputs=outputs, what=what, compared=compared)
         if outputs.ndim == 1:
             return whole

@@ -40,7 +40,8 @@ class ReleaseMeter:
     """
 
     def __init__(self, config: Config, role: str) -> None:
-        self._config, self._role = config, role
+        self._config = config
+        self._role = role
         self._ledgers: dict[str, PrivacyLedger] = {}
         self._promise: Promise | None = None
         self._charges_known = -1
@@ -136,7 +137,8 @@ def _releasing(session: Session) -> list[PrivacyLedger]:
 
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
     """All that was on, with what each part gives and what none gives, in words for people."""
-    seeded, learner = config.guard.noise != "secret", session.learner
+    seeded = config.guard.noise != "secret"
+    learner = session.learner
     also = statements(config.defences, config.method)
     votes = "passives vote" in config.method.happens
     if session.contract.secure_sum.get("noise") and not votes:

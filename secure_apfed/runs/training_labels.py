@@ -44,8 +44,12 @@ class TrainingLabels:
         self, config: Config, data: OwnData, *, key: bytes, log: Path | None = None
     ) -> None:
         self.mechanism = make_label_mechanism(config.labels, classes=len(data.classes))
-        self._config, self.held, self._key, self._log = config, data, key, log
-        stages, rows = self.mechanism.stages, len(data.labelled_rows)
+        self._config = config
+        self.held = data
+        self._key = key
+        self._log = log
+        stages = self.mechanism.stages
+        rows = len(data.labelled_rows)
         if stages > 1 and stages > min(config.train.epochs, rows):
             raise ConfigError(
                 f"labels.mechanism: {stages} stages need as many epochs and labelled rows, got "
@@ -114,11 +118,13 @@ class TrainingLabels:
 
         Rows whose labels wait for their answer are left out meanwhile.
         """
-        held, table = self.held, self.held.table
+        held = self.held
+        table = self.held.table
         if self.mechanism.unsafe and held.labelled is None:
             return held
         assert table.labels is not None
-        every, labelled = held.train_rows, held.labelled_rows
+        every = held.train_rows
+        labelled = held.labelled_rows
         answered = torch.zeros(len(labelled), dtype=torch.bool)
         for part in self._parts[: self._stage]:
             answered[part] = True
@@ -154,7 +160,8 @@ class TrainingLabels:
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "
                 "labels; it was altered or is of another run"
             )
-        self._answers_N, self._stage = answers_N.clone(), stage
+        self._answers_N = answers_N.clone()
+        self._stage = stage
 
 
 def answered_labels(
@@ -184,7 +191,8 @@ def gone_back(
     That is an older one than its newest where somebody lost theirs. A stage of labels that was
     answered since is answered again, and the same.
     """
-    resumes, keeper = session.contract.resumes, session.entered.own.secrets.keeper
+    resumes = session.contract.resumes
+    keeper = session.entered.own.secrets.keeper
     if state is None or resumes is None or state.step == resumes.step:
         return state
     assert keeper is not None

@@ -109,7 +109,8 @@ class Database(Settings):
         told = given.__dict__ if isinstance(given, Database) else given
         if not isinstance(told, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
-        url, where = str(told.get("url")), told.get("credentials", {"env": ""})
+        url = str(told.get("url"))
+        where = told.get("credentials", {"env": ""})
         if _PASSWORD.match(url):
             raise ValueError(
                 "url: it holds a password, which would stand in every copy of this file; leave it "

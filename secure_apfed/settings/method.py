@@ -186,7 +186,8 @@ class MethodSettings(Settings, ABC):
     @property
     def happens(self) -> frozenset[str]:
         """What goes between its parties, in the words of the report's tables (`who_learns.md`)."""
-        votes, averages = self.opens_votes, self.averages
+        votes = self.opens_votes
+        averages = self.averages
         said = {
             "passives take part": self.has_passives,
             "people are aligned": self.aligns,

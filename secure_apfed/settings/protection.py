@@ -201,7 +201,8 @@ def find_keys(settings: Settings, default: Any = None, where: str = "") -> Itera
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
             continue
-        path, value = f"{where}{name}", getattr(settings, name)
+        path = f"{where}{name}"
+        value = getattr(settings, name)
         usual = getattr(default, name) if isinstance(default, type(settings)) else _usual(declared)
         mark = _mark_of(declared)
         if mark is not None:
@@ -223,7 +224,8 @@ def find_key_types(
     for name, declared in kind.model_fields.items():
         if _is_of_each_party(name, declared):
             continue
-        mark, inner = _mark_of(declared), _settings_in(declared.annotation)
+        mark = _mark_of(declared)
+        inner = _settings_in(declared.annotation)
         if mark is not None or not inner:
             yield f"{where}{name}", mark
             continue
@@ -261,7 +263,8 @@ def require_limits(
         ConfigError: settings below a minimum or above a maximum, or a limit of no such key; names
             all of them, and what to change where.
     """
-    keys, wrong = list(find_keys(settings)), list[str]()
+    keys = list(find_keys(settings))
+    wrong = list[str]()
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
             mark = _mark_to_limit(pattern, side, limit, known, file)
@@ -312,7 +315,8 @@ def _mark_to_limit(
 
 def _matches(pattern: str, path: str) -> bool:
     """Return whether a path is of a pattern, of which `*` is any one name."""
-    wanted, given = pattern.split("."), path.split(".")
+    wanted = pattern.split(".")
+    given = path.split(".")
     same = (one in ("*", other) for one, other in zip(wanted, given, strict=False))
     return len(wanted) == len(given) and all(same)
 

@@ -52,7 +52,8 @@ _COSINES = 300
 _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
 _NEIGHBOURS = 10
 _ALPHA = 0.2
-_NEAR, _ALPHAS = (5, 10, 20), (0.2, 0.5, 0.8)
+_NEAR = (5, 10, 20)
+_ALPHAS = (0.2, 0.5, 0.8)
 _BLIND = 0.1
 """How far a row's labels may be wrong at random, so that one that is sure does not decide."""
 _TREES = 200
@@ -97,7 +98,8 @@ def logistic(strength: float) -> Any:
 
 def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float:
     """Return the C with the largest likelihood of held-out labels; 1 where none can be held out."""
-    rows, labels = np.asarray(scaled_nF, np.float64), np.asarray(labels_n, np.int64)
+    rows = np.asarray(scaled_nF, np.float64)
+    labels = np.asarray(labels_n, np.int64)
     return _best_strength(rows.tobytes(), labels.tobytes(), seed)
 
 
@@ -125,7 +127,8 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
 class Logistic(Baseline):
     """On the labelled rows, its strength chosen by cross-validation of them."""
 
-    name, title = "logistic", "Logistic regression"
+    name = "logistic"
+    title = "Logistic regression"
 
     def fit(self, task: SoloTask) -> Predictor:
         scale = scale_of(task)
@@ -140,7 +143,8 @@ class SelfTraining(Baseline):
     Source: D. Yarowsky, ACL 1995, as in scikit-learn.
     """
 
-    name, title = "self_training", "Self-training"
+    name = "self_training"
+    title = "Self-training"
 
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.semi_supervised import SelfTrainingClassifier
@@ -163,7 +167,8 @@ class ExtraTrees(Baseline):
     Source: P. Geurts, D. Ernst, L. Wehenkel, Machine Learning 63, 2006, as in scikit-learn.
     """
 
-    name, title = "extra_trees", "Extra trees"
+    name = "extra_trees"
+    title = "Extra trees"
 
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.ensemble import ExtraTreesClassifier
@@ -187,11 +192,13 @@ class GradientBoosting(Baseline):
     It stops after as many rounds as are the most likely to tell held-out labels.
     """
 
-    name, title = "gradient_boosting", "Gradient boosting"
+    name = "gradient_boosting"
+    title = "Gradient boosting"
 
     def fit(self, task: SoloTask) -> Predictor:
         scale = scale_of(task)
-        scaled_nF, labels_n = scale.transform(task.labelled_rows), task.labels
+        scaled_nF = scale.transform(task.labelled_rows)
+        labels_n = task.labels
         loss_R = np.zeros(_BOOSTING_ROUNDS)
         for part in held_out(labels_n, _BOOSTING_PARTS, task.seed):
             kept = np.setdiff1d(np.arange(len(labels_n)), part)
@@ -221,7 +228,8 @@ class GradientBoosting(Baseline):
     @staticmethod
     def _kind(model: Any, scale: Any, task: SoloTask) -> Kind:
         """Of two classes there is one tree a round, of the second."""
-        seen, trees = model.classes_, []
+        seen = model.classes_
+        trees = []
         bias = np.full(task.classes, UNSEEN)
         bias[seen] = (
             np.append(0.0, model._baseline_prediction)
@@ -230,7 +238,8 @@ class GradientBoosting(Baseline):
         )
         for of_round in model._predictors:
             for at, tree in enumerate(of_round):
-                nodes, values_VK = tree.nodes, np.zeros((len(tree.nodes), task.classes))
+                nodes = tree.nodes
+                values_VK = np.zeros((len(tree.nodes), task.classes))
                 values_VK[:, seen[1] if len(of_round) == 1 else seen[at]] = nodes["value"]
                 leaf = nodes["is_leaf"].astype(bool)
                 left, right = (nodes[side].astype(np.int64) for side in ("left", "right"))
@@ -265,7 +274,8 @@ def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
         return np.asarray(ridge.predict(columns_BC), dtype=np.float64)
 
     def kept() -> Fitted:
-        features, weights_KC = len(scale.mean_), np.atleast_2d(ridge.coef_)
+        features = len(scale.mean_)
+        weights_KC = np.atleast_2d(ridge.coef_)
         directions_CF, phases_C = unscaled(scale, cosines.random_weights_.T, cosines.random_offset_)
         linear_KF, bias_K = unscaled(
             scale, weights_KC[:, :features] / np.sqrt(features), np.asarray(ridge.intercept_)
@@ -296,7 +306,8 @@ class Ridge(Baseline):
     Source: A. Rahimi, B. Recht, NeurIPS 2007 (the features); lambda by the leave-one-out error.
     """
 
-    name, title = "ridge", "Ridge on random features"
+    name = "ridge"
+    title = "Ridge on random features"
 
     def fit(self, task: SoloTask) -> Predictor:
         return _ridge(task, task.labelled, task.indicators)
@@ -310,7 +321,8 @@ class Spreading(Baseline):
     are near are those whose labels tell each other best, each left out.
     """
 
-    name, title = "label_spreading", "Label spreading"
+    name = "label_spreading"
+    title = "Label spreading"
 
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.neighbors import NearestNeighbors
@@ -335,7 +347,8 @@ class Spreading(Baseline):
 class SpreadingStudent(Baseline):
     """A ridge regression learns the labels that were spread."""
 
-    name, title = "label_spreading_ridge", "Label spreading, ridge student"
+    name = "label_spreading_ridge"
+    title = "Label spreading, ridge student"
 
     def fit(self, task: SoloTask) -> Predictor:
         labels_NK = scored_once("spread", task, lambda: _spread(task))
@@ -345,7 +358,8 @@ class SpreadingStudent(Baseline):
 
 def _spread(task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached."""
-    features_NF, known_nK = task.features, task.indicators
+    features_NF = task.features
+    known_nK = task.indicators
     nearest_NN = scored_once(
         "nearest",
         task,
@@ -353,7 +367,8 @@ def _spread(task: SoloTask) -> FloatArray:
         labels=False,
     ).astype(np.int64)
     graphs = {near: graph_of(nearest_NN[:, :near]) for near in _NEAR}
-    near, alpha = _NEIGHBOURS, _ALPHA
+    near = _NEIGHBOURS
+    alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
 
         def told(said_nK: FloatArray) -> tuple[int, float]:

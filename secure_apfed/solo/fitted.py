@@ -199,7 +199,8 @@ class Trees(Simple):
     scale: Tensor
 
     def _check(self) -> None:
-        nodes, features = len(self.feature), len(self.centre)
+        nodes = len(self.feature)
+        features = len(self.centre)
         inside = all(
             bool(((of >= 0) & (of < below)).all())
             for of, below in (
@@ -225,7 +226,9 @@ class Trees(Simple):
         x_BF = (x_BF - self.centre) / self.scale
         if self._single:
             x_BF = x_BF.float().double()
-        feature_V, left_V, right_V = self.feature.long(), self.left.long(), self.right.long()
+        feature_V = self.feature.long()
+        left_V = self.left.long()
+        right_V = self.right.long()
         at_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
         for _ in range(self._number):
             is_left_BT = x_BF.gather(1, feature_V[at_BT]) <= self.threshold[at_BT]
@@ -494,7 +497,8 @@ class Fitted(nn.Module):
         return shares_of_one(shares_BK).clamp(min=LEAST).log()
 
 
-STUDENT_ENCODER, STUDENT_HEAD = "student_encoder", "student_head"
+STUDENT_ENCODER = "student_encoder"
+STUDENT_HEAD = "student_head"
 """Names of the two halves of a network whose scores stand beside the row."""
 
 
@@ -559,12 +563,16 @@ def layered(
 
     Of two classes that were seen there is one row, of the second.
     """
-    weight, bias = np.atleast_2d(np.asarray(coefficients)), np.atleast_1d(np.asarray(offsets))
+    weight = np.atleast_2d(np.asarray(coefficients))
+    bias = np.atleast_1d(np.asarray(offsets))
     if len(weight) == 1:
-        weight, bias = np.vstack([np.zeros_like(weight), weight]), np.append(0.0, bias)
+        weight = np.vstack([np.zeros_like(weight), weight])
+        bias = np.append(0.0, bias)
     weight, bias = unscaled(scale, weight, bias)
-    w_KF, b_K = np.zeros((classes, weight.shape[1])), np.full(classes, UNSEEN)
-    w_KF[np.asarray(seen)], b_K[np.asarray(seen)] = weight, bias
+    w_KF = np.zeros((classes, weight.shape[1]))
+    b_K = np.full(classes, UNSEEN)
+    w_KF[np.asarray(seen)] = weight
+    b_K[np.asarray(seen)] = bias
     return Layers.of([*below, (w_KF, b_K)])
 
 

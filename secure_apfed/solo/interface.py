@@ -128,7 +128,8 @@ class SoloTask:
 
     def __post_init__(self) -> None:
         checked_rows(self.features, self.shape)
-        rows, at = len(self.features), self.labelled
+        rows = len(self.features)
+        at = self.labelled
         if at.ndim != 1 or at.shape != self.labels.shape:
             raise DataError(
                 f"solo: each labelled row needs one label, got positions of shape {at.shape} and "
@@ -167,7 +168,8 @@ class SoloTask:
 
         Of more labels than that the table beside a run draws some, and a run's own model none.
         """
-        rows, known = len(self.features), len(self.labelled)
+        rows = len(self.features)
+        known = len(self.labelled)
         if rows <= MOST_ROWS or known == rows:
             return self
         others = np.setdiff1d(np.arange(rows), self.labelled)

@@ -25,22 +25,30 @@ from secure_apfed.solo.classical import best_strength, logistic, scale_of, table
 from secure_apfed.solo.fitted import Fitted, Layers, layered, layers_of
 from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
 
-_ADAM, _ADAMW = eager(torch.optim.Adam), eager(torch.optim.AdamW)
+_ADAM = eager(torch.optim.Adam)
+_ADAMW = eager(torch.optim.AdamW)
 _MOST_STEPS = 1_000
-_FIRST_LOOK, _LOOK_EVERY = 300, 100
+_FIRST_LOOK = 300
+_LOOK_EVERY = 100
 # Times the run's rate: the next is tried where the first look is above _SLOW times a blind guess.
-_RAISES, _SLOW = (5, 25), 0.8
+_RAISES = (5, 25)
+_SLOW = 0.8
 # A mean loss since the last look below which nothing is left to learn, and training stops: labels
 # are too few to be held out for another rule.
 _LEARNT = 0.02
-_CODER_WIDTH, _CODE = 128, 64
-_CODER_STEPS, _CODER_BATCH = 600, 128
+_CODER_WIDTH = 128
+_CODE = 64
+_CODER_STEPS = 600
+_CODER_BATCH = 128
 _CODER_RATE = 2e-3
 _CODER_NOISE = 0.3  # deviation of what is added to the standardised features
 _WIDTH = 128
-_STEPS, _BATCH = 400, 64
-_RATE, _DECAY = 3e-3, 2e-3
-_NOISE, _DROPPED = 0.2, 0.1
+_STEPS = 400
+_BATCH = 64
+_RATE = 3e-3
+_DECAY = 2e-3
+_NOISE = 0.2
+_DROPPED = 0.1
 _GUESSES = 2
 _TEMPERATURE = 0.5
 _MIX = 0.75  # alpha of the Beta distribution that says how two rows are mixed
@@ -57,7 +65,9 @@ class Network(Baseline):
     random numbers, batches included, follow from the task's seed.
     """
 
-    name, title, of_run = "network", "Own network", True
+    name = "network"
+    title = "Own network"
+    of_run = True
 
     def fit(self, task: SoloTask) -> Predictor:
         """ModelError: the loss is not finite at the run's rate, or the network cannot take rows."""
@@ -92,7 +102,8 @@ class _Attempt:
 
     def __init__(self, task: SoloTask, rate: float) -> None:
         train = task.train.model_copy(update={"learning_rate": rate})
-        self.compute, self._seed = Compute.of(train), task.seed
+        self.compute = Compute.of(train)
+        self._seed = task.seed
         with seeded(task.seed, "solo", "network"):
             encoder, head = encoder_and_head(task.model, task.shape, task.classes)
         self._trainer = Trainer(
@@ -132,7 +143,8 @@ class _Attempt:
         if len(self._queue) < self._size:
             order = torch.arange(len(self._y_n))
             self._queue = shuffled(order, self._seed, "solo", "batches", self._steps)
-        batch, self._queue = self._queue[: self._size], self._queue[self._size :]
+        batch = self._queue[: self._size]
+        self._queue = self._queue[self._size :]
         self._trainer.begin()
         with self._trainer.forward_pass(self._steps):
             loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
@@ -152,7 +164,8 @@ class Autoencoder(Baseline):
     Source: P. Vincent et al., JMLR 11, 2010.
     """
 
-    name, title = "autoencoder", "Autoencoder"
+    name = "autoencoder"
+    title = "Autoencoder"
 
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.preprocessing import StandardScaler
@@ -232,7 +245,8 @@ class MixMatch(Baseline):
     steps. Where every row has a label, the labelled rows stand for the unlabelled ones.
     """
 
-    name, title = "mixmatch", "MixMatch"
+    name = "mixmatch"
+    title = "MixMatch"
 
     def fit(self, task: SoloTask) -> Predictor:
         return self.fit_together([task])[0]
@@ -285,7 +299,8 @@ class _Rows:
     def of(cls, task: SoloTask, x_NF: Tensor) -> Self:
         unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
         unlabelled[task.labelled] = False
-        x_nF, y_nK = x_NF[task.labelled], torch.from_numpy(task.indicators).float()
+        x_nF = x_NF[task.labelled]
+        y_nK = torch.from_numpy(task.indicators).float()
         return cls(x_nF, y_nK, x_NF[unlabelled] if bool(unlabelled.any()) else x_nF)
 
 
@@ -338,7 +353,8 @@ def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
 
 def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one network on each part, all with the same random numbers."""
-    features, classes = parts[0].labelled.shape[1], parts[0].labels.shape[1]
+    features = parts[0].labelled.shape[1]
+    classes = parts[0].labels.shape[1]
     with draws:
         network = _fresh(features, classes)
     draw = draws.on()
@@ -377,7 +393,8 @@ def _frequencies(labels: Iterable[Tensor]) -> Tensor:
 
 def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
     """Places (B,) among so many rows, of each part by the same random numbers."""
-    state, drawn = draw.get_state(), []
+    state = draw.get_state()
+    drawn = []
     for size in sizes:
         draw.set_state(state)
         drawn.append(torch.randint(size, (_BATCH,), generator=draw))
@@ -452,5 +469,6 @@ def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
 def parted(network: nn.Module) -> nn.Module:
     """Give each parameter its own memory again, without a gradient; return the network."""
     for weight in network.parameters():
-        weight.data, weight.grad = weight.data.clone(), None
+        weight.data = weight.data.clone()
+        weight.grad = None
     return network

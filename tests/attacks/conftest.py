@@ -36,7 +36,8 @@ def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
         "passive-2": torch.randn(ROWS, 2, generator=draw),
     }
     shared = torch.randperm(ROWS, generator=draw)[:270]
-    tables, alignment = {}, {}
+    tables = {}
+    alignment = {}
     for name, view in views.items():
         order = torch.randperm(ROWS, generator=draw)
         tables[name] = PartyTable(
@@ -109,8 +110,10 @@ def make_recording() -> MakeRecording:
         release = LEAKS[leak] if isinstance(leak, str) else leak
         returned = LEAKS[gradient] if isinstance(gradient, str) else gradient
         data, alignment = _data(draw)
-        transcript, settings = Transcript(TranscriptSettings(keep="all")), METHODS[method].settings
-        rows, step = alignment["active"], count()
+        transcript = Transcript(TranscriptSettings(keep="all"))
+        settings = METHODS[method].settings
+        rows = alignment["active"]
+        step = count()
         assert data.active.labels is not None
         trained = torch.isin(rows, data.train_rows).nonzero().flatten()
         own = data.passives[0].features[alignment[PASSIVES[0]]]
@@ -119,7 +122,8 @@ def make_recording() -> MakeRecording:
             z = release(data.active.labels[rows], own, draw, epoch)
             answer = returned and returned(data.active.labels[rows], own, draw, epoch)
             for batch in trained[torch.randperm(len(trained), generator=draw)].split(50):
-                at, released = next(step), {"rows": batch, "z": z[batch]}
+                at = next(step)
+                released = {"rows": batch, "z": z[batch]}
                 if settings.representations_from == "passives":
                     for scale, passive in enumerate(PASSIVES, start=1):
                         released["z"] = scale * z[batch]

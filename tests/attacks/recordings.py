@@ -128,7 +128,8 @@ class ByHeart(nn.Module):
         self, features: Tensor, labels: Tensor, others: Callable[[int], Tensor], learnt_KK: Tensor
     ) -> None:
         super().__init__()
-        self.unused, self.others = nn.Parameter(torch.zeros(1)), others
+        self.unused = nn.Parameter(torch.zeros(1))
+        self.others = others
         keys = (tuple(row.flatten().tolist()) for row in features)
         self.known = dict(zip(keys, learnt_KK[labels], strict=True))
 
@@ -181,7 +182,8 @@ def drawn_labels(empty: Recording) -> Recording:
 
 def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
     """Fill a recording in which nothing was sent with vectors of its tables, or of others."""
-    draw, aligned = np.random.default_rng(seed), empty.alignment
+    draw = np.random.default_rng(seed)
+    aligned = empty.alignment
     rows = trained_rows(empty)
     rows = rows[torch.from_numpy(draw.permutation(len(rows)))]
     parts = [table.features[aligned[table.name]][rows] for table in empty.data.tables]
@@ -214,8 +216,10 @@ def ballot_of(
     the same at each passive.
     """
     draw = torch.Generator().manual_seed(seed)
-    data, transcript = empty.data, empty.transcript
-    aligned, rows = empty.alignment["active"], trained_rows(empty)
+    data = empty.data
+    transcript = empty.transcript
+    aligned = empty.alignment["active"]
+    rows = trained_rows(empty)
     rows = rows[torch.randperm(len(rows), generator=draw)]
     assert data.active.labels is not None
     labels = data.active.labels[aligned][rows[:_LABELLED]]

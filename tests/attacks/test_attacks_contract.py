@@ -165,7 +165,8 @@ def _mounted(name: str, make: Make, *by: tuple[str, str], **options: Any) -> Fou
     """Figures of these adversaries, or of all; each knew as much as its options say."""
 
     def found(make_recording: Any) -> Iterable[Mapping[str, float | None]]:
-        attack, recording = ATTACKS[name].model_validate(options), make(make_recording)
+        attack = ATTACKS[name].model_validate(options)
+        recording = make(make_recording)
         results = [attacked_by(who, recording, name, whom, **options) for who, whom in by]
         for result in results or attacked(recording, name, **options):
             known = attack.labels_per_class * result.knowledge["classes"] + attack.shadow_rows
@@ -403,10 +404,14 @@ def test_gradients_of_nothing_are_no_crash(make_recording: Any) -> None:
 
 GRADIENTS = ("label_gradients", "gradient_direction")
 # Which results of all.
-ALL, FIRST_OF, SECOND_OF = slice(None), slice(1), slice(1, 2)
+ALL = slice(None)
+FIRST_OF = slice(1)
+SECOND_OF = slice(1, 2)
 ABOUT_ROWS = tuple(name for name, kind in ATTACKS.items() if kind.target != "membership")
-NOISE, LEAK = _of("nothing"), _of("labels")
-JOINT, RECONSTRUCTING = _of("nothing", method="tvfl"), _of("nothing", method="apfed_r")
+NOISE = _of("nothing")
+LEAK = _of("labels")
+JOINT = _of("nothing", method="tvfl")
+RECONSTRUCTING = _of("nothing", method="apfed_r")
 # Attacks, a recording, a part of the reason of every chosen result, which results, options.
 REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     (ABOUT_ROWS, _of("nothing", method="single_view"), "single_view: nobody is aligned", ALL, {}),
@@ -782,7 +787,8 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
 def test_where_nothing_leaked_nothing_is_told(
     make_recording: Any, name: str, options: Any, make: OfSeed, by: tuple[str, str]
 ) -> None:
-    attack, advantages = ATTACKS[name].model_validate(options), []
+    attack = ATTACKS[name].model_validate(options)
+    advantages = []
     for seed in SEEDS:
         trial = Trial(attack, make(make_recording, seed), by[:1], by[1], seed=seed)
         trial = _hijacked(trial) if isinstance(attack, AnsweringAttack) else trial
@@ -832,7 +838,8 @@ def test_a_leak_that_would_drown_own_features_is_found(make_recording: Any) -> N
         z[:, :3] += 1.5 * nn.functional.one_hot(labels, 3)
         return z
 
-    advantages, unweighted = [], []
+    advantages = []
+    unweighted = []
     for seed in SEEDS:
         recording = make_recording(weak, epochs=1, seed=seed)
         options: Any = {"labels_per_class": 10, "iterations": 40}
@@ -964,7 +971,8 @@ def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, .
 @pytest.mark.sampled(every=19)
 @pytest.mark.parametrize("method", METHODS)
 def test_attacks_apply_where_a_method_gives_them_something_to_read(method: str) -> None:
-    applies, results = set[str](), list[AttackResult]()
+    applies = set[str]()
+    results = list[AttackResult]()
     for name in ATTACKS:
         for result in attacked_in(method, name):
             assert result.applicable or result.reason

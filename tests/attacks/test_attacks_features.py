@@ -270,7 +270,8 @@ def _times(factor: float) -> Any:
 
 def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
     """Train a victim that only hears the adversary; return what its features decode to."""
-    sgd, batches = torch.optim.SGD(encoder.parameters(), lr=0.1), len(secret) // 64
+    sgd = torch.optim.SGD(encoder.parameters(), lr=0.1)
+    batches = len(secret) // 64
     for step in range(steps):
         rows = torch.arange(64) + 64 * (step % batches)
         z = encoder(secret[rows])
@@ -289,7 +290,8 @@ def played_hijack(strength: float, epochs: int = 60) -> Any:
 
 
 def test_what_others_get_is_the_honest_gradient() -> None:
-    data, states = _data(), []
+    data = _data()
+    states = []
     everybody = dict.fromkeys(("active", "passive-1", "passive-2"), torch.arange(PEOPLE))
     for deviates in (False, True):
         run = JointRun(_config(1), data, alignment=everybody)

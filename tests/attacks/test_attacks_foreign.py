@@ -24,8 +24,11 @@ from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Envelope, Kind, pack
 
-A, DRAW = 240, np.random.default_rng(0)
-Y, X, NOISE = DRAW.integers(0, 3, A), DRAW.normal(size=(A, 4)), DRAW.normal(size=(2, A, 8))
+A = 240
+DRAW = np.random.default_rng(0)
+Y = DRAW.integers(0, 3, A)
+X = DRAW.normal(size=(A, 4))
+NOISE = DRAW.normal(size=(2, A, 8))
 LOGITS = torch.tensor(DRAW.normal(size=(A, 3)), dtype=torch.float32)
 ERROR = LOGITS.softmax(1) - F.one_hot(torch.tensor(Y), 3)  # p - onehot
 SLOW = {"semi_supervised", "unpaired_inversion"}  # they train networks
@@ -80,7 +83,8 @@ def test_of_noise_nothing_is_found(given: dict[str, Any], more: set[str], attack
 
 
 def test_any_array_gives_the_same_and_no_global_generator_moves() -> None:
-    state, halves = torch.get_rng_state(), [range(A // 2), range(A // 2, A)]
+    state = torch.get_rng_state()
+    halves = [range(A // 2), range(A // 2, A)]
     forms: list[Any] = [NOISE[0].tolist(), torch.tensor(NOISE[0]), pd.DataFrame(NOISE[0])]
     forms.append([(at, NOISE[0][list(at)]) for at in halves])
     texts = pd.Series(Y).map({0: "a", 1: "b", 2: "c"})
@@ -140,7 +144,8 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
     ]
     every = {"labels": KnownRows(rows, rows % 2), "shadow": KnownRows(rows, h)}
     knowledge: list[Any] = [{}, every, {"shadow": KnownRows(rows[:3], h[:3])}]
-    sides, opened = (None, "active", "passives"), (None, *get_args(Opened))
+    sides = (None, "active", "passives")
+    opened = (None, *get_args(Opened))
     kind = ATTACKS[name]
     for messages, told, side, opens, role, more in product(
         seen, knowledge, sides, opened, kind.roles, (False, True)
@@ -182,8 +187,10 @@ def test_an_attack_whose_view_lacks_something_says_so(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
-    record, bottom = Recorder(), nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True))
-    top, plain = nn.Linear(5, 3), copy.deepcopy(bottom)
+    record = Recorder()
+    bottom = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True))
+    top = nn.Linear(5, 3)
+    plain = copy.deepcopy(bottom)
     record.watch(bottom)
     kept: list[Any] = []
     for rows in torch.arange(A).split(100):
@@ -204,7 +211,9 @@ def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
 
 
 def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
-    bottom, x, record = nn.Linear(4, 2), torch.ones(3, 4), Recorder(megabytes=5e-5)
+    bottom = nn.Linear(4, 2)
+    x = torch.ones(3, 4)
+    record = Recorder(megabytes=5e-5)
     with record.watch(bottom):
         for watcher, module in ((record, nn.Linear(1, 1)), (Recorder(), bottom)):
             with pytest.raises(AttackError, match="a module has one"):
@@ -229,7 +238,8 @@ def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
 # Time, and what a stranger reads.
 
 
-ORIGINAL, GUESSES = guesses, dict[Any, Any]()
+ORIGINAL = guesses
+GUESSES = dict[Any, Any]()
 
 
 class Clock:
@@ -331,7 +341,8 @@ class Stream(io.StringIO):
 def test_only_a_terminal_shows_progress_and_no_output_is_touched(
     terminal: bool, given: bool, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    out, err = Stream(terminal=True), Stream(terminal=terminal)
+    out = Stream(terminal=True)
+    err = Stream(terminal=terminal)
     monkeypatch.setattr("sys.stdout", out)
     monkeypatch.setattr("sys.stderr", err)
     evaluate(**SEEN, exchanges=2, on_progress=(lambda progress: None) if given else None)

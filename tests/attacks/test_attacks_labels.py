@@ -29,7 +29,8 @@ completed = partial(attacked_by, "passive-1", name="model_completion")
 
 def test_clusters_are_named_by_priors_only_where_these_are_known(make_recording: Any) -> None:
     mounted = partial(completed, make_recording("labels"), labels_per_class=0)
-    told, untold = mounted().variants, mounted(priors=False).variants
+    told = mounted().variants
+    untold = mounted(priors=False).variants
     assert told["clusters named by the truth on h"]["accuracy"] > 0.9
     assert set(told) - set(untold) == {name for name in told if "named by priors" in name}
     # Own columns are a prior where labels are known.
@@ -128,7 +129,8 @@ def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any) -> Non
 
 # MixMatch on the passive's own network: what training put into it, and nothing of the others.
 
-FURTHER, FRESH = "own network, trained further", "own network, fresh weights"
+FURTHER = "own network, trained further"
+FRESH = "own network, fresh weights"
 
 
 def _mount(recording: Any, **options: Any) -> Any:
@@ -149,7 +151,8 @@ def _network() -> nn.Module:
 def in_sectors(make_recording: Any) -> Any:
     """passive-1 has features that show a label by the sector of a circle, of 12, alone."""
     recording = make_recording("nothing", method="tvfl")
-    labels, draw = _labels_of(recording), torch.Generator().manual_seed(7)
+    labels = _labels_of(recording)
+    draw = torch.Generator().manual_seed(7)
     sector = labels + 3 * torch.randint(4, labels.shape, generator=draw)
     angle = (sector + 0.8 * torch.rand(labels.shape, generator=draw)) * math.tau / 12
     noise = 0.1 * torch.randn(len(labels), 2, generator=draw)
@@ -162,7 +165,8 @@ def in_sectors(make_recording: Any) -> Any:
 def _taught(recording: Any) -> nn.Module:
     """An encoder after joint training: all labels shaped it."""
     torch.manual_seed(1)
-    encoder, head = _network(), nn.Linear(3, 3)
+    encoder = _network()
+    head = nn.Linear(3, 3)
     adam = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=0.01)
     for _ in range(400):
         h_ND = encoder(recording.data.passives[0].features)
@@ -217,7 +221,8 @@ def test_the_bottom_reads_images_and_constants() -> None:
 
 
 def test_fresh_weights_are_other_weights_and_scales_are_drawn_by_reset() -> None:
-    linear, scale = nn.Linear(4, 3), nn.BatchNorm1d(3)
+    linear = nn.Linear(4, 3)
+    scale = nn.BatchNorm1d(3)
     nn.init.constant_(scale.weight, 9.0)
     network = nn.Sequential(linear, scale).eval()
     bottom = own_bottom(_holding(network, 4), torch.randn(5, 4), fresh=True)
@@ -232,7 +237,8 @@ def test_a_layer_that_cannot_be_drawn_anew_is_told() -> None:
 
         def __init__(self) -> None:
             nn.Module.__init__(self)
-            self.weight, self.bias = nn.Parameter(torch.eye(4)), nn.Parameter(torch.zeros(4))
+            self.weight = nn.Parameter(torch.eye(4))
+            self.bias = nn.Parameter(torch.zeros(4))
 
     with pytest.raises(AttackError, match="weights of a Scale cannot be drawn anew"):
         own_bottom(_holding(Scale(), 4), torch.randn(5, 4), fresh=True)
@@ -240,7 +246,9 @@ def test_a_layer_that_cannot_be_drawn_anew_is_told() -> None:
 
 # Released columns beside own ones: weights, and what own ones tell as the prior.
 
-ROWS, KNOWN, CLASSES = 600, 30, 3
+ROWS = 600
+KNOWN = 30
+CLASSES = 3
 LABELS = np.arange(ROWS) % CLASSES
 TRUTH = np.eye(CLASSES)[LABELS]
 Array = NDArray[np.float64]
@@ -281,7 +289,8 @@ def test_noise_corrects_little(trust: float) -> None:
 
 
 def test_what_holds_the_label_is_believed_as_far_as_it_is_trusted() -> None:
-    before, released = PRIOR.copy(), _told(6, 6)
+    before = PRIOR.copy()
+    released = _told(6, 6)
     found = [_accuracy(corrected(PRIOR, released, _known(), trust)) for trust in TRUST]
     assert found == sorted(found)
     assert found[0] > _accuracy(PRIOR)
@@ -291,7 +300,8 @@ def test_what_holds_the_label_is_believed_as_far_as_it_is_trusted() -> None:
 
 
 def test_a_class_that_nobody_knows_is_not_guessed() -> None:
-    prior, known = np.zeros((ROWS, 5)), np.where(_known() == 1, -1, _known())
+    prior = np.zeros((ROWS, 5))
+    known = np.where(_known() == 1, -1, _known())
     prior[:, [0, 2]] = 0.5
     found = corrected(prior, _told(1, 30), known, 0.3)
     assert set(found.argmax(axis=1)) == {0, 2}

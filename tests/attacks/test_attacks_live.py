@@ -265,7 +265,8 @@ class Echo:
 def _ask(seat: Any, **options: Any) -> float:
     """The root mean square of what the answers, in their order, lack."""
     z = torch.arange(30.0, dtype=torch.float64)[:, None].expand(30, 8).clone()
-    draw, attack = torch.Generator().manual_seed(0), DecoderExtraction(**options)
+    draw = torch.Generator().manual_seed(0)
+    attack = DecoderExtraction(**options)
     found = attack.ask_among_decoys(seat, torch.arange(30), z, draw)
     return float((found - z).square().mean().sqrt())
 
@@ -370,13 +371,15 @@ def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
 def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     aligned: dict[str, Any], opening: str, way: Poison
 ) -> None:
-    honest, spoilt = open_run(aligned, opening), open_run(aligned, opening)
+    honest = open_run(aligned, opening)
+    spoilt = open_run(aligned, opening)
     passive = spoilt.voters[0]
     voter = spoilt.voter(passive)
     voter.labeller = PoisonedVotes(honest=voter.labeller, way=way)
     honest.learn()
     spoilt.learn()
-    before, after = honest.learner.agreement, spoilt.learner.agreement
+    before = honest.learner.agreement
+    after = spoilt.learner.agreement
     assert bool(after) is (opening == "each")  # sums show no single passive
     if after:
         assert after[passive].labels < before[passive].labels - 3 * after[passive].labels_noise

@@ -11,7 +11,8 @@ from secure_apfed.data import load_data
 from secure_apfed.runs.own_record import OwnRecord
 from tests.secure_apfed.small_runs import small_config
 
-ACTIVE, PASSIVE = "active", "passive-1"
+ACTIVE = "active"
+PASSIVE = "passive-1"
 
 
 def directions_of(party: str) -> set[str]:

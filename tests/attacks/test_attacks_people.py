@@ -50,7 +50,8 @@ def test_all_models_at_once_are_the_models_one_by_one(
     bound: float | None, between: type[nn.Module]
 ) -> None:
     features, labels = _rows()
-    shadows, rows_SH = _shadows(between, max_gradient_norm=bound), membership.halves(6, 40, 0)
+    shadows = _shadows(between, max_gradient_norm=bound)
+    rows_SH = membership.halves(6, 40, 0)
     together = shadows.scores(features, labels, rows_SH)
     apart = shadows.one_by_one(features, labels, rows_SH)
     assert together.shape == (6, 40, 2)
@@ -92,7 +93,8 @@ def test_the_ratio_favours_what_models_with_the_row_say(own: bool) -> None:
 def model_by_heart(make_recording: Any) -> Recording:
     """The active's model is sure of the rows that it learnt, and guesses the others."""
     recording = make_recording("nothing")
-    active, rows = recording.data.active, recording.data.train_rows
+    active = recording.data.active
+    rows = recording.data.train_rows
 
     def guess(rows: int) -> torch.Tensor:
         return torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))

@@ -40,7 +40,8 @@ EXPERIMENTER_ONLY = (
 
 
 def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
-    folder, shared = Path(*apfed_attacks.__path__), ("view", "interface", "columns")
+    folder = Path(*apfed_attacks.__path__)
+    shared = ("view", "interface", "columns")
     paths = {path for name in ("labels", "features", "people") for path in folder.glob(f"{name}/*")}
     assert {Path(inspect.getfile(kind)) for kind in ATTACKS.values()} < paths
     paths |= {folder / f"{name}.py" for name in (*shared, "live/strategy")}
@@ -243,11 +244,13 @@ LABELS, FEATURES, MEMBERSHIP = (SCALES[name] for name in ("labels", "features", 
 
 def test_figures_of_labels_equal_scikit_learns() -> None:
     draw = np.random.default_rng(0)
-    scores, labels = draw.dirichlet(np.ones(4), 200), draw.integers(0, 4, 200)
+    scores = draw.dirichlet(np.ones(4), 200)
+    labels = draw.integers(0, 4, 200)
     auc = roc_auc_score(labels, scores, multi_class="ovr", average="macro")
     assert LABELS.measure(scores, labels)["auc"] == pytest.approx(auc)
     # Over the classes that occur.
-    labels, guessed = draw.integers(1, 4, 200), draw.integers(0, 5, 200)
+    labels = draw.integers(1, 4, 200)
+    guessed = draw.integers(0, 5, 200)
     recall = recall_score(labels, guessed, labels=np.unique(labels), average="macro")
     assert LABELS.measure(np.eye(5)[guessed], labels)["balanced_accuracy"] == recall
     scores = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]])
@@ -287,7 +290,8 @@ def test_structural_similarity_is_that_of_every_window() -> None:
     """Wang et al. 2004, Eq. (13), window by window; edges are reflected."""
     draw = np.random.default_rng(0)
     truth, guess = draw.random((2, 2, 2, 8, 9))
-    c1, c2 = (0.01 * np.ptp(truth)) ** 2, (0.03 * np.ptp(truth)) ** 2
+    c1 = (0.01 * np.ptp(truth)) ** 2
+    c2 = (0.03 * np.ptp(truth)) ** 2
     edges = ((0, 0), (0, 0), (3, 3), (3, 3))
     found = []
     for x, y in zip(
@@ -299,7 +303,9 @@ def test_structural_similarity_is_that_of_every_window() -> None:
         ),
         strict=True,
     ):
-        mean, other, both = x.mean(), y.mean(), ((x - x.mean()) * (y - y.mean())).mean()
+        mean = x.mean()
+        other = y.mean()
+        both = ((x - x.mean()) * (y - y.mean())).mean()
         spread = x.var() + y.var()
         found.append(
             (2 * mean * other + c1) * (2 * both + c2) / ((mean**2 + other**2 + c1) * (spread + c2))
@@ -311,7 +317,8 @@ def test_structural_similarity_is_that_of_every_window() -> None:
 
 def test_low_false_positive_rates_are_read_off_the_curve() -> None:
     trained = np.array([True, True, False, True, *[False] * 99])
-    members, scores = np.stack([trained, trained], axis=1), -np.arange(103.0)
+    members = np.stack([trained, trained], axis=1)
+    scores = -np.arange(103.0)
     curve = MEMBERSHIP.curve(scores, members)
     assert (curve[0], curve[-1]) == ((0.0, 0.0), (1.0, 1.0))
     figures = MEMBERSHIP.measure(scores, members)

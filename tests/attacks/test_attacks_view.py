@@ -70,7 +70,8 @@ def test_a_view_holds_only_what_its_parties_sent_or_received(recording: Any) -> 
     held = [getattr(view, name) for name in view.__dataclass_fields__]
     assert not any(item is recording or item is recording.transcript for item in held)
     # Own features are in the order of the alignment.
-    table, rows = recording.data.passives[0], recording.alignment["passive-1"]
+    table = recording.data.passives[0]
+    rows = recording.alignment["passive-1"]
     assert list(view.features) == ["passive-1"]
     assert torch.equal(view.features["passive-1"], table.features[rows])
 
@@ -193,7 +194,8 @@ def test_labels_of_training_rows_are_revealed_by_class_and_seed(recording: Any) 
     assert not torch.equal(few.positions, others.positions)
     with pytest.raises(AttackError, match="leave none to score; lower labels_per_class"):
         reveal_labels(recording, 100, 0)
-    shares, labels = class_priors(truth), truth.labels[truth.trained]
+    shares = class_priors(truth)
+    labels = truth.labels[truth.trained]
     assert shares == pytest.approx([float((labels == k).float().mean()) for k in range(3)])
 
 
@@ -217,7 +219,8 @@ def test_a_run_keeps_the_encoders_for_the_experimenter(tmp_path: Path) -> None:
 # Pairwise alignment: nobody's row stands in for that of a person whom a party does not hold.
 
 ROWS = 270
-SOME, OTHERS = torch.arange(0, ROWS, 3), torch.arange(1, ROWS, 3)
+SOME = torch.arange(0, ROWS, 3)
+OTHERS = torch.arange(1, ROWS, 3)
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +241,10 @@ def _held(recording: Any, party: str) -> Any:
 
 
 def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: Any) -> None:
-    whole, everybody = truth_of(pairwise), torch.arange(ROWS)
-    active, passive = _view(pairwise, "active"), _view(pairwise, "passive-1")
+    whole = truth_of(pairwise)
+    everybody = torch.arange(ROWS)
+    active = _view(pairwise, "active")
+    passive = _view(pairwise, "passive-1")
     for party in ("passive-1", "passive-2"):
         held = _held(pairwise, party)
         assert torch.equal(whole.features[party].isnan().all(dim=1), ~held)
@@ -363,7 +368,8 @@ def test_releases_are_exchanged_alike_in_all_epochs(
     assert float((stands_for[observed] != observed).float().mean()) > 0.95
     for epoch in view.epochs:
         for read in (representations, gradients)[:reads]:
-            seen, moved = read(view, epoch), read(decoy, epoch)
+            seen = read(view, epoch)
+            moved = read(decoy, epoch)
             assert torch.equal(moved.positions, seen.positions)
             assert torch.equal(moved.at(stands_for[seen.positions]), seen.z)
     others = [name for name in view.__dataclass_fields__ if name != "stands_for"]
@@ -383,7 +389,8 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     # As test rows: released and never answered.
     kept[:] = [(item, of) for item, of in kept if (item.kind, item.step) != (Kind.GRADIENTS, last)]
     view = _view(made, "passive-1")
-    observed, trained = released_positions(view), gradients(view, 0).positions
+    observed = released_positions(view)
+    trained = gradients(view, 0).positions
     rest = observed[~torch.isin(observed, trained)]
     assert len(rest)
     decoy, stands_for = _decoy(view)
@@ -391,7 +398,8 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
         assert torch.equal(stands_for[group].sort().values, group)
     assert torch.equal(gradients(decoy, 0).positions, trained)
     # And those whom the victim holds among themselves.
-    held, observed = _held(pairwise, "passive-1"), truth_of(pairwise).trained
+    held = _held(pairwise, "passive-1")
+    observed = truth_of(pairwise).trained
     taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attributed(observed)
     assert torch.equal(held[taken], held[observed])
     assert torch.equal(taken.sort().values, observed)
@@ -410,7 +418,8 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     assert torch.equal(stands_for[every].sort().values, every)
     assert not (stands_for[every] == every).any()
     # Also where nobody kept their releases.
-    empty, people = make_recording("nothing", epochs=0), torch.arange(300, 320)
+    empty = make_recording("nothing", epochs=0)
+    people = torch.arange(300, 320)
     _, stands_for = _decoy(_view(empty, "active", played=_asked_about(people.tolist())))
     assert torch.equal(stands_for[people].sort().values, people)
     assert torch.equal(stands_for[:300], torch.arange(300))

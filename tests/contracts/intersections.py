@@ -24,7 +24,8 @@ def of_kind(sender: str, kind: int, change: Callable[[bytes], bytes]) -> Change:
     """Another body, whose length its header tells truly, in all messages of one kind."""
 
     def changed(who: str, out: Outgoing) -> bytes:
-        head, body = out.body[: HEADER - 4], out.body[HEADER:]
+        head = out.body[: HEADER - 4]
+        body = out.body[HEADER:]
         if (who, head[1]) != (sender, kind):
             return out.body
         body = change(body)
@@ -73,7 +74,8 @@ class Intersection:
         usual: dict[str, Any] = {"session": "s", "minimum_rows": 0, "dealer": DEALER}
         agreed = agreed or IntersectionAgreement(**usual | fields)
         protocol: Any = kind(agreed, threads=1, progress=progress)
-        self.sets, self._change = sets, change
+        self.sets = sets
+        self._change = change
         self.hub, *self.members = sets
         self.aligners: dict[str, Aligner] = {
             self.hub: protocol.hub(self.hub, self.members, sets[self.hub])

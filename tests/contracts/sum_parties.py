@@ -172,11 +172,14 @@ class Reactions:
     """
 
     def __init__(self, played: Parties, receiver: "SumReceiver | Rearmed", frame: Frame) -> None:
-        self._played, self._receiver, self._frame = played, receiver, frame
+        self._played = played
+        self._receiver = receiver
+        self._frame = frame
         self.asked = self.refused = 0
 
     def takes(self, *blobs: bytes) -> bool:
-        bound, frame = self._played.next(), self._frame
+        bound = self._played.next()
+        frame = self._frame
         asked = replace(frame, step=bound.step, binding=bound.digest, blobs=blobs).pack()
         self.asked += 1
         try:
@@ -195,7 +198,8 @@ def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[byt
         numbers[0] += np.array(offset, dtype=np.int64).astype(described.word)
         return (numbers.tobytes(), *blobs[1:])
     assert isinstance(described, HomomorphicSum)
-    cipher, first = described.cipher, np.array([[offset]], dtype=np.int64)
+    cipher = described.cipher
+    first = np.array([[offset]], dtype=np.int64)
     return (_plus(cipher, blobs[0], described.packing.pack(first)[0]), *blobs[1:])
 
 
@@ -215,7 +219,8 @@ def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
     The receiver refuses what lies beyond `limit`, M times the largest contribution, so the largest
     offset that it takes is that bound less the number.
     """
-    taken, refused = 0, 2 * limit + 1
+    taken = 0
+    refused = 2 * limit + 1
     while refused - taken > 1:
         middle = (taken + refused) // 2
         if takes_with(middle):
@@ -233,9 +238,11 @@ def key_coefficients(played: Parties, takes: Callable[..., bool], count: int) ->
     """
     described = played.sum
     assert isinstance(described, BfvSum)
-    residues, degree = described.cipher.residues, described.packing.slots
+    residues = described.cipher.residues
+    degree = described.packing.slots
     step = residues.modulus >> described.headroom.bits
-    small, near = step // 4, step // 2 - step // 8
+    small = step // 4
+    near = step // 2 - step // 8
 
     def beyond(coefficient: int, sign: int) -> bool:
         numbers = np.zeros(2 * degree, dtype=np.uint64)

@@ -60,7 +60,8 @@ def integer_sum(agreed: SumAgreement, values: list[NDArray[Any]]) -> NDArray[np.
 @given(data=st.data())
 def test_sum_is_the_integer_sum_of_the_quantised_inputs(choice: str, data: st.DataObject) -> None:
     """Whatever the values, their bits, and the order in which contributions arrive."""
-    passives, bits = data.draw(st.sampled_from([2, 3, 5])), data.draw(st.sampled_from([2, 16, 24]))
+    passives = data.draw(st.sampled_from([2, 3, 5]))
+    bits = data.draw(st.sampled_from([2, 16, 24]))
     values = data.draw(addends(passives))
     played = parties(choice, passives, bits)
     bound = played.next()
@@ -131,7 +132,8 @@ def test_what_the_caller_owns_stays_the_callers(choice: str) -> None:
     """Values may be overwritten once they are contributed, and sums once they are decoded."""
     played = parties(choice)
     given = [value / 10 for value in random_values(3)]
-    expected, values = played.add(given), [value.copy() for value in given]
+    expected = played.add(given)
+    values = [value.copy() for value in given]
     bound = played.next()
     frames = played.contribute(values, bound)
     for value in values:
@@ -156,7 +158,8 @@ def test_sums_of_several_threads_do_not_mix(choice: str) -> None:
     every_party = [Parties(described) for _ in all_values]
 
     def add_often(number: int) -> bool:
-        values, played = all_values[number], every_party[number]
+        values = all_values[number]
+        played = every_party[number]
         return all(np.array_equal(played.add(values), expected[number]) for _ in range(5))
 
     with ThreadPoolExecutor(4) as threads:
@@ -276,7 +279,8 @@ def test_after_a_refused_sum_the_receiver_opens_and_sets_up_nothing_more(choice:
         *((error, None) for error in interruptions),
     ]
     for error, harmed in cases:
-        played, values = fresh_parties(choice), random_values(3)
+        played = fresh_parties(choice)
+        values = random_values(3)
         assert played.add(values).shape == (3, 5)
         bound = played.next()
         good = played.combine(played.contribute(values, bound))
@@ -370,7 +374,8 @@ def test_no_frame_of_a_refusal_holds_what_opens_sums(choice: str) -> None:
 @every
 def test_our_own_misuse_of_a_receiver_ends_nothing(choice: str) -> None:
     """It shows before the sum is looked at, so it tells the aggregator nothing."""
-    played, values = fresh_parties(choice), random_values(3)
+    played = fresh_parties(choice)
+    values = random_values(3)
     shapes: tuple[Any, ...] = ((0, 5), (), (3.0, 5), (True, 5), [3, -5], 15, None)
     for _ in range(2):
         bound = played.next()
@@ -503,7 +508,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 @two_rounds
 def test_altered_requests_and_answers_are_refused(choice: str) -> None:
     for said, change in CHANGES.items():
-        message, step = said.format(name=choice).replace("+", r"\+"), Step(choice)
+        message = said.format(name=choice).replace("+", r"\+")
+        step = Step(choice)
         asked = altered(step.requests["passive_1"], **change)
         with pytest.raises(RemoteProtocolError, match=message):
             step.played.contributors["passive_1"].answer(asked)
@@ -518,7 +524,8 @@ def test_altered_requests_and_answers_are_refused(choice: str) -> None:
 @two_rounds
 def test_missing_unknown_and_late_answers_are_refused(choice: str) -> None:
     step = Step(choice)
-    combine, answers = step.played.combiner.combine, step.answers()
+    combine = step.played.combiner.combine
+    answers = step.answers()
     renamed = dict(answers)
     renamed["stranger"] = renamed.pop("passive_2")
     with pytest.raises(RemoteProtocolError, match="missing: passive_2; unknown: stranger"):

@@ -35,7 +35,8 @@ def test_the_sum_is_that_of_values_and_noise(choice: str) -> None:
     for passives in [2, 3]:
         played = noisy(choice, passives=passives)
         fixed_point = FixedPoint.of(played.sum.agreement)
-        bound, values = played.next(), random_values(passives, (40, 5))
+        bound = played.next()
+        values = random_values(passives, (40, 5))
         noise = [
             discrete_gaussian(bytes(32), bytes([k]), deviation=NOISE, shape=(40, 5))
             for k in range(passives)
@@ -70,7 +71,8 @@ def test_how_noise_lies_in_memory_does_not_matter(choice: str) -> None:
 @exact
 def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> None:
     played = noisy(choice)
-    bound, most = played.next(), largest_noise(NOISE)
+    bound = played.next()
+    most = largest_noise(NOISE)
     contributions = {
         name: played.contributors[name].contribute(
             np.full((6, 1), 1e9), bound, np.full((6, 1), most)
@@ -85,8 +87,10 @@ def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> Non
 
 @exact
 def test_noise_that_was_not_agreed_or_does_not_fit_is_refused(choice: str) -> None:
-    values, none = np.zeros((2, 3)), np.zeros((2, 3), dtype=np.int64)
-    without, agreed = parties(choice), noisy(choice)
+    values = np.zeros((2, 3))
+    none = np.zeros((2, 3), dtype=np.int64)
+    without = parties(choice)
+    agreed = noisy(choice)
     with pytest.raises(LocalProtocolError, match=r"noise of 0 steps .* but some was given"):
         without.contributors["passive_1"].contribute(values, without.next(), none)
     cases: tuple[tuple[Any, str], ...] = (

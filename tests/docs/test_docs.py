@@ -33,7 +33,8 @@ from tests.architecture_rules import LAYERS, public, read_sources, the_tree
 from tests.docs.pages import DOCS, DOCUMENTS, HOOK, ROOT, blocks, built_site, command_lines, text_of
 from tests.docs.prose import CONSTANTS, EVERYWHERE, figures_without_source
 
-START, TUTORIAL = "docs/start.md", "docs/tutorial.md"
+START = "docs/start.md"
+TUTORIAL = "docs/tutorial.md"
 WITH_EXAMPLES = [name for name, text in read_sources(ROOT).items() if ">>> " in text]
 
 
@@ -453,7 +454,8 @@ def test_the_reference_describes_public_names(site: Path, page: str, name: str) 
 @pytest.mark.parametrize("package", [secure_apfed, apfed_attacks], ids=lambda one: one.__name__)
 def test_every_public_name_stands_in_the_reference_and_in_prose(package: ModuleType) -> None:
     pages = "".join(text_of(f"docs/api/{path.name}") for path in (DOCS / "api").glob("*.md"))
-    described, prose = re.findall(r"^::: (\S+)$", pages, re.MULTILINE), text_of("docs/python.md")
+    described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    prose = text_of("docs/python.md")
     for name in package.__all__:
         home = getattr(getattr(package, name), "__module__", None)  # of a table there is none
         place = f"{home}.{name}."

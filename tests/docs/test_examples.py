@@ -46,7 +46,8 @@ def test_what_protects_is_at_most_25_lines_and_the_page_shows_them() -> None:
 
 @pytest.mark.slow
 def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: Path) -> None:
-    plain, secure = told_by("apfed_plain", tmp_path), told_by("apfed_secure", tmp_path)
+    plain = told_by("apfed_plain", tmp_path)
+    secure = told_by("apfed_secure", tmp_path)
     first, _, guarded, *attacks = secure.splitlines()
     assert figure("accuracy", plain) == figure("accuracy", first) > 0.6
     assert figure("weights differ", secure) < 1e-3

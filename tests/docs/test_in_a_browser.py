@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ("--disable-gpu", "--no-first-run", "--disable-background-networking", "--no-sandbox")
-PHONE, DESK = 390, 1400
+PHONE = 390
+DESK = 1400
 
 # What a screen reader says of what can be reached by the keyboard.
 UNNAMED = """() => [...document.querySelectorAll("a[href], button, input, select, summary")]

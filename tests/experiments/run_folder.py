@@ -142,7 +142,8 @@ def write_run(
 ) -> Path:
     """Write a finished run; epsilon None is infinite."""
     folder.mkdir(parents=True)
-    epochs, steps = config.train.epochs, 16 * config.train.epochs
+    epochs = config.train.epochs
+    steps = 16 * config.train.epochs
     flows = _flows(config.method.name, steps, passives)
     wire = sum(one["wire_bytes"] for one in flows)
     metrics = [

@@ -191,7 +191,8 @@ def test_a_rare_certainty_proves_no_more_than_delta_allows() -> None:
 
 
 def test_worlds_that_never_meet_prove_much_and_equal_ones_nothing() -> None:
-    low, high = np.zeros(600), np.ones(600)
+    low = np.zeros(600)
+    high = np.ones(600)
     found = evidence_from(low, high, level=LEVEL)
     assert (found.hits, found.alarms, found.tested) == (400, 0, 400)
     assert found.mu_low > 4

@@ -124,7 +124,8 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
     guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
     gradients = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
     ledger = PrivacyLedger(gradients.mechanism(), delta=1e-5, budget=None, rows=rows, log=None)
-    encoding, ids = ColumnEncoding.plain(tuple("abcdefghij")), tuple(map(str, range(rows)))
+    encoding = ColumnEncoding.plain(tuple("abcdefghij"))
+    ids = tuple(map(str, range(rows)))
     active = seats.LoneActive(
         PartyTable("active", ids, task.features, task.labels, encoding),
         ActiveNetworks(**modules),

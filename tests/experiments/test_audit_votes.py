@@ -87,7 +87,8 @@ def added(noise: int) -> NoisySum:
     return NoisySum(point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=noise), honest=2)
 
 
-ONE, OTHER = np.eye(3)[0], np.eye(3)[1]
+ONE = np.eye(3)[0]
+OTHER = np.eye(3)[1]
 
 
 def long_person() -> TwoTables:

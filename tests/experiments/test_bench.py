@@ -161,7 +161,8 @@ def test_every_bench_prints_one_object(name: str) -> None:
 
 
 def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
-    measured, path = read_measured(STORED / "psi.json"), tmp_path / "psi.json"
+    measured = read_measured(STORED / "psi.json")
+    path = tmp_path / "psi.json"
     for line in measured["rows"]:
         line["reason"] = "no <clock>\nhere"
     assert block(measured, "vole/*").endswith("`vole/100000`, `vole/1000000`: no &lt;clock> here")

@@ -17,7 +17,10 @@ from apfed_experiments.summary import Interval, covariance
 from secure_apfed.intervals import gain_between
 from secure_apfed.measures import ACCURACY, Scored
 
-F, SHIFT, SEEDS, TABLES = 8, 0.45, 10, 500
+F = 8
+SHIFT = 0.45
+SEEDS = 10
+TABLES = 500
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
@@ -70,9 +73,11 @@ def gains_of_a_split(
 
 
 def coverage(people_N: int, labelled: int | None, own: int) -> float:
-    rng, train = np.random.default_rng(0), round(0.75 * people_N)
+    rng = np.random.default_rng(0)
+    train = round(0.75 * people_N)
     n = labelled or train
-    truth, held = true_gain(rng, n, own), 0
+    truth = true_gain(rng, n, own)
+    held = 0
     for _ in range(TABLES):
         x, y = people(rng, people_N)
         gains = [gains_of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
@@ -108,7 +113,8 @@ def test_intervals_hold_the_true_gain(people_N: int, labelled: int | None, own: 
 
 @pytest.mark.slow
 def test_an_interval_over_the_rows_of_one_run_holds_what_its_two_models_differ_by() -> None:
-    rng, held = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    held = 0
     x, y = people(rng, 40)
     fits = [discriminant(x[:, :own], y) for own in (F, 5)]
     truth = accuracy(*fits[0]) - accuracy(*fits[1])

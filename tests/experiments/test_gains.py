@@ -64,7 +64,8 @@ def test_seeds_share_the_rows_that_are_split_again() -> None:
 
 
 def test_two_seeds_covary_by_the_people_who_test_both() -> None:
-    one, other = pd.Series([1.0, -1.0], ["a", "b"]), pd.Series([2.0, -2.0], ["a", "c"])
+    one = pd.Series([1.0, -1.0], ["a", "b"])
+    other = pd.Series([2.0, -2.0], ["a", "c"])
     assert covariance([one, other]) == pytest.approx(1 * 2 / (2 * 2))
     assert covariance([one, -other]) == 0.0
     assert covariance([one, other.rename({"a": "d"})]) == 0.0
@@ -159,7 +160,8 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
     for case in CASES.values():
         assert case.config.data.labelled == case.labelled
         assert case.alone.data == case.config.data
-        ours, control = case.config, case.control.config
+        ours = case.config
+        control = case.control.config
         assert case.control.alone == case.alone
         assert control.data == ours.data
         if case.method in ("apfed_code", "apfed_code-64") or case.method.endswith("-after"):
@@ -306,7 +308,8 @@ def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) 
 
 
 def test_a_study_fits_its_prior_once(tmp_path: Path) -> None:
-    store, made = fits_beside(tmp_path / "study"), list[int]()
+    store = fits_beside(tmp_path / "study")
+    made = list[int]()
 
     def make() -> bytes:
         made.append(1)

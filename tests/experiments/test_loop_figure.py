@@ -66,7 +66,8 @@ def test_a_point_without_a_bound_says_no_guarantee(epsilon: Any) -> None:
 def test_nothing_of_the_process_changes() -> None:
     import matplotlib.pyplot as plt
 
-    before, figures = dict(mpl.rcParams), plt.get_fignums()
+    before = dict(mpl.rcParams)
+    figures = plt.get_fignums()
     drawn = torch.get_rng_state()
     figure = tradeoff_figure([OPEN, NOISY], title="My loop")
     assert isinstance(figure, Figure)

@@ -85,7 +85,8 @@ CASES = {
 
 def bounded_in(config: Config) -> set[str]:
     """The figures that these settings bound, by what each method is known to do."""
-    method, found = config.method, set()
+    method = config.method
+    found = set()
     if config.labels.mechanism != "none":
         found.add("epsilon_y")
     if method.representations_from and config.guard.mechanism != "none":
@@ -99,7 +100,9 @@ def bounded_in(config: Config) -> set[str]:
 
 def charged(config: Config) -> SimpleNamespace:
     """A session of which each party with a ledger let one row out once."""
-    method, ledgers, contributions = config.method, dict[str, PrivacyLedger](), {}
+    method = config.method
+    ledgers = dict[str, PrivacyLedger]()
+    contributions = {}
 
     def ledger(name: str, mechanism: Any, figure: ReleaseFigure) -> PrivacyLedger:
         made = PrivacyLedger(
@@ -349,7 +352,8 @@ def test_other_accountants_check_no_epsilon_of_nothing() -> None:
 
 
 def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:
-    config, lines = CASES[SUMMED], list[str]()
+    config = CASES[SUMMED]
+    lines = list[str]()
     run(config, tmp_path, on_progress=lambda progress: lines.append(shown.figures(progress)))
     surfaces = {"progress": "\n".join(lines), **files_of(tmp_path)}
     assert unpromised(surfaces, config) == []

@@ -102,7 +102,8 @@ def test_a_message_without_a_rule_and_a_row_without_a_fact_are_errors() -> None:
 
 @pytest.mark.parametrize("name", SECURE_SUMS)
 def test_the_tables_say_of_a_sum_word_for_word_what_its_class_says(name: str) -> None:
-    run, kind = facts(secure_sum=name), SECURE_SUMS[name]
+    run = facts(secure_sum=name)
+    kind = SECURE_SUMS[name]
     for (message, receiver), reading in {
         (Kind.CONTRIBUTION, Role.AGGREGATOR): kind.leaks.contribution,
         (Kind.SUM_REQUEST, Role.PASSIVE): kind.leaks.request,
@@ -144,7 +145,9 @@ def test_every_message_about_votes_has_a_rule_that_speaks_of_votes(opening: Vote
         assert "passive's gradient, " not in told(run)
 
 
-SUM, SHOWN, LABELS = "SUM active", "REPRESENTATIONS passive", "LABELS passive"
+SUM = "SUM active"
+SHOWN = "REPRESENTATIONS passive"
+LABELS = "LABELS passive"
 PAIRS = facts(pairwise=True)
 SVD = facts("vfedtrans", guarded=False)
 # A run, messages, what is told of it, and what is not.

@@ -174,8 +174,10 @@ def test_damaged_files_are_told(finished: Path, capsys: pytest.CaptureFixture[st
         (finished / "attacks.json").write_text(content)
         assert "remove it and attack again" in refused("label_gradients")
     (finished / "attacks.json").unlink()
-    path, digests = finished / "alignment.safetensors", finished / "SHA256SUMS"
-    whole, noted = path.read_bytes(), digests.read_bytes()
+    path = finished / "alignment.safetensors"
+    digests = finished / "SHA256SUMS"
+    whole = path.read_bytes()
+    noted = digests.read_bytes()
     path.write_bytes(whole[:100])
     assert "is not as the run left it" in refused("label_gradients")
     digests.unlink()
@@ -190,7 +192,8 @@ def test_own_tables_with_empty_labels_are_attacked(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Most of the cells say nothing: no attack is told a label there, and none is right there."""
-    data, empty = own_tables(tmp_path), tmp_path / "active.csv"
+    data = own_tables(tmp_path)
+    empty = tmp_path / "active.csv"
     frame = pd.read_csv(empty)
     frame.loc[frame.index % 4 != 0, "label"] = None
     frame.to_csv(empty, index=False)
@@ -219,7 +222,8 @@ def test_own_tables_with_empty_labels_are_attacked(
         "guard": {"mechanism": "none"},
         "attacks": attacks,
     }
-    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file = tmp_path / "run.yaml"
+    folder = tmp_path / "run"
     file.write_text(json.dumps(settings))
     mounted = told(capsys, "run", file, "--output", folder, "--no-baselines")["attacks"]
     assert {one["attack"] for one in mounted} == set(few)

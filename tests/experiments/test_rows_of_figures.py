@@ -161,7 +161,8 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     found = run_seeds(config, tmp_path / "out", seeds=2)
     gain = found.summary.gain
     assert gain is not None
-    counts, differences = [], []
+    counts = []
+    differences = []
     for seed, folder in found.folders.items():
         (listed,) = list_runs(folder)
         assert listed.run_gain is None  # the study's baselines are of all test rows

@@ -130,7 +130,8 @@ def test_a_broken_folder_is_a_row_that_names_the_file(top: Path) -> None:
 
 
 def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
-    file, result = top / "guarded" / SOLO, top / "guarded" / "result.json"
+    file = top / "guarded" / SOLO
+    result = top / "guarded" / "result.json"
     told = {**json.loads(file.read_text()), "measure": "brier"}
     file.write_text(json.dumps(told))
     run = by_name(top)["guarded"]
@@ -168,7 +169,9 @@ def test_names_and_clocks_of_others_are_shown(
 def test_a_folder_that_may_not_be_entered_is_a_row(
     top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, scandir, access = top / "guarded", os.scandir, os.access
+    closed = top / "guarded"
+    scandir = os.scandir
+    access = os.access
 
     def refuse(path: Any) -> Any:
         if Path(path) == closed:

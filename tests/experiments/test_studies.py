@@ -24,8 +24,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
 ]
 BY_KEY = {variant.key: variant for variant in main_job.VARIANTS}
-SINGLE, TVFL = BY_KEY["alone"], BY_KEY["tvfl"]
-PLAIN, GUARDED, NOISY = BY_KEY["apfed_c"], BY_KEY["apfed_c-protected"], BY_KEY["votes-randomised"]
+SINGLE = BY_KEY["alone"]
+TVFL = BY_KEY["tvfl"]
+PLAIN = BY_KEY["apfed_c"]
+GUARDED = BY_KEY["apfed_c-protected"]
+NOISY = BY_KEY["votes-randomised"]
 
 
 def small() -> Config:

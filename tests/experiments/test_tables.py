@@ -171,7 +171,8 @@ def test_runs_are_those_that_tables_say() -> None:
     methods = {of.settings["config"]["method"]["name"] for of in few.jobs}
     assert methods == {"single_view", "apfed_r", "apfed_c"}
     for of in few.jobs:
-        data, train = of.settings["config"]["data"], of.settings["config"]["train"]
+        data = of.settings["config"]["data"]
+        train = of.settings["config"]["train"]
         assert (data["labelled"], data["limit"], train["epochs"]) == (500, 10_000, 13)
     assert all(line.paper is None for line in few.lines)
     config = Config.model_validate(TABLES["apfed-table2"].size(True).jobs[0].settings["config"])
@@ -187,7 +188,8 @@ def test_runs_are_those_that_tables_say() -> None:
 
 
 def small(**distilled: object) -> dict[str, Any]:
-    scenario, changes = SCENARIOS["breast_cancer"], {"method": {"epochs": 3, **distilled}}
+    scenario = SCENARIOS["breast_cancer"]
+    changes = {"method": {"epochs": 3, **distilled}}
     config = scenario.config(scenario.data(3, 100), "apc_vfl", changes)
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 

@@ -64,7 +64,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Bo
     place = tmp_path_factory.mktemp("tradeoff")
     (place / "base.yaml").write_text(BASE)
     (place / "study.yaml").write_text(f"{STUDY}  - {DIVERGING}\n")
-    study, told = load_tradeoff(place / "study.yaml"), list[tuple[int, int]]()
+    study = load_tradeoff(place / "study.yaml")
+    told = list[tuple[int, int]]()
     with pytest.MonkeyPatch.context() as patch:
         few = {"ridge": BASELINES["ridge"]}
         patch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
@@ -174,7 +175,8 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
 def test_the_folder_of_another_study_or_of_a_run_is_refused(
     played: tuple[TradeOff, Path, Board], tmp_path: Path
 ) -> None:
-    study, out = played[0], tmp_path / "out"
+    study = played[0]
+    out = tmp_path / "out"
     shutil.copytree(played[1], out)
 
     def files() -> dict[Path, bytes]:
@@ -249,7 +251,8 @@ DEFENCES = [
 def test_a_runs_study_is_checked_before_the_run(
     study: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file = tmp_path / "run.yaml"
+    folder = tmp_path / "run"
     file.write_text(own_study(**study))
     assert says in told(capsys, "run", file, "--output", folder, code=2)["error"]["message"]
     assert not folder.exists()
@@ -260,7 +263,8 @@ def test_a_runs_study_is_checked_before_the_run(
 def test_a_run_is_followed_by_its_own_study(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, folder = tmp_path / "run.yaml", tmp_path / "run"
+    file = tmp_path / "run.yaml"
+    folder = tmp_path / "run"
     file.write_text(own_study(defences=DEFENCES))
     command = ["run", file, "--output", folder, "--no-baselines", "--set", "attacks=[]"]
     attacks = 'tradeoff.set={"attacks": [{"name": "temporal"}]}'

@@ -40,9 +40,12 @@ class Proxy:
         accept: Callable[[socket.socket], socket.socket] = lambda came: came,
         reach: Callable[[socket.socket], socket.socket] = lambda made: made,
     ) -> None:
-        self._target, self._accept, self._reach = port, accept, reach
+        self._target = port
+        self._accept = accept
+        self._reach = reach
         self._left = list(cut_after)
-        self.cuts, self.carried = 0, bytearray()
+        self.cuts = 0
+        self.carried = bytearray()
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server((_HOST, 0), backlog=64)
@@ -52,7 +55,8 @@ class Proxy:
     def cut(self) -> None:
         """End all connections now."""
         with self._lock:
-            standing, self._open = self._open, set()
+            standing = self._open
+            self._open = set()
         for one in standing:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

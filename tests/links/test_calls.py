@@ -36,8 +36,11 @@ class Lines:
 
     def __init__(self, *, fails: float = 0.0) -> None:
         identities = {name: fresh_identity() for name in NAMES}
-        self._chance, self.fails = random.Random(4), fails
-        self.inversions, self._last, self.failed = 0, 0, False
+        self._chance = random.Random(4)
+        self.fails = fails
+        self.inversions = 0
+        self._last = 0
+        self.failed = False
         self.names: list[bytes] = []  # of connections, in the order in which they began
         self.held_up = -1  # the number of a frame that is late by a second
         self.calls = {
@@ -184,7 +187,8 @@ def wait_for(connect: Callable[[], Connection]) -> Connection:
 
 
 def test_what_was_said_of_a_session_reaches_no_other(lines: Lines) -> None:
-    former, lines.calls = lines.calls, Lines().calls
+    former = lines.calls
+    lines.calls = Lines().calls
     for calls in former.values():
         calls.end("its session is over")
     assert not former["ann"].take("bob", lines.names[0], 2, b"late")
@@ -208,7 +212,8 @@ def test_a_key_is_of_its_certificate(tmp_path: Path) -> None:
 def test_what_is_revoked_is_listed_as_it_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own, listed = tmp_path, tmp_path / "revoked.txt"
+    own = tmp_path
+    listed = tmp_path / "revoked.txt"
     made = make_authority().issue("bank", days=30)
     for name, pem in (("ca", made.ca), ("certificate", made.certificate), ("key", made.key)):
         (own / f"{name}.pem").write_bytes(pem)

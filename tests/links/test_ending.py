@@ -290,7 +290,8 @@ def issuer_and_subject(pem: bytes) -> str:
 def test_a_certificate_is_renewed_and_nobody_compares_words(
     holder: str, new_key: bool, here: Organisations, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home, bank = here.home(holder), here.home("bank")
+    home = here.home(holder)
+    bank = here.home("bank")
     files = {name: (home / f"{name}.pem").read_bytes() for name in ("ca", "certificate", "key")}
     sealed = (home / project.SEALED).read_bytes()
     asked = told(
@@ -322,7 +323,8 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
 
 
 def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Organisations) -> None:
-    shop, clinic = here.home("shop"), here.home("clinic")
+    shop = here.home("shop")
+    clinic = here.home("clinic")
     old = fingerprint(x509.load_pem_x509_certificate((shop / "certificate.pem").read_bytes()))
     made = renewal.renew_certificate(
         renewal.request_certificate(shop / "party.yaml", new_key=True), here.home("bank")
@@ -376,7 +378,8 @@ def test_what_somebody_else_asks_or_renews_is_refused(
     which: str, harm: str, here: Organisations
 ) -> None:
     change, why = FORGED[harm]
-    shop, bank = here.home("shop"), here.home("bank")
+    shop = here.home("shop")
+    bank = here.home("bank")
     before = (shop / "certificate.pem").read_bytes(), (shop / "key.pem").read_bytes()
     asked = renewal.request_certificate(shop / "party.yaml", new_key=True)
     if which == "request":
@@ -428,7 +431,8 @@ def test_only_the_organiser_renews_and_by_the_same_authority(
 
 
 def test_a_certificate_of_one_party_is_no_other_ones(here: Organisations) -> None:
-    shop, bank = here.home("shop"), here.home("bank")
+    shop = here.home("shop")
+    bank = here.home("bank")
     asked = renewal.request_certificate(shop / "party.yaml", new_key=True)
     made = renewal.renew_certificate(asked, bank)
     (shop / "next-key.pem").unlink()

@@ -66,7 +66,8 @@ def text_paths(kind: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[t
 
 def texts_in(annotation: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for part in parts_of(annotation):
-        origin, inner = typing.get_origin(part), typing.get_args(part)
+        origin = typing.get_origin(part)
+        inner = typing.get_args(part)
         if isinstance(part, type) and issubclass(part, BaseModel):
             yield from text_paths(part, path)
         elif part is str or origin is typing.Literal:
@@ -195,7 +196,8 @@ def test_a_result_s_texts_are_shown_as_escapes_in_a_report(
 ) -> None:
     """One page of a result in which every text that is read as it stands is hostile."""
     folder = shutil.copytree(finished, tmp_path / "run")
-    text, planted = f"<script>{HIDDEN}</script>", []
+    text = f"<script>{HIDDEN}</script>"
+    planted = []
     for field in RESULT:
         content = json.loads((folder / "result.json").read_text())
         plant(content, tuple(field.split(".")), text)
@@ -240,7 +242,8 @@ def test_names_in_a_folder_that_was_sent_are_refused_safely(
 
 def certificate(*, subject: str, issuer: str, names: list[str]) -> bytes:
     """Return a certificate that somebody made with these texts in it, in PEM."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), dt.datetime.now(dt.UTC)
+    key = ec.generate_private_key(ec.SECP256R1())
+    now = dt.datetime.now(dt.UTC)
     alternative = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
     made = (
         x509.CertificateBuilder()

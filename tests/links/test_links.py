@@ -103,11 +103,13 @@ class Swapping:
     """A gateway with keys of its own: it puts one into bob's first frame, or plays ann itself."""
 
     def __init__(self, pair: Pair, *, keys: bool) -> None:
-        self._pair, self._keys = pair, keys
+        self._pair = pair
+        self._keys = keys
         credentials = pair.authority.issue("localhost")
         self._credentials = credentials
         self._port = Port(("127.0.0.1", 0), credentials, self._welcome)
-        self.port, self.close = self._port.port, self._port.close
+        self.port = self._port.port
+        self.close = self._port.close
 
     def _welcome(self, here: GrpcConnection, certificate: bytes) -> None:
         if not self._keys:
@@ -232,7 +234,9 @@ class HungUp:
     """The other end said this and then closed; so many writes still go before that shows here."""
 
     def __init__(self, *said: bytes, writes: int) -> None:
-        self.said, self.writes, self.sent = [*said], writes, list[bytes]()
+        self.said = [*said]
+        self.writes = writes
+        self.sent = list[bytes]()
 
     def send_bytes(self, buf: bytes, /) -> None:
         if len(self.sent) == self.writes:
@@ -279,7 +283,8 @@ def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
 def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
     ann, bob = both_ends()
     here, there = map(SocketConnection, socket.socketpair())
-    said, hear = list[bytes](), here.recv_bytes
+    said = list[bytes]()
+    hear = here.recv_bytes
 
     def recorded() -> bytes:
         said.append(hear())
@@ -498,7 +503,8 @@ def test_a_proxy_that_is_asked_to_connect(pair: Pair) -> None:
 def test_parties_that_only_dial_meet_at_a_relay_that_reads_nothing(
     host: str, relayed: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, receive = list[bytes](), GrpcConnection.recv_bytes
+    seen = list[bytes]()
+    receive = GrpcConnection.recv_bytes
 
     def recorded(connection: GrpcConnection) -> bytes:
         seen.append(frame := receive(connection))
@@ -529,7 +535,8 @@ def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
 
 def enter(pair: Pair, me: LocalEnd) -> None:
     assert pair.relay is not None
-    address, credentials = ("127.0.0.1", pair.relay.port), pair.authority.issue("anybody")
+    address = ("127.0.0.1", pair.relay.port)
+    credentials = pair.authority.issue("anybody")
     with closing(dial(address, credentials, name="relay")) as connection:
         through(connection, me, "ann", wait_s=0.5)
 
@@ -707,7 +714,8 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 def hellos() -> list[bytes]:
     """What somebody may say who would like to get in."""
-    key, other = os.urandom(32), fresh_identity()
+    key = os.urandom(32)
+    other = fresh_identity()
     return [
         msgpack.packb([3, "bob", "ann", key, ""]),
         msgpack.packb([3, "bob", "ann", key, "ff" * 32]),

@@ -56,7 +56,8 @@ class Job:
     """Parties' folders, and a job that plays them."""
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.run, self.workspace = folder / "run", folder / "nvflare"
+        self.run = folder / "run"
+        self.workspace = folder / "nvflare"
         make_private(self.run)
         self.files = prepare_parties(config, self.run, over="nvflare", timeout_s=20)
         for file in self.files.values():
@@ -273,7 +274,8 @@ class Facade:
     """What a site sees of NVFlare in a call, where no job is; what each peer heard of its end."""
 
     def __init__(self, job: Job, caller: str) -> None:
-        self.site_name, self.caller = "active", caller
+        self.site_name = "active"
+        self.caller = caller
         self.context = SimpleNamespace(abort_signal=SimpleNamespace(triggered=False))
         self.told: dict[str, str] = {}
         self.other_clients = [self._peer(name) for name in job.files if name != "active"]
@@ -287,7 +289,8 @@ class Facade:
 
 class _Named:
     def __init__(self, name: str, peer: Any) -> None:
-        self.name, self.peer = name, peer
+        self.name = name
+        self.peer = peer
 
     def __call__(self, timeout: float) -> Any:
         return self.peer
@@ -368,7 +371,9 @@ class Sites(list[Any]):
 
     def __init__(self, ends: dict[str, tuple[str, float] | None], answering: set[str]) -> None:
         super().__init__(_Named(name, SimpleNamespace(playing=lambda: True)) for name in ends)
-        self._ends, self._answering, self.failures = ends, answering, dict[str, Exception]()
+        self._ends = ends
+        self._answering = answering
+        self.failures = dict[str, Exception]()
         for site in self:
             if site.name not in answering:
                 site.peer = SimpleNamespace(playing=self._silent)

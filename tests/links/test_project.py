@@ -84,7 +84,8 @@ class Organisations:
         return self.home("bank") / project.PROPOSAL
 
     def answer(self, name: str, proposal: Path, home: Path | None = None, **how: Any) -> Path:
-        home, table = home or self.home(name), self.base / name / f"{name}.csv"
+        home = home or self.home(name)
+        table = self.base / name / f"{name}.csv"
         own = {"file": str(table)} if table.exists() else None
         project.answer(proposal, name, home, table=own, **how)
         return home / project.ANSWER.format(name)
@@ -392,7 +393,8 @@ def test_a_harmed_proposal_is_refused(
 @pytest.mark.slow
 def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path) -> None:
     bank = here.home("bank")
-    proposal, sealed = bank / project.PROPOSAL, bank / project.SEALED
+    proposal = bank / project.PROPOSAL
+    sealed = bank / project.SEALED
     answers = {name: here.home(name) / project.ANSWER.format(name) for name in OTHERS}
 
     def refused(why: str, *paths: Path) -> None:
@@ -439,7 +441,8 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
 def test_the_commands_show_what_is_asked_and_learnt(
     here: Organisations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bank, shop = here.home("bank"), tmp_path / "shop"
+    bank = here.home("bank")
+    shop = tmp_path / "shop"
     words = in_words(PartyFolder(bank).identity().public, IDENTITY_WORDS)
     assert told(capsys, "identity", "show", bank)["words"] == words
     assert len(told(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
@@ -613,7 +616,8 @@ def test_a_party_is_checked_and_plans_alone(
             assert begun["error"]["message"] == value
         path.write_text(whole)
 
-    run, table = home / project.RUN, here.base / "shop" / "shop.csv"
+    run = home / project.RUN
+    table = here.base / "shop" / "shop.csv"
     harmed(
         run,
         lambda text: text.replace("epochs: 10", "epochs: 11"),
@@ -744,7 +748,8 @@ def test_a_project_reads_its_list_of_what_is_revoked(
     here: Organisations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the guide: nobody edits party.yaml, and `certs revoke` protects."""
-    bank, shop = here.home("bank"), here.home("shop") / "certificate.pem"
+    bank = here.home("bank")
+    shop = here.home("shop") / "certificate.pem"
     monkeypatch.chdir(here.base)
     listed = bank / "revoked.txt"
     assert PartyFile.read(bank / "party.yaml").tls.revoked == listed  # type: ignore[union-attr]
@@ -783,7 +788,8 @@ def test_whoever_revokes_is_told_of_the_relay_that_reads_another_list(
 def test_a_list_that_nobody_reads_is_no_protection(
     here: Organisations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank, identity = here.home("bank"), "ab" * 32
+    bank = here.home("bank")
+    identity = "ab" * 32
     monkeypatch.chdir(here.base)
     listed = bank / "more-revoked.txt"
     refused = told(capsys, "certs", "revoke", identity, "--list", listed, code=2)
@@ -858,7 +864,8 @@ def test_two_parties_meet_and_compare(
     project.answer(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
     project.seal([homes["shop"] / "answer-shop.json"], homes["bank"])
     project.accept(homes["bank"] / project.SEALED, "shop", homes["shop"])
-    real, ahead = time.time, [0.0]
+    real = time.time
+    ahead = [0.0]
     monkeypatch.setattr(
         time, "time", lambda: real() + ahead[0] * (threading.current_thread().name == "shop")
     )

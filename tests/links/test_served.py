@@ -40,7 +40,8 @@ from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.solo import load_model
 from tests.waiting import wait_until
 
-ROWS, NEW = 200, 40
+ROWS = 200
+NEW = 40
 SESSION = bytes(32)
 MANY = {"a_day": 100_000, "in_all": 100_000, "lookups_a_day": 100_000}
 
@@ -125,7 +126,8 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
     strangers.to_csv(tmp_path / "shop.csv", index=False)
     make_private(tmp_path / "run")
     rules = {"silent_passive": "wait", "patience_s": 600.0, "restarts": 2}
-    config, again = configured(tmp_path, "split_nn_sum", rules=rules), list[str]()
+    config = configured(tmp_path, "split_nn_sum", rules=rules)
+    again = list[str]()
     files = prepare_parties(config, tmp_path / "run")
     ended = played(*(partial(play_party, one, on_restart=again.append) for one in files.values()))
     assert {*map(type, ended)} <= {IntersectionTooSmallError, RunStoppedError}
@@ -176,10 +178,8 @@ def test_what_it_says_is_what_the_training_measured(
     said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.why) == (ROWS, 0, "")
     file = PartyFile.read(trained["bank"])
-    config, result = (
-        load_config(file.config),
-        read_json(file.folder / "result.json", dict[str, Any]),
-    )
+    config = load_config(file.config)
+    result = read_json(file.folder / "result.json", dict[str, Any])
     held = load_own_tables(config.data, "bank", seed=config.seed)
     truth = pd.read_csv(trained["bank.csv"])["y"]
     right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
@@ -222,7 +222,8 @@ def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
 def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files, new = allowing(trained, "shop", tmp_path, a_person=1), tmp_path / "new.csv"
+    files = allowing(trained, "shop", tmp_path, a_person=1)
+    new = tmp_path / "new.csv"
     rows = pd.read_csv(trained["new"], dtype=str)
     pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
     monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
@@ -675,7 +676,8 @@ class Waiting:
         path = home / "party.yaml"
         for written in (path, home / "whole.yaml"):
             written.write_text(yaml.safe_dump(content))
-        file, ended = PartyFile.read(path), home / PROJECT_ENDED
+        file = PartyFile.read(path)
+        ended = home / PROJECT_ENDED
         self.begun_with = BegunWith(path, file, ended, say=self.said.append)
 
 

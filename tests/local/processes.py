@@ -89,7 +89,10 @@ class _Harmed:
     """A transport at which its party comes to harm."""
 
     def __init__(self, transport: Transport, harm: Harm, folder: Path) -> None:
-        self._transport, self._harm, self._sent, self._folder = transport, harm, 0, folder
+        self._transport = transport
+        self._harm = harm
+        self._sent = 0
+        self._folder = folder
         if harm.kind is None and harm.writing is None:
             harm.strike(folder)
 
@@ -117,7 +120,8 @@ class _Harmed:
 
 def _harm_writing(harm: Harm, folder: Path) -> None:
     """Let this process come to harm in the middle of writing a file."""
-    fsync, replace = os.fsync, Path.replace
+    fsync = os.fsync
+    replace = Path.replace
 
     def struck(path: str, moment: str) -> bool:
         return Path(path).name.removeprefix(".").startswith(f"{harm.writing}.") and (
@@ -210,10 +214,14 @@ class Parties:
         over: Way = "tcp",
         command: Sequence[str] | None = None,
     ) -> None:
-        self.config, self.run = config, RunFolder(folder)
+        self.config = config
+        self.run = RunFolder(folder)
         make_private(folder)
-        self._data, self._timeout_s, self._meet_s = data, timeout_s, meet_s
-        self._silent_s, self._command = silent_s, command
+        self._data = data
+        self._timeout_s = timeout_s
+        self._meet_s = meet_s
+        self._silent_s = silent_s
+        self._command = command
         self._over: Way = over
         self.processes: dict[str, BaseProcess] = {}
 

@@ -66,7 +66,8 @@ def training(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[tuple[Path, "subprocess.Popen[bytes]"]]:
     """A long run in processes, which has begun to train."""
-    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config = tmp_path / "run.yaml"
+    folder = tmp_path / "run"
     config.write_text(dump_settings(small_config(getattr(request, "param", "apfed_c"), train=LONG)))
     process = subprocess.Popen(
         command(config, folder, "--timeout", "5", "--json"),
@@ -136,7 +137,8 @@ def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
 def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: Any) -> None:
     """One thing has one price and one name in all folders, the report, and its payer's log."""
     assert model_digests(memory) == model_digests(apart)
-    alone, run_apart = read_finished_run(memory), read_finished_run(apart)
+    alone = read_finished_run(memory)
+    run_apart = read_finished_run(apart)
     assert alone.outcome.contributions == run_apart.outcome.contributions
     own = read_finished_run(apart / "parties" / "active")
     # What the passives said at the end stands in the active's own folder, too.
@@ -215,7 +217,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
 def test_a_wrong_file_of_a_party_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, folder = tmp_path / "run.yaml", tmp_path / "run"
+    config = tmp_path / "run.yaml"
+    folder = tmp_path / "run"
     config.write_text(dump_settings(small_config()))
     assert execute(["run", str(config), "--output", str(folder), "--prepare"]) == 0
     files = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
@@ -298,7 +301,8 @@ def test_noise_under_a_sum_costs_the_same_wherever_it_is_told(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     noised = {"scheme": "plain", "masks": "pairwise", "noise": {"epsilon": 8.0}}
-    config, apart = small_config("apfed_r", secure_sum=noised), tmp_path / "apart"
+    config = small_config("apfed_r", secure_sum=noised)
+    apart = tmp_path / "apart"
     nobody_failed(Parties(config, apart).play())
     rows = printed(config, tmp_path / "memory", capsys, "--no-baselines")
     gather = ("--resume", "--transport", "local", "--no-baselines")
@@ -317,7 +321,9 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
         data={"dataset": "breast_cancer", "overlap": 0.8, "limit": 200},
     )
     parties = Parties(config, tmp_path / "apart", over="grpc", command=("--json",))
-    said, folder, memory = parties.play(), parties.run.path, tmp_path / "memory"
+    said = parties.play()
+    folder = parties.run.path
+    memory = tmp_path / "memory"
     assert {name: told["kind"] for name, told in said.items()} == dict.fromkeys(said, "code 0"), (
         said
     )

@@ -240,8 +240,11 @@ def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_p
     """Of the same settings and people, but with the rows in another order; or of a peer."""
     other = Parties(config_of(), tmp_path / "other")
     other.play({"active": Harm(Kind.REPRESENTATIONS, 13)})
-    place, mine, key = stopped.run.party("passive-1"), "checkpoint-6.bin", "identity.pem"
-    theirs, peer = other.run.party("passive-1"), stopped.run.party("passive-2")
+    place = stopped.run.party("passive-1")
+    mine = "checkpoint-6.bin"
+    key = "identity.pem"
+    theirs = other.run.party("passive-1")
+    peer = stopped.run.party("passive-2")
     kept = {name: (place / name).read_bytes() for name in (mine, key)}
     for taken, told in (
         ({mine: theirs}, "with another identity than that of passive-1"),
@@ -361,7 +364,8 @@ def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> No
 def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     stopped: Parties, whole: Path
 ) -> None:
-    folder, killed = stopped.run.path, stopped.run.party("active")
+    folder = stopped.run.path
+    killed = stopped.run.party("active")
     for name in ("active", "passive-1", "passive-2"):
         assert held(stopped, name) == ["checkpoint-3.bin", "checkpoint-6.bin"]
     assert not verify_log(killed).signed, "who is killed signs nothing"
@@ -460,8 +464,10 @@ def test_no_ledger_goes_back(
 
 
 def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path) -> None:
-    folder, file = stopped.run.path, stopped.run.config
-    kept, other = file.read_bytes(), config_of().model_copy(update={"seed": 9})
+    folder = stopped.run.path
+    file = stopped.run.config
+    kept = file.read_bytes()
+    other = config_of().model_copy(update={"seed": 9})
     cases: list[tuple[Config, str, dict[str, Any]]] = [
         (config_of(), "resume with --transport local", {"resume": True}),
         (other, "another configuration", {"resume": True, "transport": "local"}),
@@ -482,7 +488,8 @@ def test_a_run_is_gone_on_with_as_it_was_begun(stopped: Parties, tmp_path: Path)
 
 @pytest.mark.parametrize("transport", ["memory", "local"])
 def test_nothing_outside_of_the_folder_is_touched(transport: str, tmp_path: Path) -> None:
-    outside, folder = tmp_path / "outside", tmp_path / "sent"
+    outside = tmp_path / "outside"
+    folder = tmp_path / "sent"
     for made in (outside, folder, folder / "parties"):
         made.mkdir(mode=0o700)
     (outside / "checkpoint-3.bin").write_bytes(b"precious")
@@ -594,7 +601,8 @@ def listening(parties: Parties, name: str) -> bool:
 )
 def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: Path) -> None:
     """Started again; or once it notices, where it was frozen."""
-    config, frozen = changed(recovering(), RETURN), number == signal.SIGSTOP
+    config = changed(recovering(), RETURN)
+    frozen = number == signal.SIGSTOP
     if frozen:
         train = config.train.model_copy(update={"epochs": 5})
         config = changed(config, {"patience_s": None}).model_copy(update={"train": train})
@@ -607,7 +615,8 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
     }
     with parties.started(harms):
         if frozen:
-            lines, harmed = active / "metrics.jsonl", parties.processes["passive-2"].pid or 0
+            lines = active / "metrics.jsonl"
+            harmed = parties.processes["passive-2"].pid or 0
             wait_until(lambda: lines.exists() and lines.read_bytes().count(b"\n") >= 2)
             os.kill(harmed, signal.SIGCONT)
         else:

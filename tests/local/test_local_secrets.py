@@ -53,7 +53,8 @@ def named_anew(config: Config) -> VerticalData:
 def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
     """What the party alone may hold, as bytes that would be found."""
     folder = parties.run.party(name)
-    pem, identity = (folder / "identity.pem").read_bytes(), PartyFolder(folder).identity()
+    pem = (folder / "identity.pem").read_bytes()
+    identity = PartyFolder(folder).identity()
     found = {"identity": identity.secret_bytes(), "identity in PEM": pem.splitlines()[1]}
     if (table := next((one for one in data.tables if one.name == name), None)) is not None:
         found["an ID"] = f"only-{name}-knows".encode()
@@ -166,7 +167,8 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
 ) -> None:
     """But for what is random by itself: blinded IDs, and fresh keys and names of the session."""
     config = small_config("apfed_code", data={"dataset": "breast_cancer", "labelled": 40})
-    data, said = load_data(config.data, seed=0), []
+    data = load_data(config.data, seed=0)
+    said = []
     assert data.active.labels is not None
     other = replace(
         data.active, features=data.active.features.flip(0) * 3 + 1, labels=1 - data.active.labels
@@ -202,7 +204,8 @@ def test_no_message_holds_what_is_its_senders_alone(
 ) -> None:
     """As its receiver reads it, once the seal is off."""
     config, sent = config_of(method), list[tuple[str, Kind, bytes]]()
-    data, genuine = named_anew(config), Links.send
+    data = named_anew(config)
+    genuine = Links.send
 
     def told(self: Links, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         sent.append((self.me, kind, payload))

@@ -61,7 +61,8 @@ def test_the_actives_result_is_whole(parties: Path) -> None:
 
 
 def test_each_measures_what_it_let_out_itself(parties: Path) -> None:
-    of_labels, of_features = found(parties / "active"), found(parties / "passive-1")
+    of_labels = found(parties / "active")
+    of_features = found(parties / "passive-1")
     assert of_labels["model_completion"].adversary == "passive-1"
     assert of_labels["inverse_network"].applicable
     assert {result.victim for result in of_labels.values()} == {"active"}

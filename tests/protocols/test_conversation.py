@@ -29,7 +29,9 @@ class Script:
         *,
         waits_for: int = 0,
     ) -> None:
-        self._opening, self._answers, self._waits_for = opening, answers or {}, waits_for
+        self._opening = opening
+        self._answers = answers or {}
+        self._waits_for = waits_for
         self.got: list[tuple[str, bytes]] = []
 
     def start(self) -> Sequence[Outgoing]:

@@ -68,7 +68,8 @@ def test_the_parameters_of_products_are_those_found() -> None:
 
 def test_the_printed_backend_keeps_the_contract(tmp_path: Path) -> None:
     wide = program_of("docs/extend.md", tmp_path, at=2).WideMaskedSum
-    played, usual = Parties(wide(agreement())), Parties(wide(agreement(bits=24)))
+    played = Parties(wide(agreement()))
+    usual = Parties(wide(agreement(bits=24)))
     values = [value / 10 for value in random_values(3)]
     assert played.sum.name == "wide + pairwise masks"
     assert np.abs(usual.add(values) - sum(values)).max() <= usual.sum.rounding() + 1e-15

@@ -49,7 +49,8 @@ SHAPES: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("changes", SHAPES, ids=str)
 def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
     agreed = agreement(**changes)
-    played, rows = ProductParties(agreed), matrices(agreed)
+    played = ProductParties(agreed)
+    rows = matrices(agreed)
     opened = played.opened(rows)
     assert np.abs(opened - np.rint(opened)).max() < 1e-6
     found_out = f"one time in {agreed.candidates}" in played.sum.malicious
@@ -59,7 +60,8 @@ def test_the_sum_of_products_is_exact(changes: dict[str, Any]) -> None:
 
 def test_it_is_close_to_the_real_product() -> None:
     agreed = agreement(3, labelled=9)
-    played, rows = ProductParties(agreed), matrices(agreed)
+    played = ProductParties(agreed)
+    rows = matrices(agreed)
     real = sum(rows.values()) @ played.labels
     opened = played.opened(rows) / played.sum.fixed_point.levels
     assert np.abs(opened - real).max() <= played.sum.rounding()
@@ -69,7 +71,8 @@ def test_labels_are_any_bits_of_any_type() -> None:
     for kind in [bool, np.uint8, np.int64, np.float32]:
         agreed = agreement()
         bits = np.random.default_rng(1).integers(2, size=(4, 3)).astype(kind)
-        played, rows = ProductParties(agreed, bits), matrices(agreed)
+        played = ProductParties(agreed, bits)
+        rows = matrices(agreed)
         assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
 
 
@@ -79,7 +82,8 @@ def test_the_largest_rows_stay_in_range() -> None:
     for single in [np.zeros((4, 3)), np.ones((4, 3))]:
         played = ProductParties(agreed, single)
         edge = np.zeros((4, 4))
-        edge[0, 0], edge[1, 3] = 1, -1
+        edge[0, 0] = 1
+        edge[1, 3] = -1
         edge[2] = 0.25 + 0.5 / played.sum.fixed_point.levels
         edge[3] = -edge[2]
         rows = dict.fromkeys(agreed.contributors, edge)
@@ -88,7 +92,8 @@ def test_the_largest_rows_stay_in_range() -> None:
 
 def test_noise_is_added_in_steps() -> None:
     agreed = agreement(2, noise=3000)
-    played, rows = ProductParties(agreed), matrices(agreed)
+    played = ProductParties(agreed)
+    rows = matrices(agreed)
     noise = [discrete_gaussian(bytes([k] * 32), deviation=3000, shape=(30, 3)) for k in (1, 2)]
     answers = {
         name: role.answer(0, rows[name], noise[k])
@@ -139,7 +144,8 @@ def test_noise_must_be_as_agreed() -> None:
 
 def test_blocks_go_up_and_are_used_once() -> None:
     agreed = agreement(people=8300, columns=10, labelled=2)
-    played, rows = ProductParties(agreed), matrices(agreed)
+    played = ProductParties(agreed)
+    rows = matrices(agreed)
     combined = played.combiner.combine(1, played.answers(1, rows))
     played.receiver.open(1, combined)
     for block in (1, 0):
@@ -281,7 +287,8 @@ def test_uniform_noise_has_its_range_and_deviation() -> None:
         ring = Ring(2**14, RING.widths)
         numbers_L = np.zeros((6, 2**14), dtype=np.int64)
         ring.add_uniform(numbers_L, bits)
-        half, modulus = 2 ** (bits - 1), 2**ring.bits
+        half = 2 ** (bits - 1)
+        modulus = 2**ring.bits
         drawn = [(n + half) % modulus - half for n in integers(ring, numbers_L)]
         assert -half <= min(drawn) <= max(drawn) < half
         assert len({n & 1 for n in drawn}) == 2
@@ -304,7 +311,8 @@ def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
 def test_the_bound_of_the_transforms_holds() -> None:
     """Against exact products, for numbers all at their largest, with equal and random signs."""
     for size, terms, aligned in itertools.product((8, 512, 4096), (1, 50), (True, False)):
-        rng, shape = np.random.default_rng(0), (terms, size)
+        rng = np.random.default_rng(0)
+        shape = (terms, size)
         left, right = (
             np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2)
         )
@@ -316,7 +324,8 @@ def test_the_bound_of_the_transforms_holds() -> None:
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
     """Products of signs: the sums are small, so that direct convolution is exact."""
-    size, total = left.shape[1], np.zeros(left.shape[1])
+    size = left.shape[1]
+    total = np.zeros(left.shape[1])
     for a, b in zip(left, right, strict=True):
         full = np.convolve(a, b)
         total += full[:size]
@@ -329,7 +338,8 @@ def test_the_digits_of_agreed_parameters_are_exact_at_the_edge() -> None:
     for shape in [{"columns": 10, "labelled": 50}, {"labelled": 200}]:
         agreed = agreement(people=10**5, **shape)
         found = solve_products(agreed)
-        largest, level = 2.0 ** (max(found.widths) - 1), 2**15
+        largest = 2.0 ** (max(found.widths) - 1)
+        level = 2**15
         signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
         rows = np.zeros((agreed.labelled, found.rows))
         rows[0] = level
@@ -384,7 +394,8 @@ CASES: list[dict[str, Any]] = [
 def test_parameters_hold_the_bounds() -> None:
     for case in CASES:
         agreed = agreement(**case)
-        found, passives = solve_products(agreed), case["passives"]
+        found = solve_products(agreed)
+        passives = case["passives"]
         assert found.modulus_bits <= SECURE_MODULUS_BITS[found.degree]
         assert sum(found.widths) == found.modulus_bits
         assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
@@ -422,7 +433,8 @@ def test_the_bound_of_the_noise_is_real(
     """The largest smudging noise at all passives opens; a sixth beyond the bound does not."""
     agreed = agreement(3, people=100_000, columns=10, labelled=2, candidates=candidates)
     played = ProductParties(agreed)
-    found, ring = played.sum.headroom, played.sum.ring
+    found = played.sum.headroom
+    ring = played.sum.ring
 
     def largest(c0: Digits) -> None:
         if opens:

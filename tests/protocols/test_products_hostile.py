@@ -28,7 +28,8 @@ def parts(played: ProductParties) -> tuple[bytes, ...]:
 
 def test_requests_that_are_none() -> None:
     played = ProductParties(agreement(), accept=False)
-    role, good = played.contributors["passive_1"], played.receiver.request()
+    role = played.contributors["passive_1"]
+    good = played.receiver.request()
     seed, key, *encrypted = parts(played)
     other = ProductParties(agreement(bits=15)).receiver.request()
     session = ProductParties(replace(agreement(), session="other")).receiver.request()
@@ -77,7 +78,8 @@ def test_broken_keys() -> None:
 
 def test_other_labels_to_other_passives_are_not_added() -> None:
     agreed = agreement()
-    played, rows = ProductParties(agreed, accept=False), matrices(agreed)
+    played = ProductParties(agreed, accept=False)
+    rows = matrices(agreed)
     second = played.sum.receiver(1 - labels(agreed)).request()
     played.contributors["passive_1"].accept(played.receiver.request())
     played.contributors["passive_2"].accept(second)
@@ -99,8 +101,10 @@ def test_other_labels_to_other_passives_are_not_added() -> None:
 
 def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
     agreed = agreement(**TWO_BLOCKS)
-    played, rows = ProductParties(agreed), matrices(agreed)
-    first, second = played.answers(0, rows), played.answers(1, rows)
+    played = ProductParties(agreed)
+    rows = matrices(agreed)
+    first = played.answers(0, rows)
+    second = played.answers(1, rows)
     a, b = agreed.contributors
     cases: dict[str, dict[str, bytes]] = {
         "missing: passive_2": {a: first[a]},
@@ -137,7 +141,8 @@ def test_words_of_other_sizes() -> None:
         lambda blobs: (),
     ]:
         agreed = agreement(columns=10, people=600)
-        played, rows = ProductParties(agreed), matrices(agreed)
+        played = ProductParties(agreed)
+        rows = matrices(agreed)
         answers = played.answers(0, rows)
         bad = {**answers, "passive_2": resized(answers["passive_2"], change)}
         with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
@@ -164,7 +169,8 @@ def test_sums_that_were_altered() -> None:
     # 2^13 + 2^19 of 2^32: half a step of 2^14 away from any sum
     assert SumOfProducts(agreed).headroom.plain_bits == 18
     for flipped in (None, {2: 0x08, 1: 0x20}, {-1: 0x80}, "foreign key"):
-        played, rows = ProductParties(agreed), matrices(agreed)
+        played = ProductParties(agreed)
+        rows = matrices(agreed)
         answers = played.answers(0, rows)
         frame = Frame.parse(played.combiner.combine(0, answers), sender="aggregator")
         if flipped is None:  # the contribution of one passive alone: its masks remain
@@ -184,8 +190,10 @@ def test_sums_that_were_altered() -> None:
 
 def test_mutated_frames() -> None:
     """A mutation is refused, or changes no more than words that say nothing by themselves."""
-    agreed, rng = agreement(), random.Random(0)
-    rows, refused = matrices(agreed), 0
+    agreed = agreement()
+    rng = random.Random(0)
+    rows = matrices(agreed)
+    refused = 0
     for _ in range(40):
         played = ProductParties(agreed, accept=False)
         request = mutated(rng, played.receiver.request())
@@ -334,7 +342,8 @@ def test_requests_that_were_altered() -> None:
 
 def test_challenges_that_do_not_agree_open_nothing() -> None:
     played = ProductParties(agreement(candidates=3), accept=False)
-    commitment, told = played.receiver.commitment(), played.challenges()
+    commitment = played.receiver.commitment()
+    told = played.challenges()
     frames = played.sum.frames()
     digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
     kept = vars(played.contributors["passive_1"])["_coin"].kept
@@ -368,7 +377,8 @@ def test_messages_of_the_coin_that_are_refused() -> None:
     def coin(name: str, of: Any = receiver) -> products.PublicCoin:
         return products.PublicCoin(name, described, described.frames(), of.commitment())
 
-    one, two = coin("passive_1"), coin("passive_2")
+    one = coin("passive_1")
+    two = coin("passive_2")
     promise = two.start()[0].body
     for sender in ("passive_1", "active", "nobody"):
         with pytest.raises(RemoteProtocolError, match="out of turn"):

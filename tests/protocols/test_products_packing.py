@@ -25,7 +25,8 @@ PEOPLE = 2000
 
 def packing_weights(described: SumOfProducts) -> NDArray[np.int64]:
     """(n, 1): label j at digit j from the top, modulo t."""
-    plain, levels = described.headroom.plain_bits, described.fixed_point.levels
+    plain = described.headroom.plain_bits
+    levels = described.fixed_point.levels
     inverse = pow(levels, -1, 2**plain)
     places = [plain - DIGIT * (j + 1) for j in range(described.products.labelled)]
     return np.array([[inverse * 2**place % 2**plain] for place in places])
@@ -82,7 +83,8 @@ def test_noise_takes_the_lower_digits(noise: int, monkeypatch: pytest.MonkeyPatc
     right = (votes == found).mean(axis=0)
     usable = int((right > 0.99).sum())
     assert DIGIT * usable <= described.readable_bits
-    found_bits, deviation = described.headroom, noise * math.sqrt(2)
+    found_bits = described.headroom
+    deviation = noise * math.sqrt(2)
     plain = found_bits.plain_bits
     for place in range(7):
         below = plain - DIGIT * (place + 1)
@@ -107,7 +109,8 @@ class Finer:
 
 
 def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise, bits = 3000, 8
+    noise = 3000
+    bits = 8
     agreed = agreement(people=300, columns=3, labelled=12, bits=bits, noise=noise)
     below: list[NDArray[np.int64]] = []
     finer = bits + 1  # two passives' rows of 2^(bits - 1) steps fill half a step then
@@ -119,7 +122,8 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
 
     def rest(receiver: Any, phase: NDArray[np.uint64], binding: Any) -> NDArray[np.int64]:
         found = receiver._sum.headroom
-        unused, step_bits = np.uint64(64 - found.kept_bits), found.kept_bits - found.plain_bits
+        unused = np.uint64(64 - found.kept_bits)
+        step_bits = found.kept_bits - found.plain_bits
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
         steps = (signed + (1 << (step_bits - 1))) >> step_bits
         below.append(signed - (steps << step_bits))
@@ -157,7 +161,8 @@ class CuriousActive:
     """Reads the noise of ciphertexts before they are rounded, with the key of an honest active."""
 
     def __init__(self, played: ProductParties) -> None:
-        self.played, self.ring = played, played.sum.ring
+        self.played = played
+        self.ring = played.sum.ring
         secret = vars(played.receiver)["_secret"]
         self.secret_H = secret
         self.request = played.receiver.request()
@@ -242,7 +247,8 @@ def guesses(curious: CuriousActive, trials: int) -> tuple[int, float]:
     options = candidates(curious.played.sum.fixed_point.levels)
     templates = [curious.expected(option) for option in options]
     difference = templates[0] - templates[1]
-    right, scores = 0, []
+    right = 0
+    scores = []
     for trial in range(trials):
         truth = trial % 2
         noise = curious.noise(options[truth])
@@ -266,9 +272,11 @@ def test_with_smudging_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     curious = active(smudged=False, monkeypatch=monkeypatch)
-    found, agreed = curious.played.sum.headroom, curious.played.sum.products
+    found = curious.played.sum.headroom
+    agreed = curious.played.sum.products
     first, _ = candidates(curious.played.sum.fixed_point.levels)
-    noise, expected = curious.noise(first), curious.expected(first)
+    noise = curious.noise(first)
+    expected = curious.expected(first)
     rest = (noise - np.rint(expected).astype(np.int64).astype(object)).astype(float)
     # e u and e1 s: two sums of 2N / 3 products of variance 21 / 2 and 1.
     assert 0.8 < rest.std() / math.sqrt(2 * 10.5 * found.degree * 2 / 3) < 1.25
@@ -282,7 +290,8 @@ def test_the_noise_without_smudging_is_within_its_bound(monkeypatch: pytest.Monk
 
 def test_two_powers_for_a_class_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     curious = active(smudged=False, monkeypatch=monkeypatch, candidates=2)
-    found, agreed = curious.played.sum.headroom, curious.played.sum.products
+    found = curious.played.sum.headroom
+    agreed = curious.played.sum.products
     first, _ = candidates(curious.played.sum.fixed_point.levels)
     bound = 2 * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
     assert bound / 2**16 < np.abs(curious.noise(first)).max() < bound

@@ -85,7 +85,8 @@ def test_bit_planes_hold_each_bit_where_the_docstring_says() -> None:
         planes = hashing.bit_planes(tags)
         assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
         for _ in range(200):
-            p, b = int(RNG.integers(64)), int(RNG.integers(shape[-1]))
+            p = int(RNG.integers(64))
+            b = int(RNG.integers(shape[-1]))
             word = planes[p][..., b // 64]
             assert (
                 (word >> np.uint64(b % 64)) & np.uint64(1) == (tags[..., b] >> np.uint64(p)) & 1
@@ -100,7 +101,8 @@ def test_shared_and_equals_and() -> None:
             hashing.TripleShares.expand(seed, 12, fix).take((3, 4))
             for seed, fix in zip(seeds, corrections, strict=True)
         ]
-        x, y = random_tags(parties, 3, 4), random_tags(parties, 3, 4)
+        x = random_tags(parties, 3, 4)
+        y = random_tags(parties, 3, 4)
         gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
         opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
         z = [gate.share(opened) for gate in gates]
@@ -110,7 +112,8 @@ def test_shared_and_equals_and() -> None:
 
 def test_triples_are_handed_out_once() -> None:
     shares = hashing.TripleShares.expand(bytes(32), 10)
-    first, second = shares.take((2, 3)), shares.take((4,))
+    first = shares.take((2, 3))
+    second = shares.take((4,))
     assert not set(first[0].ravel()) & set(second[0].ravel())
     with pytest.raises(ValueError, match="reshape"):
         shares.take((1,))
@@ -146,7 +149,8 @@ def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one() -> None:
     which a generating function bounds at any x.
     """
     for count in [4, 10, 60, 100, 125, 300, 2000]:
-        bins, expected = hashing.bins_for(count), 0.0
+        bins = hashing.bins_for(count)
+        expected = 0.0
         for s in range(4, count + 1):
             within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
             x = min(
@@ -235,7 +239,8 @@ def test_chunks_change_nothing(members: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["cuckoo_table", "member_table"])
 def test_a_failed_table_leads_to_the_next_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, calls = getattr(hashing, name), []
+    table = getattr(hashing, name)
+    calls = []
 
     def fails_twice(*arguments: object) -> object:
         calls.append(1)
@@ -266,7 +271,8 @@ def test_below_the_minimum_no_share_leaves_a_member() -> None:
 
 def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     stage = Stage(ids_of(1), ids_of(1))
-    member, dealer = stage.roles["p0"], stage.roles["d"]
+    member = stage.roles["p0"]
+    dealer = stage.roles["d"]
     member.start()
     said = "hub sent tokens when the protocol expects commit"
     with pytest.raises(RemoteProtocolError, match=said):
@@ -462,7 +468,9 @@ class Liar:
 
 def test_members_that_are_not_there_take_little_memory() -> None:
     """All bins at once would take 130 MB for each of seven arrays."""
-    liar, hub_size, members = Liar(IntersectionAgreement(session="s", dealer="d")), 100_000, 8_192
+    liar = Liar(IntersectionAgreement(session="s", dealer="d"))
+    hub_size = 100_000
+    members = 8_192
     with traced() as peak:
         liar.meet(hub_size, members, size=0)
         bins = hashing.bins_for(hub_size)
@@ -521,7 +529,8 @@ class _Probing(OpprfIntersection):
     def at_hub(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
-        size, correlating = meeting.sizes[0], circuit._CORRELATING
+        size = meeting.sizes[0]
+        correlating = circuit._CORRELATING
         inbox = yield correlating.ordered(desk, size)
         shares = yield from correlating.hub_shares(desk, size, members, inbox)
         (share,) = shares.values()
@@ -551,7 +560,8 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
     """Where it has two IDs of a member in one bin, it takes F off one of the two words alone."""
     sets = {"hub": PEOPLE, "p": PEOPLE[:300]}
     Intersection(_Probing, sets, minimum_rows=2).play(refusing=True)
-    tags_B, read = _Probing.tags[0][0], _Probing.read
+    tags_B = _Probing.tags[0][0]
+    read = _Probing.read
     true = {place for place, t in read.items() if t == tags_B[place[0]]}
     assert true == {(bin_, row) for bin_, row in _Probing.put.items() if row < 300}
     assert len(true) > 200

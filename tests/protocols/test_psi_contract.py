@@ -213,7 +213,9 @@ def test_parties_with_different_agreements_are_refused(backend: str) -> None:
 def test_altered_messages_parse_or_are_refused(backend: str) -> None:
     """Any change of any one message: RemoteProtocolError, silence or a result, no crash."""
     sets = {HUB: [b"a", b"b", b"c", b"d"], "p": [b"b", b"c", b"d", b"e"]}
-    messages, rng, refused = len(Intersection(backend, sets).play().sent), random.Random(backend), 0
+    messages = len(Intersection(backend, sets).play().sent)
+    rng = random.Random(backend)
+    refused = 0
     for target in [*range(messages), *(rng.randrange(messages) for _ in range(60))]:
         numbers = itertools.count()
 
@@ -406,7 +408,8 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
     for _ in range(20):
         sets: Sets = {HUB: ids_of(0, 3), "p": ids_of(0, 3)}
         protocol = SET_INTERSECTIONS["ecdh"](IntersectionAgreement(session="s", output=Output.SIZE))
-        hub, member = protocol.hub(HUB, ["p"], sets[HUB]), protocol.member("p", HUB, sets["p"])
+        hub = protocol.hub(HUB, ["p"], sets[HUB])
+        member = protocol.member("p", HUB, sets["p"])
         (offer,) = hub.start()
         member.start()
         (tags,) = member.receive(HUB, offer.body)
@@ -436,7 +439,8 @@ def ecdh_member(output: Output) -> tuple[Aligner, bytes]:
     """A member that waits for the hub's last message, and the header of one of its own."""
     agreement = IntersectionAgreement(session="s", minimum_rows=2, output=output)
     protocol = SET_INTERSECTIONS["ecdh"](agreement)
-    hub, member = protocol.hub(HUB, ["p"], ids_of(0, 9)), protocol.member("p", HUB, ids_of(0, 7))
+    hub = protocol.hub(HUB, ["p"], ids_of(0, 9))
+    member = protocol.member("p", HUB, ids_of(0, 7))
     (own,) = member.start()
     member.receive(HUB, next(iter(hub.start())).body)
     return member, own.body[:18]
@@ -506,7 +510,8 @@ def test_ecdh_takes_no_agreed_sizes() -> None:
 
 
 def test_progress_of_ecdh_counts_ids() -> None:
-    progress, sets = list[Progress](), {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}
+    progress = list[Progress]()
+    sets = {HUB: ids_of(0, 2500), "p": ids_of(2000, 2300)}
     play_for("ecdh", Output.ROWS, sets, progress=progress)
     own = [step for step in progress if step.work == "blinding its own IDs" and step.party == HUB]
     assert [(step.done, step.total) for step in own] == [(833, 2500), (1666, 2500), (2500, 2500)]
@@ -520,7 +525,8 @@ def test_progress_of_ecdh_counts_ids() -> None:
 
 def test_progress_of_the_circuit_counts_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_protocols.psi.circuit.CHUNK_SLOTS", 2000)
-    progress, sets = list[Progress](), {HUB: ids_of(0, 400), "p": ids_of(300, 700)}
+    progress = list[Progress]()
+    sets = {HUB: ids_of(0, 400), "p": ids_of(300, 700)}
     play_for("circuit", Output.ROWS, sets, progress=progress)
     for party in (HUB, "p"):
         steps = [step for step in progress if step.party == party]
@@ -567,7 +573,8 @@ RUNS = 60
 
 def bits_seen(backend: str, sets: Sets, party: str) -> NDArray[np.int64]:
     """Return how often each bit of what `party` receives is one, in so many runs."""
-    views, blocks = [], list[bytes]()
+    views = []
+    blocks = list[bytes]()
     for _ in range(RUNS):
         sent = play(backend, sets)[1]
         bodies = [out.body[HEADER:] for out in sent if out.receiver == party]
@@ -658,7 +665,8 @@ class Measured:
     """A role that notes how much memory its longest answer took beyond what came and went."""
 
     def __init__(self, role: Any) -> None:
-        self._role, self.peak = role, 0
+        self._role = role
+        self.peak = 0
 
     @property
     def finished(self) -> bool:
@@ -695,7 +703,8 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
     kind = SET_INTERSECTIONS[backend]
     for name, role in roles.items():
         if name != large:
-            own, members = (0 if name == DEALER else len(FEW)), (1 if name == "q" else 2)
+            own = 0 if name == DEALER else len(FEW)
+            members = 1 if name == "q" else 2
             most = kind.announced_bytes(ANNOUNCED, own=own, members=members)
             assert role.peak <= most, (name, role.peak / most)
 

@@ -78,13 +78,13 @@ REPRESENTATIVES = (
     0x3E2240CE35B52E6CE7F2CC4C3E57C03BC1619494256E495DADADB10DCC2675E8,
     0x6719884A782571B55353A8F2946A3E42430F0C769CE85D1A47026D491452B773,
 )
-POINTS = (
+CURVE_POINTS = (
     0x1241E151A4DA26769778A6C8AA5A219FF608C6C31BEA49A0558487A102BF6355,
     0x25C758D9C7A11A43E72D3DDD7976458330FA9E37F63991457FAC99A70253CFBA,
     0x6C70B60BBEA45867F1E270AF0812137AC64C8931370DAE67A4130141F9BBACB1,
     0x64AAF5AE99E65460BA87F7F3C6871A66C3C5D3E671B33FE723603C0EED7B9922,
 )
-ELLIGATOR_2 = dict(zip(REPRESENTATIVES, POINTS, strict=True))
+ELLIGATOR_2 = dict(zip(REPRESENTATIVES, CURVE_POINTS, strict=True))
 
 
 def test_elligator_2_vectors() -> None:
@@ -179,7 +179,8 @@ def test_low_order_points_annihilate_and_are_refused() -> None:
 
 def test_points_of_the_twist_match_nothing() -> None:
     """They are of large order too, and stay on the twist."""
-    played, member = Played(), make_roles()[1]
+    played = Played()
+    member = make_roles()[1]
     twisted = [number(u) for u in range(2, 200) if not is_on_curve(number(u))][:6]
     member.start()
     (answer,) = member.receive("hub", framed(played.to_member, twisted))
@@ -214,7 +215,8 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
 
 def test_malformed_early_and_repeated_messages_are_refused() -> None:
     good = Played()
-    blinded, tags = good.to_hub, good.tags
+    blinded = good.to_hub
+    tags = good.tags
     cut = [tags[k : k + 16] for k in range(HEADER, len(tags), 16)]
     no_tags = "p returned 5 different tags for the 6 blinded"
     for bodies, said in [
@@ -282,7 +284,8 @@ def test_many_small_pieces_come_back_in_order(
     count: int, most: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
-    some, seen = DIGESTS[: 32 * count], list[int]()
+    some = DIGESTS[: 32 * count]
+    seen = list[int]()
     found = in_threads(partial(ecdh.blind, SCALAR), some, threads=most, report=seen.append)
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)

@@ -89,7 +89,8 @@ def test_a_store_gives_each_id_its_value() -> None:
 
 def test_rows_that_cannot_be_peeled_are_solved() -> None:
     """At this density hundreds of rows are left, in which every cell is used twice or more."""
-    count, cells = 900, 1000
+    count = 900
+    cells = 1000
     rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
     _, left = stores._peel(rows.cells, cells)
     assert len(left) > 100
@@ -124,7 +125,11 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
     One bit fewer or more would double or halve the number, which both limits tell apart.
     """
-    dense, count, cells, tries, failed = 4, 14, 18, 6000, 0
+    dense = 4
+    count = 14
+    cells = 18
+    tries = 6000
+    failed = 0
     monkeypatch.setattr(stores, "DENSE", dense)
     for _ in range(tries):
         rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
@@ -171,7 +176,8 @@ def test_two_ids_of_the_hub_with_one_tag_are_not_taken_for_an_intersection() -> 
 
 def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = hash_values(random_elements(fresh_key(), b"test", 900), fresh_key(), 9)
-    own, theirs = tags[:600], tags[300:][::-1]
+    own = tags[:600]
+    theirs = tags[300:][::-1]
     at_once = match(own, theirs, sender="p")
     monkeypatch.setattr(outputs, "_MATCHED", 100)
     assert match(own, theirs, sender="p").tolist() == at_once.tolist()

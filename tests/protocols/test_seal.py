@@ -45,7 +45,8 @@ def pair_of_links(**changes: Any) -> tuple[SealedLink, SealedLink]:
 
 def ends(**changes: Any) -> tuple[SealedLink, SealedLink]:
     """Both ends of a link; `changes` are Bob's alone."""
-    alice, bob = fresh_run_key(), fresh_run_key()
+    alice = fresh_run_key()
+    bob = fresh_run_key()
     usual = {"me": "bob", "peer": "alice", "key": bob}
     return agreed(link("alice", "bob", alice), alice, link(**{**usual, **changes}), bob)
 
@@ -106,7 +107,9 @@ def test_a_number_is_sealed_once_and_in_order() -> None:
 
 
 def test_nobody_else_opens_a_message_and_no_other_contract_or_name() -> None:
-    one, two, carol = fresh_run_key(), fresh_run_key(), fresh_run_key()
+    one = fresh_run_key()
+    two = fresh_run_key()
+    carol = fresh_run_key()
     sides = [
         *(
             ends(**changes)
@@ -146,7 +149,8 @@ def test_a_run_key_and_a_link_are_neither_shown_nor_copied() -> None:
 
 def key_and_links(number: int) -> tuple[RunKey, RunKey, list[tuple[SealedLink, SealedLink]]]:
     """Several links between the same run keys under the same contract."""
-    alice, bob = fresh_run_key(), fresh_run_key()
+    alice = fresh_run_key()
+    bob = fresh_run_key()
     pairs = [(link("alice", "bob", alice), link("bob", "alice", bob)) for _ in range(number)]
     return alice, bob, pairs
 
@@ -158,7 +162,8 @@ def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
     agreed(first, alice, second, bob)
     old = first.seal(b"pay", sequence=0, associated=b"")
     back = second.seal(b"paid", sequence=0, associated=b"")
-    of_alice, of_bob = (other, alice, first, old), (again, bob, second, back)
+    of_alice = (other, alice, first, old)
+    of_bob = (again, bob, second, back)
     anew, key, former, sealed = of_alice if repeats == "alice" else of_bob
     anew.agree(key.public, former.hello)
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
@@ -207,7 +212,8 @@ def test_keys_are_agreed_once() -> None:
 
 
 def test_both_ends_agree_on_one_key_for_each_salt_and_info() -> None:
-    alice, bob = fresh_run_key(), fresh_run_key()
+    alice = fresh_run_key()
+    bob = fresh_run_key()
     shared = alice.agree(bob.public, salt=b"salt", info=b"info")
     assert shared == bob.agree(alice.public, salt=b"salt", info=b"info")
     assert len(shared) == 32

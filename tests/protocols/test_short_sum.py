@@ -30,7 +30,8 @@ class Pair(NamedTuple):
 
 def trees() -> Iterator[tuple[Any, Any]]:
     """Values of a contributor, and three times that."""
-    halves, ones = np.full((2, 3, 2), 0.5), np.ones((2, 3), np.int16)
+    halves = np.full((2, 3, 2), 0.5)
+    ones = np.ones((2, 3), np.int16)
     yield halves, halves * 3
     yield halves.astype(np.float16)[0, 0], np.full(2, 1.5, np.float16)
     yield halves.astype(">f4"), (halves * 3).astype("f4")
@@ -430,7 +431,9 @@ def test_threads_take_turns_and_a_step_is_used_once() -> None:
 @pytest.mark.parametrize("kind", [*KINDS, "ckks", *usable(["crypten"])])
 def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path: Path) -> None:
     """By packets alone; roles of one round are put away between them."""
-    by, key, book = {"x", "ckks", "crypten"} & {kind} and "y", bytes(range(32)), tmp_path / "book"
+    by = {"x", "ckks", "crypten"} & {kind} and "y"
+    key = bytes(range(32))
+    book = tmp_path / "book"
     open_to_hub = kind == "ckks"
     session = secure_sum(
         kind, NAMES, to="x", by=by or None, clip=8, allow_single_reader=open_to_hub
@@ -512,7 +515,8 @@ def put_in_memory(role: Any) -> bytes:
 def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: Path) -> None:
     make, says = BAD_BOOKS[name]
     book: Any = make(tmp_path)
-    session, good = short(), tmp_path / "good"
+    session = short()
+    good = tmp_path / "good"
     role = session.contributor("a")
     with pytest.raises(LocalProtocolError, match=says):
         ap.put_away(role, bytes(32), book=book)
@@ -523,7 +527,8 @@ def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: P
 
 
 def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
-    session, book = short(), ap.BookInMemory()
+    session = short()
+    book = ap.BookInMemory()
     sealed = ap.put_away(session.contributor("a"), bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
         session.take_up("a", sealed, bytes(32), book=ap.BookInMemory())
@@ -535,7 +540,9 @@ def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
 
 
 def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
-    session, book, key = short(), tmp_path / "book", bytes(32)
+    session = short()
+    book = tmp_path / "book"
+    key = bytes(32)
     first = ap.put_away(session.contributor("a"), key, book=book)
     copy_of_book = book.read_bytes()
     second = ap.put_away(session.take_up("a", first, key, book=book), key, book=book)

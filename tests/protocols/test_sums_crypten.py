@@ -62,7 +62,9 @@ def shares_of_the_sum(
 
 
 def test_a_party_seals_once_a_step_for_each_peer(played: Parties) -> None:
-    mine, bound, later = seals(played, played.names[0]), played.next(), played.next()
+    mine = seals(played, played.names[0])
+    bound = played.next()
+    later = played.next()
     mine.seal(played.names[1], later, SHAPE, b"first")
     mine.seal(played.names[2], later, SHAPE, b"another peer, another key")
     for again in (later, bound):
@@ -84,10 +86,12 @@ def test_an_active_an_aggregator_and_a_passive_learn_only_the_sum_of_the_other_t
     played: Parties,
 ) -> None:
     """They take off the shares that the passive held or gave; each remainder is uniform."""
-    bound, small = played.next(), np.full(SHAPE, 0.001)
+    bound = played.next()
+    small = np.full(SHAPE, 0.001)
     frames = played.contribute([small, 3 * small, small], bound)
     requests = played.combiner.ask(frames, bound.digest)
-    traitor, active = seals(played, "passive_3"), seals(played, "active")
+    traitor = seals(played, "passive_3")
+    active = seals(played, "active")
     rests = []
     for place, name in enumerate(("passive_1", "passive_2")):
         held = traitor.open(name, bound, SHAPE, _sealed(requests["passive_3"])[place])
@@ -149,7 +153,8 @@ def test_a_relay_that_mixes_up_shares_is_refused(played: Parties, change: str) -
 
 
 def test_an_answer_for_another_step_is_not_opened(played: Parties) -> None:
-    values, bound = random_values(3), played.next()
+    values = random_values(3)
+    bound = played.next()
     stale = _sealed(played.combiner.combine(answers(played, values, bound)))
     again = played.next()
     fresh = played.combiner.combine(answers(played, values, again))

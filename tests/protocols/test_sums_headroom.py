@@ -57,7 +57,8 @@ def test_the_published_parameters() -> None:
 def test_every_sum_that_is_accepted_has_room() -> None:
     for passives, bits in product((1, 2, 7, 64, 1024), (2, 8, 16, 24)):
         wanted = fixed_point(passives, bits)
-        one, two = wanted.limit, wanted.limit * (1 + 2**wanted.field_bits)
+        one = wanted.limit
+        two = wanted.limit * (1 + 2**wanted.field_bits)
         found = solve_ckks(wanted)
         peak = two if found.packing.fields == 2 else one
         assert peak * 2**found.bits < 2 ** (found.primes[0] - 1)
@@ -71,7 +72,8 @@ def test_every_sum_that_is_accepted_has_room() -> None:
 
 def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
     """The tails of the error's distribution, from the deviation that the solver reports."""
-    switched, fresh = solve_ckks(fixed_point(16)), solve_ckks(fixed_point(8))
+    switched = solve_ckks(fixed_point(16))
+    fresh = solve_ckks(fixed_point(8))
     assert (len(switched.primes), len(fresh.primes)) == (2, 1)
     laplace = switched.deviation * 2**switched.bits / slot_noise(16)
     assert math.exp(-math.sqrt(2) * laplace) < 2**-40
@@ -261,7 +263,8 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
 
         monkeypatch.setattr(f"apfed_protocols.sums.homomorphic.{name}", recorded)
     cipher = BfvCipher(*RECIPE)
-    keys, q = cipher.key_pair(), cipher.residues.modulus
+    keys = cipher.key_pair()
+    q = cipher.residues.modulus
     assert cipher.ciphertext_form.count == 8192
     for numbers in drawn.values():
         numbers.clear()
@@ -339,7 +342,8 @@ def test_packing_round_trip(data: st.DataObject, fields: int, width: int) -> Non
 @given(st.lists(st.integers(-1000, 1000), min_size=6, max_size=6))
 def test_packed_sums_are_sums(numbers: list[int]) -> None:
     packing = Packing(fields=2, field_bits=13, slots=2)
-    first, second = np.array(numbers[:3]), np.array(numbers[3:])
+    first = np.array(numbers[:3])
+    second = np.array(numbers[3:])
     total = packing.unpack(packing.pack(first) + packing.pack(second))
     assert np.array_equal(total[:3], first + second)
 

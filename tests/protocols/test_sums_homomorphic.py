@@ -105,7 +105,8 @@ def test_a_temporary_file_serves_where_memory_has_no_path(
 
 def test_roles_wait_for_their_setup(choice: str) -> None:
     fresh = make(choice, agreement())
-    contributor, combiner = fresh.contributor("passive_1"), fresh.combiner()
+    contributor = fresh.contributor("passive_1")
+    combiner = fresh.combiner()
     assert not contributor.finished
     with pytest.raises(LocalProtocolError, match="no public key yet"):
         contributor.contribute(np.zeros((1, 1)), parties(choice).next())
@@ -156,7 +157,8 @@ def test_an_altered_sum_is_refused(choice: str, cipher: SealCipher) -> None:
 
 
 def test_damaged_ciphertexts_are_refused(played: Parties, cipher: SealCipher) -> None:
-    context, slots = vars(played.receiver)["_context"], described(played).packing.slots
+    context = vars(played.receiver)["_context"]
+    slots = described(played).packing.slots
     (good,) = cipher.encrypt(context, constant(played, 1))
     assert cipher.decrypt(context, [good], 1, sender="peer").size == slots
     for damaged, message in (
@@ -194,7 +196,8 @@ def test_residues_add_as_seal_adds_them(played: Parties, cipher: SealCipher, pas
 
 def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -> None:
     played = fresh_parties(choice)
-    bound, values = played.next(), [np.full((2, 2), 0.1 * k) for k in (1, 2, 3)]
+    bound = played.next()
+    values = [np.full((2, 2), 0.1 * k) for k in (1, 2, 3)]
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
@@ -209,7 +212,8 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
 
 def test_setup_needs_the_key_and_every_seed() -> None:
     described = MaskedBfvSum(agreement())
-    first, second = described.contributor("passive_1"), described.contributor("passive_2")
+    first = described.contributor("passive_1")
+    second = described.contributor("passive_2")
     first.receive("active", described.receiver().start()[0].body)
     assert not first.finished
     with pytest.raises(LocalProtocolError, match="no mask key of passive_2, passive_3 yet"):

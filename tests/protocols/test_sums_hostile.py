@@ -144,7 +144,8 @@ def test_mutated_frames(choice: str, rounds: int) -> None:
     outcomes: dict[str, int] = json.loads(finished.stdout)
     two = SECURE_SUMS[choice].rounds == 2
     for name in ("ask", "answer", "combine", "decode") if two else ("combine", "decode"):
-        refused, tried = outcomes[f"{name} refused"], rounds // 2 if two else rounds
+        refused = outcomes[f"{name} refused"]
+        tried = rounds // 2 if two else rounds
         assert refused + outcomes.get(f"{name} passed", 0) == tried
         assert refused > tried / 2
     if issubclass(SECURE_SUMS[choice], HomomorphicSum) and SECURE_SUMS[choice].masks == "none":
@@ -189,7 +190,8 @@ def filled(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
     return change
 
 
-ALL, HALVES = slice(None), {4: (slice(2), slice(2, None)), 2: (slice(1), slice(1, None))}
+ALL = slice(None)
+HALVES = {4: (slice(2), slice(2, None)), 2: (slice(1), slice(1, None))}
 
 
 def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residues]]:
@@ -238,7 +240,8 @@ def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
 def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
     described: HomomorphicSum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, fails = genuine_key(described), RuntimeError("result ciphertext is transparent")
+    key = genuine_key(described)
+    fails = RuntimeError("result ciphertext is transparent")
     monkeypatch.setattr(type(described.cipher), "encrypt", Mock(side_effect=fails))
     with pytest.raises(RemoteProtocolError, match="SEAL refuses the public key from active"):
         taken(described, key)
@@ -280,7 +283,8 @@ def small(degree: int, modulus: int, *, bits: int, seed: int) -> Residues:
 
 
 def test_coefficients_are_those_of_the_polynomial(described: HomomorphicSum) -> None:
-    degree, modulus = DEGREE, described.cipher.moduli[0]
+    degree = DEGREE
+    modulus = described.cipher.moduli[0]
     terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
     found_PN = coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
     assert (found_PN[0] == found_PN[1]).all()
@@ -314,7 +318,8 @@ def test_a_key_of_different_residues_that_hides_nothing_is_refused() -> None:
 def true_key(played: sum_parties.Parties) -> list[int]:
     """The key's first coefficients, from decrypting (0, step): for the judge alone."""
     assert isinstance(played.sum, BfvSum)
-    cipher, context = played.sum.cipher, vars(played.receiver)["_context"]
+    cipher = played.sum.cipher
+    context = vars(played.receiver)["_context"]
     step = cipher.residues.modulus >> played.sum.headroom.bits
     numbers = np.zeros(2 * played.sum.packing.slots, dtype=np.uint64)
     numbers[played.sum.packing.slots] = step
@@ -332,7 +337,8 @@ def held_sum(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int
 
     Under encryption alone that is one passive's contribution in place of the sum.
     """
-    bound, values = played.next(), sum_parties.random_values(3, SHAPE, seed=7)
+    bound = played.next()
+    values = sum_parties.random_values(3, SHAPE, seed=7)
     contributions = played.contribute(values, bound)
     frame = Frame.parse(played.combine(contributions, bound.digest), sender="aggregator")
     fixed_point = FixedPoint.of(played.sum.agreement)
@@ -368,7 +374,8 @@ def test_reactions_would_tell_the_secret_key_and_end_with_the_first_refusal(choi
     played = sum_parties.fresh_parties(choice)
     bound = played.next()
     combined = played.combine(played.contribute([np.zeros((1, 1))] * 3, bound))
-    frame, key = Frame.parse(combined, sender="aggregator"), true_key(played)
+    frame = Frame.parse(combined, sender="aggregator")
+    key = true_key(played)
     assert set(key) == {-1, 0, 1}
     without_end = sum_parties.Reactions(played, sum_parties.Rearmed(played.receiver), frame)
     assert sum_parties.key_coefficients(played, without_end.takes, COEFFICIENTS) == key
@@ -420,7 +427,8 @@ def test_no_mask_seed_is_left_after_a_refusal_nor_the_key_that_agrees_it_again(c
     assert not vars(seeds)["_seeds"]
 
 
-ROWS, COLUMNS = 2**15, 2**16
+ROWS = 2**15
+COLUMNS = 2**16
 
 
 def enlarge(body: bytes) -> bytes:

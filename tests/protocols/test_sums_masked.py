@@ -52,7 +52,8 @@ def seen_by_active(
 
 
 def test_the_judge_sees_a_planted_leak() -> None:
-    rng, played = np.random.default_rng(0), parties("bfv + pairwise masks")
+    rng = np.random.default_rng(0)
+    played = parties("bfv + pairwise masks")
     assert isinstance(played.sum, MaskedBfvSum)
     for bits in (32, 64):
         kind = np.dtype(f"u{bits // 8}")
@@ -108,7 +109,8 @@ def test_one_bit_more_leaves_the_ring(
             kind(agreed)
         monkeypatch.setattr(kind, "__post_init__", lambda _: None)
     values = np.array([[1.0], [-1.0]])
-    played, levels = Parties(kind(agreed)), 2 ** (bits - 1) - 1
+    played = Parties(kind(agreed))
+    levels = 2 ** (bits - 1) - 1
     total = np.rint(played.add([values, values]) * levels)
     assert np.array_equal(total, 2 * levels * values) == exact
 
@@ -126,7 +128,8 @@ def test_one_passive_hides_from_the_aggregator_only() -> None:
 
 def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     described = MaskedSum(agreement())
-    first, second = described.contributor("passive_1"), described.contributor("passive_2")
+    first = described.contributor("passive_1")
+    second = described.contributor("passive_2")
     with pytest.raises(LocalProtocolError, match="no mask key of passive_2, passive_3, active"):
         first.contribute(np.zeros((1, 1)), binding(0))
     good = next(out.body for out in second.start() if out.receiver == "passive_1")
@@ -169,7 +172,8 @@ def paired() -> list[PairwiseSeeds]:
 
 
 def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
-    ends, bound = paired(), binding(3)
+    ends = paired()
+    bound = binding(3)
     same = added(ends[0], "b", bound, (2, 3))
     assert np.array_equal(same, added(ends[1], "a", bound, (2, 3)))
     for other in (
@@ -182,11 +186,13 @@ def test_both_ends_of_a_pair_have_one_stream_for_a_step_and_shape() -> None:
 
 def test_a_stream_added_in_pieces_is_the_whole_stream() -> None:
     """From the definition: AES-CTR under a sub-key of the seed."""
-    ends, bound = paired(), binding(5)
+    ends = paired()
+    bound = binding(5)
     for word, shape in product(("<u4", "<u8"), ((1, 1), (128, 128), (128, 129), (700, 100))):
         total = np.full(shape, 7, dtype=word)
         ends[0].add_stream("b", bound, total, sign=1)
-        seed, sizes = vars(ends[1])["_seeds"]["a"], b"".join(n.to_bytes(8, "big") for n in shape)
+        seed = vars(ends[1])["_seeds"]["a"]
+        sizes = b"".join(n.to_bytes(8, "big") for n in shape)
         stream = keystream(seed, b"mask", bound.digest, sizes, length=total.nbytes)
         whole = np.frombuffer(stream, word)
         assert np.array_equal(total - np.dtype(word).type(7), whole.reshape(shape))

@@ -24,7 +24,9 @@ from apfed_protocols.sums.roles import role_of
 from tests.with_crypten import usable
 
 NAMES = ("a", "b", "c")
-VICTIM, RECEIVER, COMBINER = "c", "reader", "notary"
+VICTIM = "c"
+RECEIVER = "reader"
+COMBINER = "notary"
 SHAPE = (1, 4)
 OWN = {
     "a": np.array([[1.0, -0.5, 0.25, 2.0]]),
@@ -92,7 +94,8 @@ class Played:
     """
 
     def __init__(self, setting: Setting, coalition: Coalition) -> None:
-        self.described, self.coalition = setting.make(), coalition
+        self.described = setting.make()
+        self.coalition = coalition
         agreement = self.described.agreement
         self.combines = agreement.combiner
         self.ends: dict[str, Any] = {
@@ -110,7 +113,8 @@ class Played:
         return {me: self.hosts[me].contribute(values[me], self.bound) for me in names}
 
     def add(self, frames: Mapping[str, bytes]) -> np.ndarray:
-        combiner, bodies = self.ends[self.combines], dict(frames)
+        combiner = self.ends[self.combines]
+        bodies = dict(frames)
         if self.described.rounds == 2:
             requests = combiner.ask(bodies, self.bound.digest)
             bodies = {me: self.hosts[me].answer(asked) for me, asked in requests.items()}

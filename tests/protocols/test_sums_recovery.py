@@ -185,7 +185,8 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive() -> None:
             session = Session(passives, least)
             announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
             frames = session.frames(session.next())
-            everybody, without = session.names, session.names[1:]
+            everybody = session.names
+            without = session.names[1:]
             told = {
                 me: everybody if at <= believers else without for at, me in enumerate(session.names)
             }
@@ -303,8 +304,10 @@ def test_bad_frames_are_refused(what: str) -> None:
 
 def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -> None:
     """The secrets are put together from the first answers that reach the threshold."""
-    session, again = Session(4, 3), Session(4, 3)
-    values, totals = session.values(session.names), []
+    session = Session(4, 3)
+    again = Session(4, 3)
+    values = session.values(session.names)
+    totals = []
     for played, false in ((session, b""), (again, bytes(16))):
         bound = played.next()
         _, requests = played.asked(values, bound)
@@ -363,7 +366,8 @@ def test_every_step_has_other_keys() -> None:
 
 def test_setup_takes_two_messages_of_each_passive() -> None:
     described = RecoverableSum(agreement())
-    first, second = described.contributor("passive_1"), described.contributor("passive_2")
+    first = described.contributor("passive_1")
+    second = described.contributor("passive_2")
     with pytest.raises(LocalProtocolError, match="no mask key of active yet"):
         first.contribute(np.zeros((1, 1)), binding(0))
     active = described.receiver()

@@ -15,7 +15,8 @@ from apfed_protocols import svd
 
 Floats = NDArray[np.float64]
 
-PEOPLE, OTHERS = b"\1" * 32, b"\2" * 32
+PEOPLE = b"\1" * 32
+OTHERS = b"\2" * 32
 _SESSIONS = count()
 _BODY = 72  # bytes before the body of a frame
 
@@ -47,7 +48,8 @@ class Parties:
 
     def __init__(self, agreed: svd.SvdAgreement) -> None:
         self.agreed = agreed
-        self.server, self.receiver = svd.SvdServer(agreed), svd.SvdReceiver(agreed)
+        self.server = svd.SvdServer(agreed)
+        self.receiver = svd.SvdReceiver(agreed)
         self.owners: dict[str, svd.SvdOwner] = {
             name: self.receiver if name == agreed.receiver else svd.SvdOwner(agreed, name)
             for name in agreed.owners
@@ -123,7 +125,8 @@ def test_blocks_are_of_equal_size() -> None:
 
 
 def test_a_mask_is_of_these_people_alone() -> None:
-    held, seed = table(20, agreement()), fresh_key()
+    held = table(20, agreement())
+    seed = fresh_key()
     masked = [svd.rows_masked(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
     assert np.abs(masked[0] - masked[1]).max() > 0.1
 
@@ -147,7 +150,8 @@ def test_the_server_reads_singular_values_of_each_owner_and_of_each_block() -> N
 def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> None:
     parties = Parties(agreement(3, 4, 2))
     held = table(40, parties.agreed)
-    masked, seed = parties.mask(held)["p1"], parties.dealt["p2"][_BODY : _BODY + 32]
+    masked = parties.mask(held)["p1"]
+    seed = parties.dealt["p2"][_BODY : _BODY + 32]
     mask_NN = svd.rows_masked(np.eye(40), seed, PEOPLE, mask_rows=8)
     rotated = mask_NN.T @ of_frame(masked, 9)
     assert np.allclose(rotated @ rotated.T, held[:, 3:7] @ held[:, 3:7].T, atol=1e-10)
@@ -173,7 +177,8 @@ def replaced(frame: bytes, at: int, value: float) -> bytes:
 def test_the_server_refuses_what_does_not_fit() -> None:
     parties = Parties(agreement())
     held = table(20, parties.agreed)
-    tables, foreign = parties.mask(held), Parties(agreement()).mask(held)
+    tables = parties.mask(held)
+    foreign = Parties(agreement()).mask(held)
     others = Parties(parties.agreed).mask(held[:-1])
     people = Parties(parties.agreed).mask(held, OTHERS)
     one = tables["p1"]

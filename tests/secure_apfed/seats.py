@@ -32,7 +32,9 @@ Network = TypeVar("Network", bound=InMemory)
 SESSION = "session"
 PASSIVES = ("p1", "p2")
 TRAIN = TrainSettings(learning_rate=0.1, precision="float64", device="cpu")
-ROWS, COLUMNS, CLASSES = 40, 5, 3
+ROWS = 40
+COLUMNS = 5
+CLASSES = 3
 
 
 def contract(
@@ -100,7 +102,8 @@ def plain_sum(*, noise: int | None = None) -> PlainSum:
 
 
 def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) -> bytes:
-    sums, binding = plain_sum(), bind_step(SESSION, step, rows, sent)
+    sums = plain_sum()
+    binding = bind_step(SESSION, step, rows, sent)
     frames = {
         name: sums.contributor(name).contribute(gradient.numpy(), binding)
         for name, gradient in zip(PASSIVES, gradients, strict=True)
@@ -197,7 +200,8 @@ class LoneActive:
         train: TrainSettings = TRAIN,
         receiver: SumReceiver | None = None,
     ) -> None:
-        agreed, rows = agreed or contract(), torch.arange(len(table.ids))
+        agreed = agreed or contract()
+        rows = torch.arange(len(table.ids))
         assert table.labels is not None
         held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
         own = replace(actives_own(), held=held)
@@ -227,7 +231,8 @@ class LoneActive:
     def represent(self, step: int, rows: Tensor) -> bytes | None:
         """Play a step up to the sum; return what every passive gets, None: nothing."""
         links: Any = self
-        self.sent, self._step = None, step
+        self.sent = None
+        self._step = step
         self._script = self.role.step(links, step, rows)
         try:
             self._script.send(None)

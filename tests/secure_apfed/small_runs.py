@@ -66,7 +66,8 @@ def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
 
 def renamed(method: Method, name: str) -> Method:
     """The same method under a name that nobody has heard of."""
-    other, alone = copy(method), cast("Any", Literal)[name]
+    other = copy(method)
+    alone = cast("Any", Literal)[name]
     other.settings = create_model(name, __base__=method.settings, name=(alone, ...))
     return other
 

@@ -181,7 +181,8 @@ def test_a_full_disk_leaves_no_half_line(room: int, tmp_path: Path) -> None:
     path = tmp_path / "history"
     history = AlignmentHistory(path, runs_with_a_peer=2)
     history.admit(session="1", peers=["shop"])
-    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
     try:
         with pytest.raises(OSError, match=r"too large|part of a line"):
@@ -216,7 +217,8 @@ def test_an_alignment_counts_at_every_party_and_no_ids_that_are_refused(tmp_path
 
 
 def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
-    kept, none = AlignmentSettings(history=tmp_path, runs_with_a_peer=2), AlignmentSettings()
+    kept = AlignmentSettings(history=tmp_path, runs_with_a_peer=2)
+    none = AlignmentSettings()
     agreement = IntersectionAgreement(session="s")
     assert id_rules(none) == IdNormalisation()
     assert none.maximum_ids == agreement.maximum_ids
@@ -273,7 +275,8 @@ def test_files_align_as_lists_and_own_tables_do(ending: str, tmp_path: Path) -> 
 
 
 def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path) -> None:
-    count, path = 300_000, tmp_path / "own.parquet"
+    count = 300_000
+    path = tmp_path / "own.parquet"
     pd.DataFrame({f"x{k}": np.random.default_rng(k).random(count) for k in range(10)}).assign(
         id=range(count)
     ).to_parquet(path)

@@ -162,7 +162,8 @@ def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
 
 def test_who_is_killed_in_a_bucket_goes_on_with_it(tmp_path: Path) -> None:
     for name in IDS:
-        session, whole = Session(tmp_path / name), Session(tmp_path / f"{name} whole")
+        session = Session(tmp_path / name)
+        whole = Session(tmp_path / f"{name} whole")
         session.broken_off(dies_after(name, 8 if name == "bank" else 5))
         kept = {party: len(list((tmp_path / name / party).glob("result-*.bin"))) for party in IDS}
         assert min(kept.values()) > 0

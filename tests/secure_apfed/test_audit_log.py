@@ -109,7 +109,8 @@ def parting(one: Path, other: Path) -> Parting:
 
 def rechained(lines: list[bytes]) -> bytes:
     """The same lines under a chain that fits, as a forger writes them."""
-    head, found = b"", []
+    head = b""
+    found = []
     for line in lines:
         body = line[line.index(b'",') + 2 :]
         head = hashlib.sha256(head + body).digest()
@@ -122,7 +123,8 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     (frame,) = pair.on_the_way["ann"]
     pair.take("bob", frame)
     pair.close()
-    sent, received = lines_of(pair.paths["ann"])[1], lines_of(pair.paths["bob"])[1]
+    sent = lines_of(pair.paths["ann"])[1]
+    received = lines_of(pair.paths["bob"])[1]
     shared = {
         "kind": "representations",
         "step": 3,
@@ -294,7 +296,8 @@ def test_an_altered_frame_shows_in_both_logs(pair: Pair) -> None:
 def test_what_a_log_lacks_in_the_middle_or_has_too_much_is_told(pair: Pair) -> None:
     pair.send("ann", 0, 1, 2)
     pair.close()
-    ann, bob = pair.paths["ann"], pair.paths["bob"]
+    ann = pair.paths["ann"]
+    bob = pair.paths["bob"]
     lines = bob.read_bytes().splitlines()
     bob.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # Bob leaves out that he had step 1
     assert "step 1" in parting(ann, bob).sent

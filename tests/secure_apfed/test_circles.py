@@ -37,7 +37,8 @@ from tests.secure_apfed.test_methods_dropout import (
 __all__ = ["deaths"]  # a fixture
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 Deaths = dict[str, tuple[int, Kind]]
-ALL, FEWER = ("a", "b", "c"), ("a", "b")
+ALL = ("a", "b", "c")
+FEWER = ("a", "b")
 VALUES = np.arange(6.0).reshape(2, 3)
 
 
@@ -234,7 +235,8 @@ def test_who_leaves_again_at_the_same_step_is_gone_on_without_the_same(
     deaths: Deaths, tmp_path: Path
 ) -> None:
     """It contributed to step 6, whose sum counts it, and answers nothing from there on."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     deaths["passive-2"] = (6, BEFORE_ANSWERING)
     run(of_few_rows(), whole)
     interrupted(of_few_rows(), broken, at_step=2 * EPOCH)
@@ -246,7 +248,8 @@ def test_who_leaves_again_at_the_same_step_is_gone_on_without_the_same(
 def test_who_answered_before_a_kill_is_waited_for_and_the_run_is_the_same(
     deaths: Deaths, tmp_path: Path
 ) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole = tmp_path / "whole"
+    broken = tmp_path / "broken"
     run(of_few_rows(), whole)
     interrupted(of_few_rows(), broken, at_step=7)
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)

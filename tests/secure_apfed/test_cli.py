@@ -62,7 +62,9 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def printed(config_file: Path) -> tuple[Path, str, str]:
     """The folder of a finished run, and what stood on stdout and stderr."""
-    folder, out, err = config_file.parent / "runs" / "one", io.StringIO(), io.StringIO()
+    folder = config_file.parent / "runs" / "one"
+    out = io.StringIO()
+    err = io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         assert execute(["run", str(config_file), "--output", str(folder)]) == 0
     return folder, out.getvalue(), err.getvalue()

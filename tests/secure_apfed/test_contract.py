@@ -62,7 +62,8 @@ WHOLE: dict[str, Any] = {
 
 def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
     """What is read back equal, of other values than the defaults, was in the document."""
-    whole, usual = contract(**WHOLE), contract()
+    whole = contract(**WHOLE)
+    usual = contract()
     terms = whole.passives["p1"]
     for part in (whole, whole.resumes, *whole.participants, terms, terms.representation):
         assert part is not None
@@ -215,7 +216,8 @@ SAID = {"data.partition": "horizontal", **{f"{name}.name": name for name in METH
 def made(kind: type[Settings], method: str, at: str = "") -> Any:
     values: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        section, key = below(field.annotation), f"{at}{name}"
+        section = below(field.annotation)
+        key = f"{at}{name}"
         if section is None:
             values[name] = SAID.get(key, key)
         elif section is MethodSettings:

@@ -132,7 +132,8 @@ HARMS = [take_away, lower, exchange, spoil, truncate, empty, link, stand_in]
 def harmed(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str, str]:
     """A party's folder whose counter was harmed; the counter's pattern and the file's name."""
     pattern, name, harm = request.param
-    folder, other = begun(tmp_path / "run", pattern), begun(tmp_path / "else", pattern)
+    folder = begun(tmp_path / "run", pattern)
+    other = begun(tmp_path / "else", pattern)
     make_private(folder.parent / "earlier")
     if name != "audit.log" and harm is lower:
         run_session(folder.parent / "earlier", pattern, 1)
@@ -260,7 +261,8 @@ def test_a_folder_of_nobody_begins(tmp_path: Path) -> None:
 
 def test_nothing_is_sent_before_the_log_holds_what_was_counted_for_it(tmp_path: Path) -> None:
     make_private(tmp_path / "shop")
-    log, folder = open_log(tmp_path / "shop"), tmp_path / "shop"
+    log = open_log(tmp_path / "shop")
+    folder = tmp_path / "shop"
     count_release(folder / "answers-shop.jsonl", 1)
     log._note_counters(saved=False)
     lines = [json.loads(line) for line in (folder / "audit.log").read_bytes().splitlines()]
@@ -275,7 +277,8 @@ def test_nothing_is_sent_before_the_log_holds_what_was_counted_for_it(tmp_path: 
 def test_answers_to_labels_count_once_a_checkpoint_holds_them(tmp_path: Path) -> None:
     """A start that was broken off before it draws them again, and nobody has seen the first."""
     make_private(tmp_path / "shop")
-    log, folder = open_log(tmp_path / "shop"), tmp_path / "shop"
+    log = open_log(tmp_path / "shop")
+    folder = tmp_path / "shop"
     count_stage(folder / "labels-shop.log", 1)
     log.close()
     (folder / "labels-shop.log").unlink()

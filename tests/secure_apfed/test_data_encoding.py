@@ -106,7 +106,8 @@ def test_raw_tables_that_do_not_fit() -> None:
 
 def test_the_most_frequent_categories_are_kept() -> None:
     frequent = ["d"] * 4 + ["c"] * 3 + ["b", "a"] + [f"rare {at}" for at in range(500)]
-    frame, job = pd.DataFrame({"job": frequent}), CategoricalColumn(name="job", categories=("a",))
+    frame = pd.DataFrame({"job": frequent})
+    job = CategoricalColumn(name="job", categories=("a",))
     with pytest.raises(DataError, match=r"504 categories.*rare_categories: \{most: 64\}"):
         fit(frame)
     encoding = fit(frame, most=3)
@@ -576,7 +577,8 @@ def test_spellings_of_a_category_and_what_no_training_row_held() -> None:
     assert both.spellings["TRUE"] == "TRUE"
     for fitted, new in UNSEEN:
         encoding = fit_columns(Frame({"x": fitted}), categorical=["x"], source="p")
-        counts, unseen = CellCounts(), Frame({"x": pd.Series(new, dtype=object)})
+        counts = CellCounts()
+        unseen = Frame({"x": pd.Series(new, dtype=object)})
         assert not encoding.encode(unseen, counts=counts).any()
         assert (counts.rows, counts.ignored, counts.empty) == (2, {"x": 2}, {})
 

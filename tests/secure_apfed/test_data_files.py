@@ -235,7 +235,9 @@ def download(server: Server, *paths: str) -> Download:
 
 
 def test_what_is_right_is_kept_and_else_replaced(server: Server, tmp_path: Path) -> None:
-    server.files["/a.gz"], server.encoding = PACKED, "gzip"  # a packing called an encoding
+    # a packing called an encoding
+    server.files["/a.gz"] = PACKED
+    server.encoding = "gzip"
     (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
     fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
     assert server.asked == []
@@ -371,11 +373,13 @@ def test_synthetic_sessions_say_so_and_are_made_alike() -> None:
 def test_synthetic_sessions_differ_in_the_order_of_their_steps() -> None:
     """Their means say nothing; how a step follows the last says most in alphanum."""
     read = synthetic_sessions(1200, seed=3)
-    means, order = {}, {}
+    means = {}
+    order = {}
     for view, (steps, channels) in DATASETS["synthetic_keystrokes"].sequences.items():
         columns = list(DATASETS["synthetic_keystrokes"].natural_views[view])
         flat_NF = read.frame[columns].to_numpy(dtype=np.float64)
-        used_N, steps_NTC = flat_NF[:, :1], flat_NF[:, 1:].reshape(-1, steps, channels)
+        used_N = flat_NF[:, :1]
+        steps_NTC = flat_NF[:, 1:].reshape(-1, steps, channels)
         mean_NC = steps_NTC.sum(1) / used_N
         apart_NTC = steps_NTC - mean_NC[:, None]
         apart_NTC *= (np.arange(steps) < used_N)[..., None]

@@ -219,7 +219,8 @@ def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
 @pytest.mark.parametrize("name", [n for n in DATASETS if not n.startswith("cifar")])
 def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
     data = load(name, overlap=0.8, limit=1000)
-    known, tests = ids_at(data, data.train_rows), ids_at(data, data.test_rows)
+    known = ids_at(data, data.train_rows)
+    tests = ids_at(data, data.test_rows)
     shared = partition.shared_rows(len(known), 0.8)
     assert len(data.passives) == DATASETS[name].views - 1
     assert data.classes == DATASETS[name].classes
@@ -272,7 +273,8 @@ def test_parties_have_their_own_order_and_the_seed_decides_it(name: str) -> None
 
 def test_the_active_is_standardised_by_its_training_rows_and_a_passive_by_all() -> None:
     data = load("breast_cancer")
-    zeros, ones = torch.zeros(10).double(), torch.ones(10).double()
+    zeros = torch.zeros(10).double()
+    ones = torch.ones(10).double()
     for rows in (data.active.features[data.train_rows], data.passives[0].features):
         torch.testing.assert_close(rows.double().mean(0), zeros, atol=1e-6, rtol=0)
         torch.testing.assert_close(rows.double().std(0, correction=0), ones, atol=1e-6, rtol=0)
@@ -451,7 +453,8 @@ def test_a_sequence_keeps_its_length_and_its_padding() -> None:
     encoding = fit_views(SEQUENCES, WALK, source="x")
     features = encoding.encode(SEQUENCES, source="x")
     view = locate_views(encoding, WALK, source="x")["walk"]
-    own, steps = features[:, view.columns], features[:, view.columns][:, 1:].reshape(3, 3, 2)
+    own = features[:, view.columns]
+    steps = features[:, view.columns][:, 1:].reshape(3, 3, 2)
     assert own[:, 0].tolist() == [2, 0, 3]
     scale = (100 / 5) ** 0.5  # of 3, 4, 5, 5, 5; the other channel is always 0
     torch.testing.assert_close(steps[0], torch.tensor([[3, 0], [4, 0], [0, 0]]) / scale)
@@ -552,7 +555,8 @@ def test_every_preset_is_a_setting_with_columns_that_the_set_has() -> None:
 def test_so_many_people_are_aligned_and_the_passive_holds_no_others() -> None:
     data = load(**preset("apc-vfl/breast_cancer/3/250"), seed=1)
     (passive,) = data.passives
-    ids, tests = ids_at(data, data.train_rows), ids_at(data, data.test_rows)
+    ids = ids_at(data, data.train_rows)
+    tests = ids_at(data, data.test_rows)
     assert (len(ids), len(tests)) == (450, 50)
     assert len(ids & set(passive.ids)) == 250
     assert set(passive.ids) - ids == tests

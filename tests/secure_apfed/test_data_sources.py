@@ -42,7 +42,8 @@ QUERY = "SELECT * FROM people ORDER BY id"
 
 
 def people(rows: int = ROWS) -> pa.Table:
-    draw, dates = np.random.default_rng(3), pd.date_range("2024-02-27", periods=rows)
+    draw = np.random.default_rng(3)
+    dates = pd.date_range("2024-02-27", periods=rows)
     cents = [decimal.Decimal(int(cent)) / 100 for cent in draw.integers(0, 10**6, rows)]
     gaps = [None if row % 7 == 0 else int(one) for row, one in enumerate(draw.integers(0, 9, rows))]
     return pa.table(
@@ -108,7 +109,8 @@ def in_files(folder: Path, ending: str, write: Callable[[pa.Table, Path], Any]) 
     """Two files, of which the second has another kind of numbers."""
     (folder / "parts").mkdir()
     (folder / "parts" / "_SUCCESS").touch()
-    first, second = people().slice(0, 25), people().slice(25)
+    first = people().slice(0, 25)
+    second = people().slice(25)
     wide = second.set_column(2, "visits", second["visits"].cast(pa.float64()))
     write(first, folder / "parts" / f"a{ending}")
     write(wide, folder / "parts" / f"b{ending}")
@@ -371,7 +373,8 @@ def test_the_password_is_read_from_where_the_settings_say_and_told_nobody(
 
     monkeypatch.setattr(psycopg, "connect", connect)
     monkeypatch.setattr(psycopg.Connection, "connect", connect)
-    place, key = tmp_path / "db.pass", "data.parties.bank.database.credentials: "
+    place = tmp_path / "db.pass"
+    key = "data.parties.bank.database.credentials: "
     where: dict[str, str] = {"env": "BANK_DB_PASSWORD"}
 
     def told() -> str:

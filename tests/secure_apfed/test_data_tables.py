@@ -93,7 +93,8 @@ def test_own_tables_keep_their_ids_order_and_overlap(folder: Path) -> None:
     names = [passive.encoding.feature_name(at) for at in range(4)]
     assert names == ["visits", "spent", "member=False", "member=True"]
     # Statistics are each party's own, and the active's those of its training rows.
-    income, visits = data.active.features[:, 0].double(), passive.features[:, 0].double()
+    income = data.active.features[:, 0].double()
+    visits = passive.features[:, 0].double()
     assert abs(float(income[data.train_rows].mean())) < 1e-6 < abs(float(income.mean()))
     assert abs(float(visits.mean())) < 1e-6
     few = load_data(settings(folder, limit=12), seed=0)
@@ -313,7 +314,8 @@ def test_a_column_may_be_called_like_an_empty_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["large_bank.csv", "large_bank.parquet"])
 def test_dates_may_lie_far_off(file: str, tmp_path: Path) -> None:
     ends = [datetime.date(2020, 1, 1 + row % 27) for row in range(MANY)]
-    ends[10], ends[20] = datetime.date(9999, 12, 31), datetime.date(1500, 2, 28)
+    ends[10] = datetime.date(9999, 12, 31)
+    ends[20] = datetime.date(1500, 2, 28)
     data = loaded(tmp_path, large_bank(end=ends), file)
     (_, column) = data.active.encoding.columns
     assert column.kind == "date"
@@ -332,7 +334,8 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
     settings = DataSettings(dataset="tables", folder=tmp_path, parties=parties)
     for name in ("shop.csv", "enc.json"):
         (tmp_path / name).write_text("{}")
-    found, own = {files_digest(settings)}, files_digest(settings, of=["active"])
+    found = {files_digest(settings)}
+    own = files_digest(settings, of=["active"])
     for name in ("shop.csv", "enc.json", "large_bank.parquet/part=0/more.parquet"):
         assert files_digest(settings, of=["active"]) == own
         (tmp_path / name).write_text("other")
@@ -497,7 +500,8 @@ def _ragged(text: str) -> str:
 
 def _many_categories(path: Path) -> None:
     rows = np.arange(10**4)
-    codes, labels = np.char.add("c", rows.astype(str)), np.where(rows % 2, "yes", "no")
+    codes = np.char.add("c", rows.astype(str))
+    labels = np.where(rows % 2, "yes", "no")
     pd.DataFrame({"id": rows, "code": codes, "y": labels}).to_csv(path, index=False)
 
 

@@ -190,8 +190,10 @@ def test_marvell_moves_norm_and_direction_attacks_towards_chance() -> None:
 
 def sum_kl(along: np.ndarray, across: np.ndarray, spread: Pair, dimension: int) -> np.ndarray:
     """KL of the perturbed classes, both ways, nats (Li et al. 2022, Theorem 2)."""
-    a0, a1 = along[0] + spread[0], along[1] + spread[1]
-    c0, c1 = across[0] + spread[0], across[1] + spread[1]
+    a0 = along[0] + spread[0]
+    a1 = along[1] + spread[1]
+    c0 = across[0] + spread[0]
+    c1 = across[1] + spread[1]
     with np.errstate(divide="ignore", invalid="ignore"):
         rest = (dimension - 1) * (c0 / c1 + c1 / c0) if dimension > 1 else 0.0
         return np.asarray((rest + (a0 + 1) / a1 + (a1 + 1) / a0) / 2 - dimension)
@@ -221,7 +223,8 @@ def test_marvell_finds_the_numerical_optimum(dimension: int, spread: Pair) -> No
 
 
 def test_marvell_sends_zeros_for_a_batch_of_one_class_and_needs_labels() -> None:
-    defence, gradient_BD = built(MarvellSettings()), torch.randn(6, 4)
+    defence = built(MarvellSettings())
+    gradient_BD = torch.randn(6, 4)
     for label in (0, 1):
         labels_B = torch.full((6,), label)
         assert not defence.protect(gradient_BD, Leaving(0, "p", labels_B)).any()

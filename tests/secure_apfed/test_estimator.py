@@ -363,7 +363,8 @@ def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own, passives = three_parties()
     settings = {**VOTED, "seed": np.int64(1), "data": {"labelled": np.int64(30), "limit": 200}}
-    lab, scan = passives["lab"], passives["scan"]
+    lab = passives["lab"]
+    scan = passives["scan"]
     theirs = {"lab": pl.from_pandas(lab).lazy(), "scan": scan.set_index("id")}
     mine = pl.from_pandas(own)
     found = run_frames(mine, theirs, label="target", baselines=False, **settings)

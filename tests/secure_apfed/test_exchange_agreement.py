@@ -63,7 +63,8 @@ class Table:
 class TwoFaced(InMemory):
     """The active tells one passive something else, under a header of its own."""
 
-    kind, said = Kind.SESSION, b"t"
+    kind = Kind.SESSION
+    said = b"t"
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
         length = int.from_bytes(frame[:2], "big")
@@ -187,7 +188,8 @@ def test_a_signature_is_of_its_purpose_its_parts_and_their_cut() -> None:
 
 
 def test_one_identity_is_one_party_and_its_own() -> None:
-    table, other = Table(), fresh_identity()
+    table = Table()
+    other = fresh_identity()
     script = table.script("p1", identity=other, known={"p1": other.public})
     with pytest.raises(RemoteProtocolError, match="p1 says that its identity is"):
         table.play(p1=script)
@@ -216,7 +218,8 @@ def test_one_identity_is_one_party_and_its_own() -> None:
 def test_nobody_takes_a_senders_word_for_its_own_rules(
     method: str, changes: dict[str, Any], field: str
 ) -> None:
-    theirs, mine = step_config(method), step_config(method, **changes)
+    theirs = step_config(method)
+    mine = step_config(method, **changes)
     start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
     secrets = fresh_secrets(theirs, sender)

@@ -20,7 +20,8 @@ from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
 
 NAMES = ("ann", "bob", "cid")
-ANSWER, QUESTION = Kind.REPRESENTATIONS, Kind.REQUEST
+ANSWER = Kind.REPRESENTATIONS
+QUESTION = Kind.REQUEST
 
 
 class World:
@@ -242,7 +243,8 @@ def test_epochs_and_opened_sums_are_kept_as_the_settings_say(keep: Any, epochs: 
     recorder.send(b"early", to="p2")
     recorder.transcript.keep_opened(9, torch.ones(1, 1))  # before the first epoch
     recorder.epochs(4)
-    kept, opened = recorder.transcript.kept, recorder.transcript.opened
+    kept = recorder.transcript.kept
+    opened = recorder.transcript.opened
     assert list(kept) == list(opened) == epochs
     for epoch in epochs:
         assert bodies(kept[epoch]) == [b"epoch %d" % epoch] * 2
@@ -396,7 +398,8 @@ def test_either_of_the_newest_two_states_finds_its_payloads(
     if resumed:
         play(resume(5), [5])
         play(resume(4), [4, 5])
-    again, last = resume(6 - back), 6 - back
+    again = resume(6 - back)
+    last = 6 - back
     assert bodies(again.transcript.kept[0]) == [b"epoch 0", b"more of epoch 0"]
     play(again, range(last, 6))
     kept = again.transcript.kept

@@ -38,7 +38,8 @@ class Wire(InMemory):
     def of_three(cls) -> "Wire":
         recorded: list[tuple[Envelope, int]] = []
         wire = network(cls, *NAMES, record=lambda *sent: recorded.append(sent))
-        wire.recorded, wire.carried = recorded, defaultdict(deque)
+        wire.recorded = recorded
+        wire.carried = defaultdict(deque)
         return wire
 
     def post(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -158,7 +159,8 @@ def test_a_changed_header_is_refused() -> None:
         wire = Wire.of_three()
         wire.send()
         sent = read(wire.frames[0])
-        header, body = replace(sent, **changes).header, wire.frames[0][2 + len(sent.header) :]
+        header = replace(sent, **changes).header
+        body = wire.frames[0][2 + len(sent.header) :]
         wire.frames[0] = len(header).to_bytes(2, "big") + header + body
         expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
         with pytest.raises(RemoteProtocolError, match=message):
@@ -167,7 +169,8 @@ def test_a_changed_header_is_refused() -> None:
 
 class Speaker:
     def __init__(self, *messages: Outgoing, wanted: int = 1) -> None:
-        self._messages, self._wanted = messages, wanted
+        self._messages = messages
+        self._wanted = wanted
         self.got: list[tuple[str, bytes]] = []
 
     def start(self) -> tuple[Outgoing, ...]:
@@ -192,7 +195,8 @@ def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = 
 
 
 def test_a_conversation_travels_over_the_links() -> None:
-    wire, role = Wire.of_three(), Speaker(Outgoing("passive", b"to passive"), wanted=2)
+    wire = Wire.of_three()
+    role = Speaker(Outgoing("passive", b"to passive"), wanted=2)
     frames = [said(wire, name, Kind.SUM_SETUP, name.encode()) for name in ("other", "passive")]
     given(conversing(wire, role, ("passive", "other")), *frames)
     assert role.got == [("other", b"other"), ("passive", b"passive")]
@@ -202,12 +206,14 @@ def test_a_conversation_travels_over_the_links() -> None:
 
 
 def test_a_conversation_is_with_who_takes_part_before_training_and_of_one_kind() -> None:
-    wire, role = Wire.of_three(), Speaker(Outgoing("other", b""))
+    wire = Wire.of_three()
+    role = Speaker(Outgoing("other", b""))
     with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
         begun(conversing(wire, role, ["passive"]))
     assert not wire.recorded
     for kind, step in ((Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)):
-        wire, role = Wire.of_three(), Speaker()
+        wire = Wire.of_three()
+        role = Speaker()
         frame = said(wire, "passive", kind, step=step)
         with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
             given(conversing(wire, role, ["passive"]), frame)
@@ -243,7 +249,8 @@ def test_after_it_was_ready_a_peer_has_no_part_and_is_named_in_the_silence() -> 
 def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link() -> None:
     """The number of what never left is used up: whatever follows would pass for a replay."""
     wire = Wire.of_three()
-    post, interrupted = wire.links["active"]._post, Mock(side_effect=KeyboardInterrupt)
+    post = wire.links["active"]._post
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     wire.links["active"]._post = interrupted
     with pytest.raises(KeyboardInterrupt):
         wire.send()
@@ -256,7 +263,8 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
 
 
 def test_a_unit_of_patience_is_what_the_contract_says() -> None:
-    wire, asked = Wire.of_three(), list[float]()
+    wire = Wire.of_three()
+    asked = list[float]()
 
     def nothing(awaited: Awaited, timeout_s: float) -> Frame:
         asked.append(timeout_s)
@@ -296,7 +304,8 @@ class Pair:
         self.network = network(
             InMemory, "ann", "bob", "cid", record=lambda one, _: self.sizes.append(len(one.payload))
         )
-        self.ann, self.bob = self.network.links["ann"], self.network.links["bob"]
+        self.ann = self.network.links["ann"]
+        self.bob = self.network.links["bob"]
 
     def hear(self, *kinds: Kind, times: int = 1, most: int = 99) -> list[bytes]:
         async def script() -> list[bytes]:
@@ -328,7 +337,8 @@ def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory
     cut = list(parts_of(0, MESSAGE))
     came = [halves[name].add(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
-    half, vast = Gathering("ann", "bob"), 2**60
+    half = Gathering("ann", "bob")
+    vast = 2**60
     assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
     assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
@@ -455,7 +465,8 @@ class Slow:
     """A role that gives signs of its work before it answers."""
 
     def __init__(self, signs: Signs) -> None:
-        self._signs, self.finished = signs, False
+        self._signs = signs
+        self.finished = False
 
     def start(self) -> Sequence[Outgoing]:
         return ()

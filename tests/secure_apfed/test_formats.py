@@ -96,7 +96,8 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do() -> None:
 def renumbered(name: str, folder: Path, number: Any) -> None:
     """Write another number over the format of a stored file."""
     path = folder / FILES[name]
-    content, key = path.read_bytes(), FORMATS[name].key
+    content = path.read_bytes()
+    key = FORMATS[name].key
     if name == "checkpoint-STEP.bin":
         fields = {**fields_of(name, path), key: number}
         packed = msgpack.packb(fields)
@@ -151,7 +152,8 @@ def test_a_newer_format_is_refused_by_name_with_the_line_that_installs(
     renumbered(name, stored, NEWER)
     with pytest.raises(ApfedError) as told:
         READERS[name](stored)
-    message, kind = str(told.value), FORMATS[name]
+    message = str(told.value)
+    kind = FORMATS[name]
     assert f"{kind.title} of format {NEWER}, written by a newer version" in message
     assert installed_version() in message
     assert message.endswith(install_checkout())

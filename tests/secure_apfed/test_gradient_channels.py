@@ -21,7 +21,8 @@ from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 NAMES = ("a", "b", "c")
-ROWS, WIDTH = 6, 4
+ROWS = 6
+WIDTH = 4
 KEY = bytes(range(32))
 SUMS = usable(ap.SECURE_SUMS)
 Channel = Callable[[Tensor], Tensor]
@@ -75,7 +76,8 @@ def guarded(guard: Any) -> Channel:
 
 
 def watched(h: Tensor) -> Tensor:
-    record, module = Recorder(), nn.Identity()
+    record = Recorder()
+    module = nn.Identity()
     with record.watch(module):
         record.step(range(ROWS))
         found: Tensor = module(h)
@@ -224,7 +226,8 @@ def test_every_public_name_is_tried_here_or_takes_no_graph() -> None:
 def test_the_advice_of_the_refusal_trains() -> None:
     """Detached values out, the sum's gradient back: two parties' layers move as in one graph."""
     layers = {me: nn.Linear(3, WIDTH, bias=False) for me in NAMES}
-    x, target = torch.randn(ROWS, 3), torch.randn(ROWS, WIDTH)
+    x = torch.randn(ROWS, 3)
+    target = torch.randn(ROWS, WIDTH)
     session = session_of("plain + pairwise masks", bits=24, session="s")
     roles: dict[str, Any] = {me: session.contributor(me) for me in NAMES}
     receiver: Any = session.receiver()
@@ -261,7 +264,8 @@ def test_value_and_gradient_are_those_of_adding_the_clipped_rows(
     add = session_of("plain + pairwise masks", clip=clip, bits=24)
     weights = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
     found, expected = (h.clone().to(dtype).requires_grad_() for _ in range(2))
-    total, reference = add(dict.fromkeys(NAMES, found)), clipped_sum(expected, clip)
+    total = add(dict.fromkeys(NAMES, found))
+    reference = clipped_sum(expected, clip)
     assert total.dtype is dtype
     (total * weights).sum().backward()
     (reference * weights).sum().backward()

@@ -202,7 +202,8 @@ def hostile_values(kind: Any) -> Iterator[Any]:
 
 def sections_in(kind: Any, name: str) -> Iterator[tuple[Any, tuple[str | int, ...]]]:
     """Yield the settings that a type holds, and their place below it."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    parts = typing.get_args(kind)
     if is_settings(kind):
         yield kind, ()
     elif origin is dict:

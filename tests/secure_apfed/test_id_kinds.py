@@ -230,7 +230,9 @@ def test_every_reason_is_tried() -> None:
 
 def test_all_reasons_are_told_with_all_rows_beyond_a_piece() -> None:
     ids: list[object] = [f"p{row}" for row in range(200_000)]
-    ids[3], ids[100_000], ids[150_000] = None, "", 1.5
+    ids[3] = None
+    ids[100_000] = ""
+    ids[150_000] = 1.5
     with pytest.raises(DataError) as caught:
         align({"bank": ids, "shop": ids}, hub="bank")
     assert "is empty in 2 rows, first in rows 3, 100000 (from 0)" in str(caught.value)
@@ -268,7 +270,8 @@ def test_kinds_that_never_match_are_told(left: Any, right: Any, says: str, advis
         (told,) = re.findall(r"alignment: (\{.*\})", str(caught.value))
         rules = id_rules(AlignmentSettings.model_validate(yaml.safe_load(told)))
     else:
-        rules, right = IdNormalisation(), advised(right)
+        rules = IdNormalisation()
+        right = advised(right)
     tables = {"bank": left, "shop": right}
     found = align(tables, hub="bank", minimum_rows=1, normalisation=rules)
     assert len(found["bank"]) == len(left)
@@ -409,7 +412,8 @@ def test_the_estimator_compares_kinds() -> None:
 
 
 def test_rows_of_predictions_are_called_as_in_training(tmp_path: Path) -> None:
-    table, encoding = pd.DataFrame({"id": [1001.0, 1002.0], "x": 0.5}), ColumnEncoding.plain(["x"])
+    table = pd.DataFrame({"id": [1001.0, 1002.0], "x": 0.5})
+    encoding = ColumnEncoding.plain(["x"])
     table.to_parquet(tmp_path / "in.parquet")
     ids, _ = load_features(tmp_path / "in.parquet", encoding, id_columns=["id"])
     assert ids == ("1001", "1002")

@@ -125,7 +125,8 @@ def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
             return labeller.matrix(of, labelled)
         return labeller.label(of, labelled, labels, CLASSES)
 
-    before, after = shares(x), shares(moved)
+    before = shares(x)
+    after = shares(moved)
     others = np.arange(len(x)) != person
     assert (before[person] != after[person]).any()
     assert bool((before[others] == after[others]).all()) == labeller.inductive
@@ -170,7 +171,8 @@ def test_what_is_unfit_is_refused(name: str) -> None:
 @each
 def test_no_label_moves_the_vote_on_its_own_row(name: str) -> None:
     x, labelled, labels = people()
-    votes, other = make(name).vote(x, labelled, labels, CLASSES), labels.copy()
+    votes = make(name).vote(x, labelled, labels, CLASSES)
+    other = labels.copy()
     other[3] = (labels[3] + 1) % CLASSES
     moved = make(name).vote(x, labelled, other, CLASSES)
     assert (votes != moved).any()
@@ -182,7 +184,8 @@ def test_spreading_votes_as_it_labels_without_the_row_s_own_label(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, labelled, labels = people()
-    votes, unlabelled = Spreading().vote(x, labelled, labels, CLASSES), np.ones(len(x), dtype=bool)
+    votes = Spreading().vote(x, labelled, labels, CLASSES)
+    unlabelled = np.ones(len(x), dtype=bool)
     for at, row in enumerate(labelled):
         rest = np.delete(np.arange(len(labelled)), at)
         said = Spreading().label(x, labelled[rest], labels[rest], CLASSES)
@@ -358,7 +361,8 @@ def test_no_answer_tells_more_than_epsilon_of_any_vote(epsilon: float, classes: 
 
 
 def test_answers_have_that_law() -> None:
-    classes, rows = 3, 60_000
+    classes = 3
+    rows = 60_000
     response = VoteResponse(epsilon=1.2, classes=classes)
     votes = np.zeros((rows, classes))
     votes[: rows // 2, 1] = 1.0
@@ -374,7 +378,8 @@ def test_answers_have_that_law() -> None:
 
 
 def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
-    response, key = VoteResponse(epsilon=0.5, classes=4), fresh_key()
+    response = VoteResponse(epsilon=0.5, classes=4)
+    key = fresh_key()
     votes = hard(RNG.random((300, 4)))
     answers = response.answer(votes, key=key, about=b"3")
     assert (answers == response.answer(votes, key=key, about=b"3")).all()
@@ -491,8 +496,10 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
             before = labeller.fit(x, y, classes)
             replaced = [labeller.directions(RNG.standard_normal((1, 4)))[0], -x[0]]
             for row, label in itertools.product(replaced, range(classes)):
-                x_other, y_other = x.copy(), y.copy()
-                x_other[0], y_other[0] = row, label
+                x_other = x.copy()
+                y_other = y.copy()
+                x_other[0] = row
+                y_other[0] = label
                 moved = float(np.linalg.norm(labeller.fit(x_other, y_other, classes) - before))
                 assert moved <= bound
                 if labelled > 1:
@@ -519,7 +526,8 @@ def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> N
 
 def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
     x = RNG.standard_normal((40, 600))
-    labelled, labels = np.arange(20), RNG.integers(0, 5, 20)
+    labelled = np.arange(20)
+    labels = RNG.integers(0, 5, 20)
     seen: list[Floats] = []
 
     def read(x_UF: Floats, weights_FK: Floats) -> Floats:
@@ -541,7 +549,8 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
 
 def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     x = RNG.standard_normal((40, 6))
-    labelled, labels = np.arange(20), RNG.integers(0, 3, 20)
+    labelled = np.arange(20)
+    labels = RNG.integers(0, 3, 20)
     one, other = (
         PrivateLogistic(epsilon=1.0, delta=DELTA, key=key) for key in (b"k" * 32, fresh_key())
     )
@@ -591,7 +600,8 @@ def test_weights_and_votes_add_up() -> None:
     assert (found.vote, found.unlabelled) == (1.0, 1.0)
     assert found.labelled == pytest.approx(4.0, rel=1e-6)
     # A numerical composition of a Gaussian and binary randomised response of that epsilon.
-    mu, epsilon = gdp_mu(3.0, DELTA), 1.0
+    mu = gdp_mu(3.0, DELTA)
+    epsilon = 1.0
     gaussian = privacy_loss_distribution.from_gaussian_mechanism(
         1 / mu, value_discretization_interval=1e-3
     )

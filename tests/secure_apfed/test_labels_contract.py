@@ -239,7 +239,8 @@ def read_frames(one: Any, two: Any) -> Any:
 
 def recorded(one: Any, two: Any) -> Any:
     del one
-    bottom, record = torch.nn.Linear(3, 2), Recorder()
+    bottom = torch.nn.Linear(3, 2)
+    record = Recorder()
     with record.watch(bottom):
         record.step(places(two))
         bottom(torch.zeros(ROWS, 3))

@@ -83,8 +83,10 @@ def test_state_goes_through_names(optimizer: str, schedule: dict[str, Any]) -> N
     train = TrainSettings.model_validate(
         {"learning_rate": 0.1, "optimizer": optimizer, "warmup_steps": 2, **schedule}
     )
-    one, other = modules(), modules(1)
-    first, second = Descent("ann", one, train), Descent("ann", other, train)
+    one = modules()
+    other = modules(1)
+    first = Descent("ann", one, train)
+    second = Descent("ann", other, train)
     descend(first, one)
     second.load_tensors(first.tensors())
     moment = {"sgd": "momentum_buffer", "adam": "exp_avg_sq", "adamw": "exp_avg_sq"}[optimizer]
@@ -123,7 +125,8 @@ def test_rates_rise_and_fall_as_torchs_schedulers_have_them() -> None:
 def test_without_a_bound_steps_are_those_of_torch(
     name: Literal["sgd", "adam", "adamw"], theirs: type[torch.optim.SGD], more: dict[str, Any]
 ) -> None:
-    ours, parts = modules(), modules()
+    ours = modules()
+    parts = modules()
     train = TrainSettings(optimizer=name, learning_rate=0.01, weight_decay=0.1)
     descent = Descent("ann", ours, train)
     optimizer = theirs(nn.ModuleDict(parts).parameters(), lr=0.01, weight_decay=0.1, **more)
@@ -200,10 +203,12 @@ def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict
     config = config_of(method, epochs=4, patience=4, **train)
     data = load_data(config.data, seed=config.seed)
     held = held_out_of(open_session(config, data).learner, config)
-    features_N, labels_N = data.active.features.clone(), data.active.labels
+    features_N = data.active.features.clone()
+    labels_N = data.active.labels
     assert labels_N is not None
     labels_N = labels_N.clone()
-    features_N[held], labels_N[held] = 100.0, 0
+    features_N[held] = 100.0
+    labels_N[held] = 0
     other = replace(data, table=replace(data.active, features=features_N, labels=labels_N))
     models = [run(config, None, data=one).recording.model for one in (data, other)]
     one, another = (model.state_dict() for model in models if model is not None)
@@ -214,7 +219,8 @@ def held_out_loss(result: RunResult, config: Config) -> float:
     """Of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)
     rows = held_out_of(open_session(config, data).learner, config)
-    model, labels_N = result.recording.model, data.active.labels
+    model = result.recording.model
+    labels_N = data.active.labels
     assert model is not None
     assert labels_N is not None
     with torch.no_grad():

@@ -39,7 +39,8 @@ from tests.waiting import wait_until
 
 LINE = jsonschema.Draft202012Validator(schema())
 Answer = Frame | PartyLeftError
-PATIENCE, UNIT_S = 4, 30
+PATIENCE = 4
+UNIT_S = 30
 SILENT_S = PATIENCE * UNIT_S / 2
 
 
@@ -47,7 +48,8 @@ class Scripted:
     """A transport whose answers take so long, and note where the party stood while it waited."""
 
     def __init__(self, answers: list[tuple[float, Answer]]) -> None:
-        self.now, self._answers = 100.0, iter(answers)
+        self.now = 100.0
+        self._answers = iter(answers)
         self.keeper = StatusKeeper(lambda: self.now)
         self.seen: list[Status] = []
 
@@ -87,7 +89,8 @@ def frame_of(sender: str, kind: Kind, step: int = 0, sequence: int = 0) -> Frame
 
 def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status], Status]:
     """Where Ann stood at each wait for contributions of Bob and Cid, and in the end."""
-    transport, meter = Scripted(answers), FakeMeter()
+    transport = Scripted(answers)
+    meter = FakeMeter()
     keeper = transport.keeper
     keeper.begin("ann", ["bob", "cid"], meter)
     assert {peer.state for peer in keeper.status().peers.values()} == {"expected"}
@@ -108,7 +111,8 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
-    short, long = SILENT_S - 1, SILENT_S + 1
+    short = SILENT_S - 1
+    long = SILENT_S + 1
     _, frame = frame_of("bob", Kind.CONTRIBUTION)
     answers: list[tuple[float, Answer]] = [
         (short, ("bob", frame)),
@@ -280,7 +284,8 @@ def test_a_link_is_not_back_where_its_peer_left_or_the_session_is_over(phase: st
 def test_events_and_the_panel_tell_that_a_link_is_broken(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    well, broken = status(peers={"bob": CONNECTED}), status(peers={"bob": BROKEN})
+    well = status(peers={"bob": CONNECTED})
+    broken = status(peers={"bob": BROKEN})
     shown(well, broken, well, json_events=True)
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     for event in events:
@@ -353,7 +358,8 @@ METRIC = re.compile(r'secure_apfed_(\w+)\{((?:\w+="[\w.-]+",?)*)\} ([0-9.e+-]+|\
 
 def metrics_of(path: Path) -> dict[str, float]:
     """By name and labels; all of a metric stand together, behind its type."""
-    found, kinds = {}, []
+    found = {}
+    kinds = []
     for line in path.read_text().splitlines():
         if (kind := re.fullmatch(r"# TYPE secure_apfed_(\w+) (?:gauge|counter)", line)) is not None:
             kinds.append(kind[1])
@@ -418,7 +424,8 @@ def test_what_a_real_run_says_is_as_its_schema(
         )
         for name, file in files.items()
     }
-    kinds, last = set[str](), dict[str, Any]()
+    kinds = set[str]()
+    last = dict[str, Any]()
     for name, process in processes.items():
         said = [json.loads(one) for one in process.communicate(timeout=240)[0].splitlines()]
         assert process.returncode == 0

@@ -53,7 +53,8 @@ def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> 
 
 def test_classes_are_measured_as_scikit_learn_does() -> None:
     one = scored(300, 2)
-    y, p = one.truth, one.scores[:, 1]
+    y = one.truth
+    p = one.scores[:, 1]
     assert measure_all(one) == pytest.approx(
         {
             "accuracy": metrics.accuracy_score(y, p > 0.5),
@@ -68,7 +69,9 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
         }
     )
     one = scored(300, 4)
-    y, p, table = one.truth, one.scores, label_binarize(one.truth, classes=range(4))
+    y = one.truth
+    p = one.scores
+    table = label_binarize(one.truth, classes=range(4))
     found = measure_all(one)
     names = ("auc", "average_precision", "f1", "brier", "log_loss")
     assert {name: found[name] for name in names} == (
@@ -189,7 +192,8 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
     assert set(REDRAWN) == set(MEASURES)
     for case, rows in cases.items():
         counts_RB = np.concatenate([*_draws(rows, 20, 0), np.ones((1, len(rows.truth)))])
-        redrawn, places = Redrawn(rows, counts_RB), np.arange(len(rows.truth))
+        redrawn = Redrawn(rows, counts_RB)
+        places = np.arange(len(rows.truth))
         measured = [
             measure_all(rows.rows(np.repeat(places, counts_B)))
             for counts_B in counts_RB.astype(int)
@@ -210,7 +214,8 @@ def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
     numbers = Scored(truth=rng.normal(size=90), scores=rng.normal(size=90))
     told = {"classes": scored(400, 3), "numbers": numbers}
     for said in told.values():
-        rest, rows = said.rows(np.arange(1, len(said.truth))), len(said.truth) - 1
+        rest = said.rows(np.arange(1, len(said.truth)))
+        rows = len(said.truth) - 1
         for name, value in measure_all(said).items():
             found = influence(said, MEASURES[name])
             assert found.shape == (rows + 1,)
@@ -221,7 +226,9 @@ def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
 
 def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
     """Resamples of 8 rows of a class held the AUC of all people in 62 to 80 of 100."""
-    rng, held, shift = np.random.default_rng(0), 0, 2.0
+    rng = np.random.default_rng(0)
+    held = 0
+    shift = 2.0
     truth = np.repeat([0, 1], [100, FEWEST_ROWS - 12])
     for _ in range(60):
         scores = rng.normal(size=len(truth)) + shift * truth
@@ -295,7 +302,8 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
 
 def test_scores_of_a_table_are_asked_in_parts() -> None:
     table = torch.randn(9000, 3, generator=torch.Generator().manual_seed(0))
-    labels, asked = table.argmax(1), []
+    labels = table.argmax(1)
+    asked = []
 
     def predict(rows: torch.Tensor) -> torch.Tensor:
         asked.append(len(rows))

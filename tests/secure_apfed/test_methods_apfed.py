@@ -82,7 +82,8 @@ class Monolith:
         self.data = data
 
     def step(self, rows_B: Tensor) -> None:
-        active, tables = self.data.active, self.data.passives
+        active = self.data.active
+        tables = self.data.passives
         assert active.labels is not None
         for optimiser in self.optimisers:
             optimiser.zero_grad()
@@ -147,11 +148,13 @@ def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict
     passives = {"default": {"objective": CONTRASTIVE, "weight": 0.0}}
     config = step_config("apfed", passives=passives, guard=guard, secure_sum=pair_of(protocol))
     data = vertical_data(2, aligned=30)
-    apfed, single = open_session(config, data), open_session(step_config("single_view"), data)
+    apfed = open_session(config, data)
+    single = open_session(step_config("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
         assert apfed.step(step, rows_B) == single.step(step, rows_B)
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
-    ours, theirs = active_of(apfed).trainer.networks, active_of(single).trainer.networks
+    ours = active_of(apfed).trainer.networks
+    theirs = active_of(single).trainer.networks
     for mine, other in ((ours.encoder, theirs.encoder), (ours.head, theirs.head)):
         pairs = zip(mine.parameters(), other.parameters(), strict=True)
         assert all(torch.equal(here, there) for here, there in pairs)
@@ -270,7 +273,8 @@ def test_a_passive_adds_the_noise_that_is_agreed(name: str) -> None:
 
 
 def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
-    data, clip = vertical_data(3), 10.0
+    data = vertical_data(3)
+    clip = 10.0
     passives = {"default": {"objective": CONTRASTIVE}}
     one, two = (
         open_session(
@@ -347,7 +351,8 @@ def test_a_passive_is_told_positions_of_its_own_people_only(
 
 @pytest.mark.parametrize("method_name", ["apfed_c", "apfed_r"])
 def test_steps_of_pairs_equal_one_autograd_graph(method_name: str) -> None:
-    config, data = pairs(method=method_name), overlapping()
+    config = pairs(method=method_name)
+    data = overlapping()
     session = open_session(config, data)
     monolith = Monolith(session, data, config)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 3):

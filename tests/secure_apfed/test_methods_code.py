@@ -115,7 +115,8 @@ def test_a_projection_keeps_distances_and_its_rows_are_about_one_long() -> None:
 
 def test_a_forecast_that_is_forgotten_moves_nothing() -> None:
     draw = torch.Generator().manual_seed(2)
-    rows_NF, forecast_ND = torch.randn(60, 5, generator=draw), torch.randn(60, 3, generator=draw)
+    rows_NF = torch.randn(60, 5, generator=draw)
+    forecast_ND = torch.randn(60, 3, generator=draw)
     encoder = CrossView(5, 3, 20)
     encoder.fit(rows_NF)
     before = encoder(rows_NF)

@@ -65,7 +65,8 @@ def _play(method: str, folder: Path) -> Played:
     config = config_of(method, train={"epochs": epochs, "batch_size": 64, "device": "cpu"})
     few = config.data.model_copy(update={"labelled": 20})
     config = config.model_copy(update={"data": few})
-    data, steps = load_data(few, seed=config.seed), list[int]()
+    data = load_data(few, seed=config.seed)
+    steps = list[int]()
     result = run(
         config, folder / "whole", data=data, on_progress=lambda now: steps.append(now.step)
     )
@@ -73,7 +74,8 @@ def _play(method: str, folder: Path) -> Played:
 
 
 def test_what_is_declared_is_true_of_what_a_run_sends_and_keeps(played: Played) -> None:
-    told, recording = played.config.method, played.result.recording
+    told = played.config.method
+    recording = played.result.recording
     active = recording.data.active.name
     sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
     assert {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS} == {
@@ -109,7 +111,9 @@ def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
 
 
 def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
-    name, active, rows = played.config.method.name, played.data.active, played.data.test_rows
+    name = played.config.method.name
+    active = played.data.active
+    rows = played.data.test_rows
     if played.config.method.predicts_alone:
         assert active.labels is not None
         with torch.no_grad():
@@ -120,7 +124,8 @@ def test_who_predicts_alone_does_so_from_its_folder(played: Played) -> None:
 
 @pytest.mark.sampled(every=7)
 def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) -> None:
-    folder, whole = played.folder / "broken", played.result
+    folder = played.folder / "broken"
+    whole = played.result
     interrupted(played.config, folder, at_step=played.midway)
     again = run(played.config, folder, resume=True)
     assert again.accuracy == whole.accuracy

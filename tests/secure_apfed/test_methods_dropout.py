@@ -66,7 +66,8 @@ class Recorder:
     """A contributor that remembers the integers that it put in."""
 
     def __init__(self, inner: SumContributor, fixed_point: FixedPoint) -> None:
-        self._inner, self._fixed_point = inner, fixed_point
+        self._inner = inner
+        self._fixed_point = fixed_point
         self.integers: dict[int, Any] = {}
 
     @classmethod
@@ -98,7 +99,8 @@ def fixed_point_of(session: Simulation) -> FixedPoint:
 def entered(
     rules: dict[str, Any], sums: dict[str, Any], passives: int = 4, method: str = "apfed_c"
 ) -> Simulation:
-    secure_sum, rules = {"clip": 0.5, **sums}, {"minimum_spread": 0.0, **rules}
+    secure_sum = {"clip": 0.5, **sums}
+    rules = {"minimum_spread": 0.0, **rules}
     config = step_config(method, secure_sum=secure_sum, rules=rules)
     return open_session(config, vertical_data(passives))
 
@@ -221,14 +223,16 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
     views = {name: session.helpers[name].trainer.view for name in session.contract.passives}  # type: ignore[attr-defined]
     assert [len({view.zeta for view in views.values()}), views["passive-4"].zeta] == [3, 20.0]
     deaths["passive-2"] = (2, kind)
-    last, rows = (1 if kind is BEFORE_CONTRIBUTING else 2), active.training_rows.numpy()
+    last = 1 if kind is BEFORE_CONTRIBUTING else 2
+    rows = active.training_rows.numpy()
     counted: list[Any] = []
     for step in range(4):
         assert np.isfinite(session.step(step, active.training_rows))
         counted = [view for name, view in views.items() if name != "passive-2" or step <= last]
         counted.append(active.trainer.view)
         total = sum(view.zeta * view.labels_NC[rows] for view in counted)
-        zeta, pull = sum(view.zeta for view in counted), active.trainer.pull
+        zeta = sum(view.zeta for view in counted)
+        pull = active.trainer.pull
         drawn = pull.eta_N1[rows] * (method == "v_fedmv")
         mean = (total + drawn * pull.truth_NC[rows]) / (zeta + drawn)
         np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
@@ -290,7 +294,8 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
     names = [data.active.name, *(table.name for table in data.passives)]
     secrets = {name: fresh_secrets(config, name, logs=tmp_path) for name in names}
     sessions: list[Simulation] = []
-    opened, recorded = [], []
+    opened = []
+    recorded = []
     for again in (False, True):
         if again and threshold == 3:
             deaths["passive-4"] = (0, BEFORE_CONTRIBUTING)

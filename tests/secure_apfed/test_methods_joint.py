@@ -32,7 +32,9 @@ from tests.secure_apfed.seats import (
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_methods_apfed import assert_equal
 
-ALIGNED, TRAINED, D = 34, 28, 12
+ALIGNED = 34
+TRAINED = 28
+D = 12
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 MASKED = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
 CLEAR = {"scheme": "plain", "masks": "none", "clip": None}
@@ -106,7 +108,8 @@ class Monolith:
 
 @pytest.mark.parametrize("passives", [1, 3])
 def test_steps_equal_one_autograd_graph(passives: int) -> None:
-    data, settings = vertical_data(passives), config()
+    data = vertical_data(passives)
+    settings = config()
     session = opened(data, settings)
     monolith = Monolith(session, data, settings)
     assert len(session.learner.training_rows) == TRAINED
@@ -135,7 +138,8 @@ def test_the_full_inference_is_that_of_all_parties() -> None:
 
 
 def test_fills_take_the_place_of_the_passives() -> None:
-    session, seen = opened(vertical_data(2)), list[Tensor]()
+    session = opened(vertical_data(2))
+    seen = list[Tensor]()
     trainer = active_of(session).trainer
     trainer.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     session.evaluate(next_step=0, final=False)
@@ -146,7 +150,8 @@ def test_fills_take_the_place_of_the_passives() -> None:
     assert not rests["tvfl_0"].any()
     torch.testing.assert_close(rests["tvfl_a"], own.mean().expand_as(rests["tvfl_a"]))
     drawn = rests["tvfl_r"]
-    low, high = own.min(), own.max()
+    low = own.min()
+    high = own.max()
     assert low <= drawn.min() < drawn.max() <= high
     assert len(drawn.unique()) == drawn.numel() == 288
     # The mean's deviation is (high - low) / sqrt(12 * 288), a sixtieth.
@@ -158,10 +163,12 @@ def test_fills_take_the_place_of_the_passives() -> None:
 def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     data = vertical_data(2)
     settings = config(model={"network": "mlp", "hidden": [6], "representation": D, "dropout": 0.5})
-    session, undisturbed = opened(data, settings), opened(data, settings)
+    session = opened(data, settings)
+    undisturbed = opened(data, settings)
     for one in (session, undisturbed):
         one.step(0, one.learner.training_rows[:10])
-    before, generator = state(session), torch.get_rng_state()
+    before = state(session)
+    generator = torch.get_rng_state()
     first = session.evaluate(next_step=1, final=True)
     assert same(state(session), before)
     assert torch.equal(torch.get_rng_state(), generator)
@@ -351,7 +358,8 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
     data = load_data(config.data, seed=0)
     session = open_session(config, data)
     learner: Any = session.learner
-    trainer, helpers = learner.trainer, list(session.helpers.values())
+    trainer = learner.trainer
+    helpers = list(session.helpers.values())
     passives: Any = [one for one in helpers if one.name != "aggregator"]
     encoders = [trainer.encoder, *(one.trainer.encoder for one in passives)]
     layers: Any = [list(one.modules())[-1] for one in encoders]

@@ -89,7 +89,8 @@ def test_a_party_brings_its_own_and_nothing_of_another() -> None:
 
 def held_by(party: object) -> Iterator[object]:
     """Everything that an object leads to, but what all of a program shares."""
-    seen, waiting = set[int](), [party]
+    seen = set[int]()
+    waiting = [party]
     while waiting:
         thing = waiting.pop()
         if id(thing) in seen or isinstance(thing, ModuleType | type):
@@ -126,7 +127,8 @@ def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -
 
 def test_the_walk_finds_what_a_party_should_not_hold() -> None:
     session = Simulation(METHODS["apfed_c"], start_of(step_config("apfed_c", guard=GUARD)))
-    party, secret = passives_of(session)[0], own_of(start_of(step_config("apfed_c")), "passive-2")
+    party = passives_of(session)[0]
+    secret = own_of(start_of(step_config("apfed_c")), "passive-2")
     vars(party)["_waiting"] = lambda: secret
     found = list(held_by(session.helpers["passive-1"]))
     assert KEYS["passive-2"] in {it for it in found if isinstance(it, bytes)}
@@ -193,7 +195,8 @@ def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
         read_charged(payload, sender="shop")
 
 
-SHOP, CONTRACT = fresh_identity(), b"c" * 32
+SHOP = fresh_identity()
+CONTRACT = b"c" * 32
 SIGNED = sign_charged((), SHOP, CONTRACT, 7)
 
 
@@ -289,7 +292,8 @@ def opened(
     method: str = "apfed_c", *, alignment_of: Simulation | None = None, **changes: Any
 ) -> Simulation:
     """A session of three passives; it aligns anew, and goes on with the rows of another one."""
-    config, data = step_config(method, **changes), random_data(dict.fromkeys(PASSIVES, range(ROWS)))
+    config = step_config(method, **changes)
+    data = random_data(dict.fromkeys(PASSIVES, range(ROWS)))
     session = open_session(config, data)
     if alignment_of is not None:
         session = open_session(config, data, alignment=alignment_of.alignment)
@@ -373,7 +377,8 @@ def packed(*parts: Any) -> bytes:
     return message
 
 
-ALL, SUM = list(PASSIVES), b"a sum"
+ALL = list(PASSIVES)
+SUM = b"a sum"
 NO_SUMS = [
     b"",
     b"\xc1",

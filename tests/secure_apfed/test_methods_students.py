@@ -37,7 +37,10 @@ from tests.secure_apfed.seats import active_of, envelope, step_config
 from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config, told
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-K, TRAIN, TEST, LABELLED = 4, 240, 160, 8
+K = 4
+TRAIN = 240
+TEST = 160
+LABELLED = 8
 SETTINGS = autoencoder.DistillationSettings(epochs=40, batch_size=16, learning_rate=3e-3)
 MODEL = ModelSettings(network="selu", hidden=(16,), representation=8)
 
@@ -90,7 +93,8 @@ class Counted:
     """A course of which only the number of steps is asked."""
 
     def __init__(self) -> None:
-        self.next_step, self.losses = 100, list[float | None]()
+        self.next_step = 100
+        self.losses = list[float | None]()
 
     def stepped(self, loss: float | None) -> None:
         self.losses.append(loss)
@@ -113,7 +117,8 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
     for step in range(5):
         losses = [one.step(step, one.learner.training_rows) for one in (session, joint)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
-    learner, course = session.learner, Counted()
+    learner = session.learner
+    course = Counted()
     assert isinstance(learner, TeacherActive)
     session.play(learner.conclude(session.links, course))
     assert set(course.losses) == {None}
@@ -180,7 +185,8 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
     assert isinstance(helper, ApcVflPassive)
-    rows, here = pack({"rows": torch.tensor([0, 1])}), session.contract.session
+    rows = pack({"rows": torch.tensor([0, 1])})
+    here = session.contract.session
     asked = [envelope(rows, kind=Kind.REQUEST, step=step, session=here) for step in range(4)]
     for message in asked[:3]:
         helper.represent(message)
@@ -277,12 +283,14 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     assert isinstance(networks.head, nn.Sequential)
     head = networks.head.eval()
     with torch.no_grad():
-        scores, read = head(h).numpy(), head[:-1](h).numpy()
+        scores = head(h).numpy()
+        read = head[:-1](h).numpy()
     said[:LABELLED] = np.eye(K)[np.arange(LABELLED) % K]
     reached = said.any(1)
     size = np.sqrt((read**2).sum(1).mean())
     phi = np.hstack([read / size, np.ones((TRAIN, 1))])
-    gram, cross = phi[reached].T @ phi[reached], phi[reached].T @ said[reached]
+    gram = phi[reached].T @ phi[reached]
+    cross = phi[reached].T @ said[reached]
     strengths = (strength * np.eye(len(gram)) for strength in (0.01, 0.1, 1.0, 10.0))
     fits = [phi @ np.linalg.solve(gram + ridge, cross) for ridge in strengths]
     assert min(np.abs(scores - fit).max() for fit in fits) < 1e-9
@@ -370,7 +378,8 @@ def test_the_code_is_drawn_to_the_vectors() -> None:
     for weight in (0.0, 1.0):
         session = vectors_of(said={"epochs": 60, "loss": "mse", "weight": weight})
         learner = taught(session)
-        rows, encoder = learner.training_rows, learner.student.networks.encoder
+        rows = learner.training_rows
+        encoder = learner.student.networks.encoder
         codes = encoder.code(learner.student.features_N[rows]).double()
         wanted = learner.opened * len(rows) ** 0.5
         apart.append(float((codes - wanted).square().mean()))
@@ -475,7 +484,9 @@ def error(fitted: autoencoder.Autoencoder, x_NF: Tensor) -> float:
 
 def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
     x_NF = rows()
-    before, fitted, again = network(), network(), network()
+    before = network()
+    fitted = network()
+    again = network()
     epochs = autoencoder.fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
     assert autoencoder.fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
     assert error(fitted, x_NF) < 0.1 * error(before, x_NF)
@@ -504,7 +515,8 @@ def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights(
 
 @pytest.mark.parametrize("loss", ["mse", "mae"])
 def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
-    x_NF, told = rows(), torch.arange(0, 80, 2)
+    x_NF = rows()
+    told = torch.arange(0, 80, 2)
     wanted = torch.tanh(x_NF[told] @ torch.randn(6, 8, generator=torch.Generator().manual_seed(3)))
     apart = []
     for weight in (0.0, 5.0):
@@ -617,7 +629,8 @@ def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
         {"name": method, "epochs": 2, "classifier": "strongest"},
         model={"network": "enriched", "hidden": [16], "representation": 8},
     )
-    data, shape = planted(), (12,)
+    data = planted()
+    shape = (12,)
     with nullcontext() if used else pytest.warns(NoHelpWarning, match="its own columns"):
         result = run(config, tmp_path / "run", data=data)
     model = load_model(tmp_path / "run")
@@ -630,7 +643,8 @@ def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
     assert right == pytest.approx(result.accuracy[method])
     session, other = (open_session(config, data) for _ in range(2))
     session.play(session.learner.begin_epoch(session.links, Counted()))
-    learner, restored = session.learner, other.learner
+    learner = session.learner
+    restored = other.learner
     assert isinstance(learner, StudentActive)
     assert isinstance(restored, StudentActive)
     restored.student.load_tensors(learner.student.tensors())

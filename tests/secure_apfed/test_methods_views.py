@@ -29,7 +29,8 @@ from tests.with_crypten import pair_of
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 
 
-ROWS, CLASSES = 40, 3
+ROWS = 40
+CLASSES = 3
 
 
 def joint_scores(views: Sequence[multiview.ViewModel], rows_B: np.ndarray) -> np.ndarray:
@@ -63,13 +64,16 @@ def proximal(x_NF: multiview.Floats, z_NC: multiview.Floats, beta: float) -> mul
         norms = np.linalg.norm(stepped, axis=1, keepdims=True)
         shrunk = stepped * np.maximum(0, 1 - rate * beta / np.maximum(norms, 1e-300))
         after = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead, now, momentum = shrunk + (momentum - 1) / after * (shrunk - now), shrunk, after
+        ahead = shrunk + (momentum - 1) / after * (shrunk - now)
+        now = shrunk
+        momentum = after
     return now
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 30.0])
 def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: float) -> None:
-    x_NF, z_NC = rng.standard_normal((ROWS, 6)), rng.standard_normal((ROWS, CLASSES))
+    x_NF = rng.standard_normal((ROWS, 6))
+    z_NC = rng.standard_normal((ROWS, CLASSES))
     found = multiview.weights_of(x_NF, z_NC, beta, rng.standard_normal((6, CLASSES)))
     other = proximal(x_NF, z_NC, beta)
 
@@ -94,7 +98,8 @@ def test_the_weights_minimise_their_objective(rng: np.random.Generator, beta: fl
 def test_what_has_no_weights_is_named(
     rng: np.random.Generator, size: float, beta: float, said: str
 ) -> None:
-    x_NF, z_NC = np.full((ROWS, 2), size), rng.standard_normal((ROWS, CLASSES))
+    x_NF = np.full((ROWS, 2), size)
+    z_NC = rng.standard_normal((ROWS, CLASSES))
     with pytest.raises(ModelError, match=said):
         multiview.weights_of(x_NF, z_NC, beta, np.full((2, CLASSES), 0.0 if beta else 1.0))
 
@@ -104,7 +109,8 @@ def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Gen
     truth_NC = np.eye(CLASSES)[rng.integers(0, CLASSES, ROWS)]
     labelled_N1 = (np.arange(ROWS) < 30).astype(float)[:, None]
     pull = multiview.Pull(truth_NC * labelled_N1, 5.0 * labelled_N1)
-    held, client = views(rng), views(rng)
+    held = views(rng)
+    client = views(rng)
     for own, other in zip(client, held, strict=True):
         own.x_NF = other.x_NF
     common = multiview.start(ROWS, CLASSES, rng)
@@ -155,8 +161,11 @@ class Paper:
     ) -> None:
         active: Any = session.learner
         trainers = trainers_of(session)
-        self.rows, self.asked = active.training_rows.numpy(), active.tested.numpy()
-        self.betas, self.zeta, self.own = betas, np.array(zetas), own
+        self.rows = active.training_rows.numpy()
+        self.asked = active.tested.numpy()
+        self.betas = betas
+        self.zeta = np.array(zetas)
+        self.own = own
         self.views = [one.view.x_NF.copy() for one in trainers]
         self.w = [one.view.weights_FC.copy() for one in trainers]
         self.z_k = [one.view.labels_NC[self.rows].copy() for one in trainers]
@@ -217,7 +226,9 @@ def test_parties_compute_what_the_papers_say(
     active = session.learner
     assert isinstance(active, multiview.MultiviewActive)
     assert list(session.contract.passives) == ["passive-1", "passive-2"]
-    own, two = method == "mmvfl", 2.0 if apart else 1.0  # whose zeta is 8, and weight a quarter
+    # whose zeta is 8, and weight a quarter
+    own = method == "mmvfl"
+    two = 2.0 if apart else 1.0
     eta, betas = (3.0, [2.0, 2.0, 0.5]) if apart else (6.0, [2.0] * 3)
     paper = Paper(session, zetas=[4.0, 12.0, two], eta=eta, betas=betas, own=own)
     assert (paper.pull > 0).sum() < len(paper.rows) or labelled is None
@@ -310,7 +321,8 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     }
     masked = {"scheme": "plain", "masks": "pairwise", "clip": 4.0}
     session = session_of("mmvfl", data=data, secure_sum=masked)
-    active, holder = session.learner, session.helpers["passive-1"]
+    active = session.learner
+    holder = session.helpers["passive-1"]
     assert isinstance(active, multiview.MultiviewActive)
     rows = active.training_rows.numpy()
     asked = active.trainer.common_NC[rows].copy()
@@ -461,7 +473,9 @@ def test_a_gru_reads_its_steps_and_no_padding() -> None:
     encoder = SequenceEncoder([(3, 2), (2, 1)], 4).double()
     row = torch.tensor([[2.0, 1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 1.0, 5.0, 0.0]]).double()
     padded = row.clone()
-    padded[0, 5:7], padded[0, 9] = 7.0, 9.0  # behind the last step in use
+    # behind the last step in use
+    padded[0, 5:7] = 7.0
+    padded[0, 9] = 9.0
     assert torch.equal(encoder(row), encoder(padded))
     last = row.clone()
     last[0, 3] = 8.0
@@ -478,6 +492,7 @@ def test_a_gru_is_told_the_shape_of_its_rows() -> None:
 @pytest.mark.parametrize("method", ["mmvfl", "h_fedmv"])
 def test_a_forecast_counts_rounds_of_all_rows(method: str) -> None:
     config = small_config(method)
-    told, sent = forecast(config), run(config, None)
+    told = forecast(config)
+    sent = run(config, None)
     assert told.steps == config.train.epochs
     assert told.wire_bytes == pytest.approx(sent.wire_bytes, rel=0.1)

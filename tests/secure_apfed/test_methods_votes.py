@@ -230,7 +230,8 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
 @pytest.mark.parametrize("judges", [20, 50, 200])
 def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)
-    own, used = said(truth, 4, 0.7), 0
+    own = said(truth, 4, 0.7)
+    used = 0
     for seed in range(60):
         blind = np.random.default_rng(seed).integers(0, 4, 4000)
         votes = voted(blind, 4, [0.75] * 3)
@@ -244,7 +245,8 @@ def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
 
 def test_noise_takes_weight_from_votes_by_itself() -> None:
     truth = np.random.default_rng(0).integers(0, 4, 4000)
-    own, told = said(truth, 4, 0.6), []
+    own = said(truth, 4, 0.6)
+    told = []
     for noise in (0.0, 1.0, 30.0):
         likely, found = weighed(truth, own, voted(truth, 4, [0.9] * 3, noise), 200)
         assert (likely.argmax(1) == truth).mean() > (own.argmax(1) == truth).mean() - 0.02
@@ -258,7 +260,8 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
     likely_UK = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
     own_UK = np.array([[0.6, 0.4], [0.4, 0.6], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     told_UK = np.array([[0.3, 0.7], [0.1, 0.9], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
-    weighed, labelled = Weighed(likely_UK, own_UK, Belief(lambda task: own_UK)), np.array([4])
+    weighed = Weighed(likely_UK, own_UK, Belief(lambda task: own_UK))
+    labelled = np.array([4])
     assert learnt_of(told_UK, weighed, labelled) == pytest.approx((0.1 + 0.8 - 0.9 - 0.8) / 2)
     assert learnt_of(None, weighed, labelled) == learnt_of(0 * told_UK, weighed, labelled) == 0
     found = Help(rows=50, gain=0.1, deviation=0.01, right=0.7, alone=0.5)
@@ -285,10 +288,12 @@ def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
 @pytest.mark.parametrize("method", ["votes", "votes_encrypted"])
 def test_a_prior_is_what_held_out_labels_tell(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, in every opening: a baseline that is worse than chance is not asked."""
-    asked, ridge = list[int](), BASELINES["ridge"]
+    asked = list[int]()
+    ridge = BASELINES["ridge"]
 
     class Collapsed(Baseline):
-        name, title = "collapsed", "Collapsed"
+        name = "collapsed"
+        title = "Collapsed"
 
         def fit(self, task: SoloTask) -> Predictor:
             asked.append(len(task.labels))
@@ -375,7 +380,8 @@ def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor
         Ballot.read(ask(**tensors), contract(), aligned=400, classes=10)
 
 
-PEOPLE, CLASSES = 400, 5
+PEOPLE = 400
+CLASSES = 5
 RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 
 

@@ -66,8 +66,10 @@ GEOMETRY: dict[str, list[tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize(("network", "features", "image_map", "numbers"), VIEWS)
 def test_tables_of_networks(network: str, features: Shape, image_map: Shape, numbers: int) -> None:
-    family, geometry = NETWORKS[network], GEOMETRY[network]
-    encoder, decoder = family.encoder(features, USUAL), family.decoder(image_map, features, USUAL)
+    family = NETWORKS[network]
+    geometry = GEOMETRY[network]
+    encoder = family.encoder(features, USUAL)
+    decoder = family.decoder(image_map, features, USUAL)
     assert layers(encoder) == ["Conv2d", "ReLU"] * len(geometry)
     assert output_shape(encoder, features) == image_map
     assert encoder(torch.rand(2, *features)).flatten(1).shape == (2, numbers)
@@ -103,8 +105,10 @@ def test_tables_of_networks(network: str, features: Shape, image_map: Shape, num
 @pytest.mark.parametrize(("features", "hidden"), [((30,), ()), ((1, 2, 8), (7, 6))])
 def test_perceptrons_mirror_their_settings(features: Shape, hidden: tuple[int, ...]) -> None:
     settings = ModelSettings(network="mlp", hidden=hidden, representation=5)
-    family, size = NETWORKS["mlp"], math.prod(features)
-    encoder, decoder = family.encoder(features, settings), family.decoder((5,), features, settings)
+    family = NETWORKS["mlp"]
+    size = math.prod(features)
+    encoder = family.encoder(features, settings)
+    decoder = family.decoder((5,), features, settings)
     widths = [
         [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, nn.Linear)]
         for module in (encoder, decoder)
@@ -138,7 +142,8 @@ def test_auto_takes_convolutions_where_they_fit() -> None:
 
 def test_random_features_say_nothing_of_what_never_differed() -> None:
     torch.manual_seed(0)
-    encoder, rows_NF = RandomFeatures(4, 50), torch.randn(100, 4)
+    encoder = RandomFeatures(4, 50)
+    rows_NF = torch.randn(100, 4)
     rows_NF[:, 3] = 2024.0
     encoder.fit(rows_NF)
     told = encoder(rows_NF)
@@ -170,7 +175,8 @@ def test_rows_that_do_not_fit_are_named() -> None:
 
 
 def test_threads_are_as_many_as_a_step_pays_for() -> None:
-    small, large = ModelSettings(), ModelSettings(network="mlp", hidden=(4_000,))
+    small = ModelSettings()
+    large = ModelSettings(network="mlp", hidden=(4_000,))
     callers = torch.get_num_threads()
     with threads(3):
         for settings, batch, shapes, worth in (
@@ -246,7 +252,8 @@ def naive(a: Tensor, p: Tensor, tau: float, anchors: str) -> float:
 @pytest.mark.parametrize("anchors", ["active", "both"])
 @pytest.mark.parametrize(("tau", "count"), [(0.05, 9), (1.0, 1), (7.0, 2)])
 def test_contrastive_loss_is_that_of_the_equations(anchors: str, tau: float, count: int) -> None:
-    a, p = rows(count, 4, 1), rows(count, 4, 2)
+    a = rows(count, 4, 1)
+    p = rows(count, 4, 2)
     a *= 10.0 ** torch.arange(-count, count, 2)[:, None]  # of each row the direction counts
     ours = contrastive_loss(a, p, temperature=tau, anchors=anchors)
     assert ours.shape == ()
@@ -276,7 +283,8 @@ def test_reconstruction_is_the_mean_squared_error_of_the_decoded() -> None:
     )
     for sent, own, model in cases:
         objective = make(ReconstructionSettings(), sent, own, model)
-        z, x = torch.randn(3, *sent), torch.rand(3, *own)
+        z = torch.randn(3, *sent)
+        x = torch.rand(3, *own)
         difference = (objective.decoder(z) - x).detach().double().flatten()
         by_hand = sum(value * value for value in difference.tolist()) / (3 * math.prod(own))
         assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-5)
@@ -286,7 +294,8 @@ def test_reconstruction_is_the_mean_squared_error_of_the_decoded() -> None:
 def test_contrastive_encodes_projects_and_compares(sent: Shape, anchors: Any) -> None:
     settings = ContrastiveSettings(anchors=anchors, temperature=0.5)
     objective = make(settings, sent, (7,)).double()
-    z, x = rows(5, math.prod(sent), 1).reshape(5, *sent), rows(5, 7, 2)
+    z = rows(5, math.prod(sent), 1).reshape(5, *sent)
+    x = rows(5, 7, 2)
     p = objective.projection(objective.encoder(x)).detach()
     assert p.shape == (5, math.prod(sent))
     assert objective(z, x).item() == pytest.approx(naive(z.flatten(1), p, 0.5, anchors), rel=1e-12)
@@ -295,7 +304,8 @@ def test_contrastive_encodes_projects_and_compares(sent: Shape, anchors: Any) ->
 def test_clustering_tells_the_clusters_of_its_own_rows() -> None:
     """Against the equations, one number at a time; and its gradient against differences."""
     objective = make(ClusteringSettings(clusters=3), (2, 2), (7,)).double()
-    centres, spread = rows(3, 7, 1) * 8, 0.3
+    centres = rows(3, 7, 1) * 8
+    spread = 0.3
     x = centres.repeat_interleave(10, 0) + spread * rows(30, 7, 2)
     torch.manual_seed(5)
     objective.fit(x)
@@ -333,7 +343,8 @@ def test_every_parameter_and_the_representation_get_a_gradient(settings: Objecti
 
 
 def test_shapes_that_do_not_fit_an_objective_are_named() -> None:
-    image, plain = (1, 14, 28), ReconstructionSettings()
+    image = (1, 14, 28)
+    plain = ReconstructionSettings()
     wrong: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
         (
             plain,

@@ -199,7 +199,8 @@ def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
 def _opened_by(of: Callable[[Any], Any]) -> Any:
     sums = secure_apfed.CkksSum(secure_apfed.SumAgreement(**PARTIES, clip_norm=1.0))
     roles: dict[str, Any] = {name: sums.contributor(name) for name in ("p", "q")}
-    receiver, combiner = sums.receiver(), sums.combiner()
+    receiver = sums.receiver()
+    combiner = sums.combiner()
     secure_apfed.converse({"a": receiver, "g": combiner, **roles})
     binding = secure_apfed.StepBinding.of("s", of(0), rows=b"r", message=b"m")
     added = {name: role.contribute(np.ones((1, 2)) / 2, binding) for name, role in roles.items()}

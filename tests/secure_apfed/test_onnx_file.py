@@ -55,7 +55,8 @@ def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
         whole[:, :, encoding.first_row : encoding.end_row] = strip
         return whole
     columns = [one for one in encoding.columns if isinstance(one, NumericColumn)]
-    scale, mean = [one.scale for one in columns], [one.mean for one in columns]
+    scale = [one.scale for one in columns]
+    mean = [one.mean for one in columns]
     return features_N.double().numpy() * scale + mean
 
 

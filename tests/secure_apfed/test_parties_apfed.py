@@ -54,11 +54,15 @@ from tests.secure_apfed.seats import (
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-ROWS, COLUMNS, CLASSES, D = 12, 5, 3, 3
+ROWS = 12
+COLUMNS = 5
+CLASSES = 3
+D = 3
 ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])  # position in the table of each aligned person
 SENT = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float64, (None, D))}
 TERMS = RepresentationTerms(shape=(2,), dtype="float32", minimum_norm=0.5, maximum_norm=2.0)
-INFINITY, NAN = float("inf"), float("nan")
+INFINITY = float("inf")
+NAN = float("nan")
 WIDE_D = 32
 
 
@@ -102,7 +106,8 @@ def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> 
 def test_a_refused_batch_computes_and_changes_none(rows: list[int], z: Tensor, step: int) -> None:
     party, objective = passive(contract())
     contributed(party, representations(torch.arange(3), random(3, D), step=4))
-    state, calls = cloned(party.tensors()), objective.calls
+    state = cloned(party.tensors())
+    calls = objective.calls
     with pytest.raises(RemoteProtocolError, match="active"):
         contributed(party, representations(torch.tensor(rows), z, step=step))
     assert objective.calls == calls
@@ -129,7 +134,8 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
 
 def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> None:
     """What a later session is answered again for free: the same rows and values, no others."""
-    rows, z = torch.arange(3), random(3, D)
+    rows = torch.arange(3)
+    z = random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
     recovers = agreed.model_copy(update={"silent_passive": "recover"})
     later = later_session(recovers)
@@ -168,7 +174,8 @@ def noise_of(log: Path | None) -> ContributionNoise:
 
 def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> None:
     """Of the difference of two sums no passive's noise falls out."""
-    rows, z = torch.arange(3), random(3, D)
+    rows = torch.arange(3)
+    z = random(3, D)
     sent = []
     for agreed in (contract(), later_session(contract())):
         noise = noise_of(tmp_path / "ledger")
@@ -180,7 +187,8 @@ def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> N
 
 
 def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_path: Path) -> None:
-    rows, z = torch.arange(3), random(3, D)
+    rows = torch.arange(3)
+    z = random(3, D)
     agreed = contract().model_copy(update={"epochs": 1})
     noise = noise_of(None)
     party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
@@ -258,9 +266,11 @@ def test_below_the_minimum_an_active_sends_none_and_learns(batch: list[int], min
 def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> None:
     active = Active()
     state = cloned(active.party.role.tensors())
-    sent, gradients = active.represent(0, [7, 2, 9]), [random(3, D)] * 2
+    sent = active.represent(0, [7, 2, 9])
+    gradients = [random(3, D)] * 2
     tensors, _ = unpack(sent.payload, SENT, sender="active")
-    rows, z = tensors["rows"], tensors["z"]
+    rows = tensors["rows"]
+    z = tensors["z"]
     bad = {
         "cut": active.sum_of(sent, gradients)[:-1],
         "z": active.sum_of(representations(rows, z + 1), gradients),
@@ -412,7 +422,8 @@ def test_answers_are_counted_over_sessions_whatever_a_checkpoint_with_a_log_says
 def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoint(
     sends_out: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, synced = tmp_path / "answers-active.jsonl", []
+    log = tmp_path / "answers-active.jsonl"
+    synced = []
     brought = actives_own(tmp_path)
     inside = replace(brought, secrets=replace(brought.secrets, sends_out=sends_out))
     own = Allowance.of(inside, contract(), aligned=10)
@@ -439,7 +450,8 @@ def charged(ours: Releases) -> list[int]:
 
 
 def test_what_comes_out_is_counted_then_charged_by_its_digest() -> None:
-    ours, seen = releases(), []
+    ours = releases()
+    seen = []
 
     def count(digest: bytes) -> None:
         assert charged(ours) == [0] * 5
@@ -529,7 +541,8 @@ def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:
 
 def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
     party, objective = passive(contract(spread=0.0005))
-    state, rows = cloned(party.tensors()), torch.arange(4)
+    state = cloned(party.tensors())
+    rows = torch.arange(4)
     one = torch.tensor([[1.0, 2.0, -1.0]], dtype=torch.float64)
     for z in (one.expand(4, 3), one * torch.tensor([[1.0], [-2.0], [3.0], [-4.0]])):
         with pytest.raises(RemoteProtocolError, match="near-constant"):
@@ -542,7 +555,8 @@ def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:
 def test_a_passive_does_not_answer_near_constant_rows_among_people_that_it_does_not_know() -> None:
     held_N = torch.arange(len(ALIGNMENT)) < 4
     party, objective = passive(contract(spread=0.0005), held_N=held_N)
-    state, rows = cloned(party.tensors()), torch.arange(len(ALIGNMENT))
+    state = cloned(party.tensors())
+    rows = torch.arange(len(ALIGNMENT))
     z = random(len(ALIGNMENT), 3)
     narrow = torch.where(held_N[:, None], z[0], z)
     check_spread(narrow, party.terms, sender="active")

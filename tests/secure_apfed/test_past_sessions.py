@@ -35,7 +35,8 @@ def read(path: Path) -> Any:
 
 @pytest.mark.slow
 def test_totals_of_a_run_in_memory_count_what_was_broken_off(tmp_path: Path) -> None:
-    config, folder = small_config(train=TRAIN), tmp_path / "run"
+    config = small_config(train=TRAIN)
+    folder = tmp_path / "run"
     whole = run(config, tmp_path / "whole")
     steps = whole.steps
     assert (whole.sessions, steps) == (1, 6)

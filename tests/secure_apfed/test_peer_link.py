@@ -40,7 +40,8 @@ def both(bank: dict[str, Any], shop: dict[str, Any]) -> list[Any]:
 
 
 def test_a_secret_or_two_identities_open_a_link() -> None:
-    one, other = fresh_identity(), fresh_identity()
+    one = fresh_identity()
+    other = fresh_identity()
     ways: tuple[Any, ...] = (
         ({"secret": SECRET}, {"secret": SECRET.encode()}),
         ({"identities": (one, other.public)}, {"identities": (other, one.public)}),

@@ -59,7 +59,8 @@ def epsilon_of(name: str, multiplier: float, releases: int, delta: float = DELTA
 def formula(epsilon: float, mu: float) -> mpmath.mpf:
     """delta(epsilon) of mu-GDP, Dong, Roth and Su 2022, Corollary 1, to 60 digits."""
     with mpmath.workdps(60):
-        e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
+        e = mpmath.mpf(epsilon)
+        m = mpmath.mpf(mu)
         return mpmath.ncdf(-e / m + m / 2) - mpmath.exp(e) * mpmath.ncdf(-e / m - m / 2)
 
 
@@ -87,7 +88,8 @@ def test_far_out_it_is_above_the_exact_figure_or_has_none(
     name: str, multiplier: float, releases: int, delta: float
 ) -> None:
     exact = gdp_epsilon(compose(1 / multiplier, releases), delta)
-    told, reason = math.nan, ""
+    told = math.nan
+    reason = ""
     try:
         told = epsilon_of(name, multiplier, releases, delta)
     except NoFigureError as error:
@@ -181,7 +183,8 @@ def exact_delta(deviation: int, honest: int, shift: int, epsilon: float) -> floa
     law = pmf(deviation)
     for _ in range(honest - 1):
         law = np.convolve(law, pmf(deviation))
-    here, there = np.pad(law, (shift, 0)), np.pad(law, (0, shift))
+    here = np.pad(law, (shift, 0))
+    there = np.pad(law, (0, shift))
     return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())
 
 
@@ -219,7 +222,8 @@ def test_a_sum_is_as_near_to_one_gaussian_as_its_excess_says(deviation: int, hon
         release = SummedRelease(
             deviation=deviation, honest=honest, sensitivity=float(shift), numbers=1
         )
-        left, right = np.log(summed[shift:]), np.log(summed[:-shift])
+        left = np.log(summed[shift:])
+        right = np.log(summed[:-shift])
         for order in (1.01, 1.5, 2.0, 4.0):
             moment = np.exp(order * left + (1 - order) * right).sum()
             renyi = math.log(float(moment)) / (order - 1)
@@ -252,7 +256,8 @@ def test_the_tails_that_are_cut_off_are_paid_for() -> None:
     # With so small a delta nothing is left for the noise itself.
     assert release.epsilon_of(1, 1e-36) == math.inf
     # Noise without its tails is within T tail of that with them, (1 + e^epsilon) times in delta.
-    loud, delta = SummedRelease(deviation=10, honest=3, sensitivity=5.0, numbers=1000), 1e-33
+    loud = SummedRelease(deviation=10, honest=3, sensitivity=5.0, numbers=1000)
+    delta = 1e-33
     epsilon = loud.epsilon_of(1, delta)
     assert math.isfinite(epsilon)
     left = delta - (1 + math.exp(epsilon)) * loud.tail

@@ -104,7 +104,11 @@ def test_wrong_arguments_are_named() -> None:
             guard_of().release(gradients, step=step, rows=rows)
 
 
-ROWS, COLUMNS, CLASSES, SIZE, H = 12, 5, 3, 3, 4
+ROWS = 12
+COLUMNS = 5
+CLASSES = 3
+SIZE = 3
+H = 4
 ALIGNMENT = torch.tensor([7, 2, 9, 4, 0, 11, 5])
 BATCH = torch.tensor([9, 1, 7, 3, 0])  # rows 9, 7 and 0 are aligned
 ALIGNED_IN_BATCH = [0, 2, 4]
@@ -174,7 +178,8 @@ def by_hand(parts: ActiveNetworks, party: LoneActive, gradient_AD: Tensor, clip:
     modules = dict(parts.named_children())
     every = [*parts.parameters()]
     total = torch.zeros(sum(one.numel() for one in every), dtype=torch.float64)
-    x_N, y_N = party.role.trainer.features_N, party.role.trainer.labels_N
+    x_N = party.role.trainer.features_N
+    y_N = party.role.trainer.labels_N
     for index, row in enumerate(BATCH.tolist()):
         h = modules["encoder"](x_N[row : row + 1])
         loss = F.cross_entropy(modules["head"](h), y_N[row : row + 1])
@@ -233,7 +238,8 @@ def test_one_record_moves_the_update_by_no_more_than_twice_the_clip(size: float)
 
 def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other() -> None:
     """An error would tell everybody of this one record; the claim is about any record."""
-    clip, gradient_AD = 0.25, random(3, SIZE, seed=4)
+    clip = 0.25
+    gradient_AD = random(3, SIZE, seed=4)
     moved = []
     for overflows in (False, True):
         guard = GaussianGuard(clip=1.0, sigma=1e-9, key=KEY)
@@ -286,7 +292,8 @@ def test_a_spent_budget_changes_nothing() -> None:
 
 def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
     gradient_AD = random(3, SIZE, seed=4)
-    ours, twin = active(updates()), active(updates())
+    ours = active(updates())
+    twin = active(updates())
     ours.represent(0, torch.arange(ROWS))
     ours.role.trainer.scored(torch.arange(ROWS))
     play(ours, gradient_AD, step=1)

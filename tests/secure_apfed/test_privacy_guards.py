@@ -137,7 +137,8 @@ class TestGaussianGuard:
 
     def test_reproducible_noise_depends_on_the_step_and_not_on_content(self) -> None:
         guard = GaussianGuard(clip=1.5, sigma=0.5, key=KEY, noise="reproducible_insecure")
-        h_BD, other = batch(dtype=torch.float64), batch(1, dtype=torch.float64)
+        h_BD = batch(dtype=torch.float64)
+        other = batch(1, dtype=torch.float64)
         assert torch.allclose(self.noise(guard, h_BD, 0), self.noise(guard, other, 0), atol=1e-12)
         assert not self.correlated(self.noise(guard, h_BD, 0), self.noise(guard, h_BD, 1))
         assert "does not know the run's seed" in guard.statement()
@@ -198,7 +199,8 @@ class TestSettings:
                 GuardSettings.model_validate(fields)
 
 
-CLIP, SIGMA = 1.5, 0.5
+CLIP = 1.5
+SIGMA = 0.5
 
 
 def frozen(key: bytes = KEY) -> FrozenGaussianGuard:
@@ -215,7 +217,9 @@ def positions(*rows: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.dtype) -> None:
-    guard, rows, h_BD = frozen(), positions(3, 9, 0, 5), some(0, dtype=dtype)
+    guard = frozen()
+    rows = positions(3, 9, 0, 5)
+    h_BD = some(0, dtype=dtype)
     first = guard.release(h_BD, step=0, rows=rows)
     plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
     assert torch.equal(first, plain * guard.scale(6))
@@ -235,9 +239,12 @@ def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.d
 @pytest.mark.parametrize("kind", [GaussianGuard, FrozenGaussianGuard])
 def test_the_gradient_is_that_of_todays_clipped_row(kind: type[GaussianGuard]) -> None:
     """Noise, and a row that was frozen before, are constants to autograd."""
-    guard, rows, weights = kind(clip=CLIP, sigma=SIGMA, key=KEY), positions(0, 1, 2, 3), some(5)
+    guard = kind(clip=CLIP, sigma=SIGMA, key=KEY)
+    rows = positions(0, 1, 2, 3)
+    weights = some(5)
     guard.release(some(0), step=0, rows=rows)
-    today, clipped = some(1).requires_grad_(), some(1).requires_grad_()
+    today = some(1).requires_grad_()
+    clipped = some(1).requires_grad_()
     (guard.release(today, step=1, rows=rows) * weights).sum().backward()
     (clip_rows(clipped, CLIP) * weights).sum().backward()
     assert today.grad is not None
@@ -313,7 +320,8 @@ class TestAccount:
 
 
 def test_another_representation_under_the_same_guard_is_refused() -> None:
-    guard, rows = frozen(), positions(0, 1, 2, 3)
+    guard = frozen()
+    rows = positions(0, 1, 2, 3)
     guard.release(some(0), step=0, rows=rows)
     with pytest.raises(LocalProtocolError, match=r"6 numbers of torch\.float64, got 5 of"):
         guard.release(some(0)[:, :5], step=1, rows=rows)
@@ -413,7 +421,8 @@ def test_released_rows_and_updates_lie_on_the_grid(dtype: torch.dtype) -> None:
 
 def test_no_row_of_few_numbers_is_released_as_zero() -> None:
     """The contract refuses it, and one in 25 would be."""
-    guard, rows = GaussianGuard(clip=1.0, sigma=20.0, key=KEY), torch.arange(4000)
+    guard = GaussianGuard(clip=1.0, sigma=20.0, key=KEY)
+    rows = torch.arange(4000)
     z_BD = guard.release(torch.zeros(4000, 1), step=0, rows=rows)
     assert z_BD.any(dim=1).all()
     assert (z_BD[:, 0] == 2.0).double().mean() > (z_BD[:, 0] == -2.0).double().mean()

@@ -33,7 +33,8 @@ PROTECTING = [name for name, kind in LABEL_MECHANISMS.items() if not kind.unsafe
 every = pytest.mark.parametrize("name", LABEL_MECHANISMS)
 each_protecting = pytest.mark.parametrize("name", PROTECTING)
 RELEASED = "row-release guarantee, encoder held fixed"
-NONE, RESPONSE = NoLabelPrivacy(classes=3), LabelResponse(epsilon=1.0, classes=3)
+NONE = NoLabelPrivacy(classes=3)
+RESPONSE = LabelResponse(epsilon=1.0, classes=3)
 
 
 def mechanism(name: str, epsilon: float = 1.0, classes: int = CLASSES) -> LabelMechanism:

@@ -161,7 +161,8 @@ class TestCharging:
         assert ledger_at(log).spent().releases == 2
 
     def test_two_ledgers_cannot_write_one_log(self, log: Path) -> None:
-        first, second = ledger_at(log), ledger_at(log)
+        first = ledger_at(log)
+        second = ledger_at(log)
         charge(first, 0, 1)
         with pytest.raises(CheckpointError, match="another process writes to it"):
             charge(second, 0, 2)
@@ -276,7 +277,8 @@ class TestDamage:
     ) -> None:
         """A torn line is the beginning of one; what reads as JSON was altered after it was sent."""
         changed = json.dumps(json.loads(written[-1]) | {"digest": "00"}).encode()
-        whole, torn = b"".join(written[:-1]), written[-1][:20]
+        whole = b"".join(written[:-1])
+        torn = written[-1][:20]
         other = (b"[]\n", b"{}\n", b"null\n", b"\xff\n", b'{"chain": 3}\n', b"[" * 100_000 + b"\n")
         found = {
             4: [whole + last for last in (changed, written[-1][:-1] + b"x", b"x" + torn)],
@@ -309,7 +311,8 @@ class TestDamage:
 
 def chained(*lines: dict[str, Any]) -> bytes:
     """A log whose running hash holds: whoever can write the file can compute it."""
-    chain, content = b"", b""
+    chain = b""
+    content = b""
     for fields in lines:
         plain = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         chain = hashlib.blake2b(chain + plain, digest_size=16).digest()
@@ -338,7 +341,8 @@ class TestHostileLog:
                 assert peak() < 5e6
 
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
-        rows, times = 20_000, 400
+        rows = 20_000
+        times = 400
         every = packed(np.ones(rows, dtype="<u4").tobytes(), rows)
         lines = ({**every, "step": step} for step in range(times))
         log.parent.mkdir()
@@ -379,7 +383,8 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
         log = tmp_path / f"{seeded}.jsonl"
         return PrivacyLedger(mechanism, delta=1e-5, budget=budget, rows=4, log=log, seeded=seeded)
 
-    rows, nobody = torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)
+    rows = torch.tensor([1, 2])
+    nobody = torch.tensor([], dtype=torch.int64)
     for seeded in (True, False):
         ledger = opened(seeded=seeded)
         ledger.charge(step=0, rows=rows, digest=b"first")

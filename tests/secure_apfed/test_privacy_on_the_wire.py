@@ -30,7 +30,10 @@ from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.secure_apfed.test_privacy_guards import scale_fits
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
-EPOCHS, D, CLIP, SIGMA = 3, 4, 1e-3, 1.0
+EPOCHS = 3
+D = 4
+CLIP = 1e-3
+SIGMA = 1.0
 each_run = pytest.mark.parametrize(
     ("method", "mechanism"), list(product(("apfed_c", "tvfl"), ("gaussian", "frozen_gaussian")))
 )
@@ -247,7 +250,8 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     """The write-ahead log remembers what was sent, whatever checkpoint is loaded."""
     config = under_sums(noise={"epsilon": 4.0})
     result = result_of(config, tmp_path)
-    agreed, folder = result["sum"]["noise"], tmp_path / "parties" / "passive-1"
+    agreed = result["sum"]["noise"]
+    folder = tmp_path / "parties" / "passive-1"
     data = load_data(config.data, seed=config.seed)
     secrets = {"passive-1": fresh_secrets(config, "passive-1", logs=folder)}
     own = own_of(Start(config=config, data=data, secrets=secrets), "passive-1")

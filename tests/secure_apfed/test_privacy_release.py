@@ -40,8 +40,10 @@ def made(**changed: Any) -> PrivateRelease:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dtype) -> None:
     for shape in ((4, 6), (4,), (4, 2, 3, 3), (0, 6)):
-        guard, h = made(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-        noisy, clipped = h.clone().requires_grad_(), h.clone().requires_grad_()
+        guard = made()
+        h = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+        noisy = h.clone().requires_grad_()
+        clipped = h.clone().requires_grad_()
         z = guard(noisy, rows=range(len(h)))
         with guard.off():
             c = guard(clipped)
@@ -56,7 +58,8 @@ def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dt
 
 @quiet
 def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> None:
-    guard, h = made(), 5 * torch.randn(N, 8, dtype=torch.float64)
+    guard = made()
+    h = 5 * torch.randn(N, 8, dtype=torch.float64)
     with guard.off():
         clipped = guard(h)
         assert torch.equal(guard(h / 1e3), h / 1e3)
@@ -129,7 +132,8 @@ def test_a_compiled_step_draws_noise_each_time() -> None:
 
 
 def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
-    guard, h = made(), torch.zeros(2, 3)
+    guard = made()
+    h = torch.zeros(2, 3)
     for values, rows, message in (
         (h, None, "say with rows= which of the 512 rows these are"),
         (h, [1], "h holds 2 rows and rows= names 1"),
@@ -181,7 +185,8 @@ def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() 
     roles: dict[str, Any] = {name: summed.contributor(name) for name in private}
     roles |= {"a": summed.receiver(), "g": summed.combiner()}
     converse(roles)
-    bound, g = StepBinding.of("s", 0, rows=b"", message=b""), np.full((N, 6), 0.25)
+    bound = StepBinding.of("s", 0, rows=b"", message=b"")
+    g = np.full((N, 6), 0.25)
     sent = {
         name: roles[name].contribute(g, bound, one.draw(g.shape, rows=slice(None)))
         for name, one in private.items()
@@ -222,7 +227,8 @@ def test_a_row_that_occurs_twice_is_released_twice(times: int) -> None:
 
 
 def test_batches_drawn_with_replacement_run_until_the_budget_of_one_row_is_spent() -> None:
-    guard, drawn = made(epochs=8), np.random.default_rng(0)
+    guard = made(epochs=8)
+    drawn = np.random.default_rng(0)
     counts = np.zeros(N, int)
     for _ in range(24):
         rows = drawn.integers(0, N, 32)

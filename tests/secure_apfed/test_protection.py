@@ -210,7 +210,8 @@ def run_of(case: Case) -> Config:
 
 @pytest.mark.parametrize("path", sorted({*PROTECTIVE, *WEAKENED}))
 def test_a_weakened_setting_is_shown_and_refused_by_a_party(path: str) -> None:
-    case, mark = WEAKENED[path], PROTECTIVE[path]
+    case = WEAKENED[path]
+    mark = PROTECTIVE[path]
     config = run_of(case)
     shown = {each.setting: each for each in find_departures(config)}
     assert ((case.path or path) in shown) == case.shown, shown
@@ -243,7 +244,8 @@ USUAL = [
 
 @pytest.mark.parametrize("path", USUAL)
 def test_the_usual_value_is_within_a_limit_of_it(path: str) -> None:
-    case, mark = WEAKENED[path], PROTECTIVE[path]
+    case = WEAKENED[path]
+    mark = PROTECTIVE[path]
     side = "maxima" if mark.less == "higher" else "minima"
     config = run_of(Case((), case.limit, method=case.method))
     OwnLimits(**{side: {path: case.limit}}).require(config, party="shop", path=SHOP, ask="bank")

@@ -37,7 +37,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::secure_apfed.errors.NoHelpWarning",
     "ignore::secure_apfed.errors.FewRowsWarning",
 )
-ROWS, KNOWN = 160, 30
+ROWS = 160
+KNOWN = 30
 READ = 0.9
 """R2 above which columns count as read."""
 ALL_READ = {"passives": {"default": {"allow_reading_all": True}}}
@@ -264,7 +265,8 @@ def played(method: str, columns: int, classes: int, changes: tuple[tuple[str, An
             "representation": numbers,
             "random_features": 20,
         }
-    config, data = small_config(said, **usual, **other), tables(columns, classes=classes)
+    config = small_config(said, **usual, **other)
+    data = tables(columns, classes=classes)
     result = run_in_memory(config, None, data=data)
     return Played(config, data, result.recording)
 
@@ -292,7 +294,8 @@ def most_read(run: Played) -> float:
     positions, opened_NC = found
     with seeded(0, "known"):
         order = torch.randperm(len(positions)).numpy()
-    known, others = order[:KNOWN], order[KNOWN:]
+    known = order[:KNOWN]
+    others = order[KNOWN:]
     read = [0.0]
     for table in run.data.passives:
         x_NF = table.features[run.recording.alignment[table.name][positions]].double().numpy()

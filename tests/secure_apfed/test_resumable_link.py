@@ -27,7 +27,8 @@ class Cut:
     """A connection that breaks after so many messages were written to it."""
 
     def __init__(self, connection: Connection, after: int) -> None:
-        self.connection, self.left = connection, after
+        self.connection = connection
+        self.left = after
 
     def send_bytes(self, body: bytes, /) -> None:
         self.left -= 1
@@ -46,7 +47,9 @@ class Ends:
     """Two links to each other; the caller's connections are cut after the given numbers."""
 
     def __init__(self, cuts: list[int], patience_s: float = 20.0) -> None:
-        self.listener, self.cuts, self.connections = Listener(("localhost", 0)), cuts, 0
+        self.listener = Listener(("localhost", 0))
+        self.cuts = cuts
+        self.connections = 0
         self.here = ResumableLink("there", self.listener.accept, patience_s=patience_s)
         self.there = ResumableLink("here", self.call, patience_s=patience_s)
 
@@ -255,7 +258,8 @@ def test_a_connection_that_hangs_is_made_anew(monkeypatch: pytest.MonkeyPatch) -
     ends = Ends([])
     ends.here.send(b"first")
     assert ends.there.receive(5) == b"first"
-    quiet, connections = threading.Event(), ends.connections
+    quiet = threading.Event()
+    connections = ends.connections
     time.sleep(2.5)
     assert ends.connections == connections  # signs of life keep it
     wire = vars(ends.there)["_wire"].connection

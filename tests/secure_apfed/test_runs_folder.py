@@ -158,7 +158,8 @@ NOT_JSON = (
 
 
 def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
-    path, cut = tmp_path / "one.json", r"one\.json: is not JSON, so it was cut off or altered: "
+    path = tmp_path / "one.json"
+    cut = r"one\.json: is not JSON, so it was cut off or altered: "
     for content in NOT_JSON:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
@@ -398,7 +399,8 @@ def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mas
 
 
 def test_the_lock_and_the_logs_are_plain_files(tmp_path: Path, elsewhere: Path) -> None:
-    precious, config = elsewhere / "wedding.png", small_config(train=ONE_EPOCH)
+    precious = elsewhere / "wedding.png"
+    config = small_config(train=ONE_EPOCH)
     for kind in ("link", "nowhere", "pipe", "folder"):
         folder = tmp_path / kind
         folder.mkdir(mode=0o700)
@@ -588,10 +590,12 @@ def alignment_bytes(result: RunResult) -> int:
 
 @pytest.mark.slow
 def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the_same() -> None:
-    config, votes = small_config("apfed_c", **SHORT), small_config("votes", **SHORT)
+    config = small_config("apfed_c", **SHORT)
+    votes = small_config("votes", **SHORT)
     past: dict[str, PastAlignment] = {}
     with aligned_once(past):
-        first, second = run(config, None), run(config, None)
+        first = run(config, None)
+        second = run(config, None)
         other_method = run(votes, None)
         assert run(small_config("single_view", **SHORT), None).wire_bytes == 0
         assert len(past) == 1

@@ -61,7 +61,8 @@ def kept_in(folder: Path, threshold: float | None = None) -> Scored:
 def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> None:
     result = run(config_of(measure="auc"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    outcome, card = read_outcome(folder), json.loads(folder.card.read_text())
+    outcome = read_outcome(folder)
+    card = json.loads(folder.card.read_text())
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [set(line["measures"]["single_view"]) for line in lines] == [{"auc"}, {"auc"}, ALL]
     told = outcome.measures["single_view"]
@@ -246,7 +247,8 @@ def test_a_cross_check_that_fails_leaves_the_finished_run(
         raise error
 
     monkeypatch.setattr(ACCOUNTANTS["pld"], "epsilon", fail)
-    folder, killed = RunFolder(tmp_path / "run"), isinstance(error, SystemExit)
+    folder = RunFolder(tmp_path / "run")
+    killed = isinstance(error, SystemExit)
     with pytest.raises(SystemExit) if killed else nullcontext():
         result = run(small_config(), folder.path)
         assert str(result.privacy.accountants["pld"]).startswith(f"failed: {type(error).__name__}")

@@ -109,7 +109,8 @@ FEW_LABELS = {
 def test_a_stopped_run_resumes_bit_for_bit(
     method: str, changes: dict[str, Any], stops: list[int], tmp_path: Path
 ) -> None:
-    config, whole = small_config(method, **changes), tmp_path / "whole"
+    config = small_config(method, **changes)
+    whole = tmp_path / "whole"
     run(config, whole)
     sessions = json.loads((whole / "contract.json").read_bytes())["sessions"]
     assert len(sessions) == 1  # a stage of labels begins within the session
@@ -147,7 +148,8 @@ def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
 
 @pytest.mark.slow
 def test_rare_checkpoints_find_the_same(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
-    rare, folder = small_config(checkpoint_every=2), tmp_path / "run"
+    rare = small_config(checkpoint_every=2)
+    folder = tmp_path / "run"
     interrupted(rare, folder, at_step=23)
     steps = sorted(int(path.stem.split("-")[1]) for path in folder.rglob("checkpoint-*.bin"))
     assert set(steps) == {0, steps[-1]}
@@ -195,7 +197,8 @@ def test_secret_noise_is_the_same_after_a_resume(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_alike(finished: tuple[Path, RunResult], tmp_path: Path) -> None:
-    config, folder = tmp_path / "config.yaml", tmp_path / "run"
+    config = tmp_path / "config.yaml"
+    folder = tmp_path / "run"
     config.write_text(dump_settings(small_config()))
     script = f"""
         import time, warnings
@@ -259,7 +262,8 @@ def test_damage_is_told_before_training_goes_on(tmp_path: Path) -> None:
     passive, active = (
         folder / "parties" / name / "checkpoint-6.bin" for name in ("passive-1", "active")
     )
-    metrics, nonsense = folder / "metrics.jsonl", b"\x93\x01\x02\x03"
+    metrics = folder / "metrics.jsonl"
+    nonsense = b"\x93\x01\x02\x03"
     cut = r"^restore .*checkpoint-6\.bin from a copy.* truncated or altered"
     lacks = r"^restore .*metrics\.jsonl .* each of 1 epochs"
     whole = {path: path.read_bytes() for path in (passive, active, metrics)}
@@ -489,10 +493,13 @@ def test_a_note_that_nobody_can_read_counts_as_a_refused_sum(tmp_path: Path) -> 
 
 
 def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Path) -> None:
-    name, other, logs = "refused-active.jsonl", tmp_path / "elsewhere", tmp_path / "linked"
+    name = "refused-active.jsonl"
+    other = tmp_path / "elsewhere"
+    logs = tmp_path / "linked"
     other.touch()
     logs.mkdir()
-    linked, lost = RefusedSums(actives_own(logs)), RefusedSums(actives_own(tmp_path / "gone"))
+    linked = RefusedSums(actives_own(logs))
+    lost = RefusedSums(actives_own(tmp_path / "gone"))
     (logs / name).symlink_to(other)
     unnoted = "cannot note that active refused the sum of step 3"
     for refused, said in ((lost, unnoted), (linked, "is a symbolic link")):
@@ -569,7 +576,8 @@ class Probe:
 def test_breaking_off_and_resuming_gets_no_more_answers(
     method: str, beyond: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, probe = bare(method), Probe(monkeypatch)
+    config = bare(method)
+    probe = Probe(monkeypatch)
     interrupted(config, tmp_path, at_step=4)
     agreed = EPOCHS + config.rules.spare_answers + beyond
     refusal = f"asked passive-[12] for a row more than {agreed} times, all sessions"

@@ -92,7 +92,8 @@ def test_methods_train_on_answers_and_test_on_true_labels(method: str, seen: lis
     run(config, None, data=true)
     (given,) = seen
     assert true.active.labels is not None
-    train, test = true.train_rows, true.test_rows
+    train = true.train_rows
+    test = true.test_rows
     kept = float((given.labels[train] == true.active.labels[train]).double().mean())
     deviation = math.sqrt(0.731 * 0.269 / len(train))
     assert abs(kept - math.e / (math.e + 1)) < 4 * deviation
@@ -236,7 +237,8 @@ def test_answers_that_are_not_of_this_run_are_refused() -> None:
     labels = TrainingLabels(config, held_of(config), key=KEY)
     labels.answer(None)
     good = labels.tensors()["answers"].clone()
-    of_no_class, torn = good.where(good < 0, 2), good.clone()
+    of_no_class = good.where(good < 0, 2)
+    torn = good.clone()
     torn[(good >= 0).nonzero()[0]] = -1
     for bad in (good[1:], good.float(), of_no_class, torn, None):
         with pytest.raises(CheckpointError, match="does not hold answers for 300 training labels"):
@@ -250,7 +252,8 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
     data = load_data(config.data, seed=0)
     assert data.active.labels is not None
     true = data.active.labels[data.train_rows]
-    said, held = torch.zeros(2, 2), held_of(config)
+    said = torch.zeros(2, 2)
+    held = held_of(config)
     for at in range(100):
         labels = TrainingLabels(config, held, key=at.to_bytes(32, "big"))
         labels.answer(None)
@@ -258,8 +261,10 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
         assert given is not None
         for label in (0, 1):
             said[label] += torch.bincount(given[data.train_rows][true == label], minlength=2)
-    kept, total = int(said[0, 0]), int(said[0].sum())
-    moved, others = int(said[1, 0]), int(said[1].sum())
+    kept = int(said[0, 0])
+    total = int(said[0].sum())
+    moved = int(said[1, 0])
+    others = int(said[1].sum())
     low = stats.beta.ppf(0.001, kept, total - kept + 1)
     high = stats.beta.ppf(0.999, moved + 1, others - moved)
     assert (math.log(low / high) > 1.0) is caught

@@ -86,7 +86,8 @@ def train_by_messages(session: Simulation, config: Config) -> None:
 def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     config = config_of(*CASES[case])
     data = load_data(config.data, seed=config.seed)
-    together, sent = begin(config, data), begin(config, data)
+    together = begin(config, data)
+    sent = begin(config, data)
     train(together, config)
     train_by_messages(sent, config)
     assert weights_of(together)
@@ -229,7 +230,8 @@ def test_a_block_draws_what_torch_would(draw: Callable[[], Tensor]) -> None:
 
 @pytest.mark.parametrize("name", BORROWS)
 def test_what_takes_no_generator_borrows_one(name: str) -> None:
-    state, drawn = torch.get_rng_state(), []
+    state = torch.get_rng_state()
+    drawn = []
     for _ in range(2):
         with seeded(3, "x"), seeded(4, "y"):
             drawn += [BORROWS[name](), BORROWS[name]()]

@@ -52,7 +52,8 @@ def task_of(
     """A task on three quarters of the rows, with `each` labels a class, and the other rows."""
     x, y = rows
     order = np.random.default_rng(seed).permutation(len(y))
-    x, y = x[order], y[order]
+    x = x[order]
+    y = y[order]
     at = len(y) * 3 // 4
     labelled = first_of_each(y[:at], each)
     classes = classes or int(y.max()) + 1
@@ -104,14 +105,16 @@ def test_few_labels_teach_moons_and_digits_and_the_same_seed_the_same(baseline: 
     assert accuracy(baseline, strip, test) > 0.3  # chance is 0.1
     task, (x_BF, _) = task_of(moons(80), 3)
     before = torch.get_rng_state()
-    first, again = baseline.fit(task).scores(x_BF), baseline.fit(task).scores(x_BF)
+    first = baseline.fit(task).scores(x_BF)
+    again = baseline.fit(task).scores(x_BF)
     assert np.array_equal(first, again)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
     task, (x_BF, _) = task_of(moons(80), 3)
-    mixmatch, made = BASELINES["mixmatch"], dict[str, bytes]()
+    mixmatch = BASELINES["mixmatch"]
+    made = dict[str, bytes]()
     alone = mixmatch.fit(task).scores(x_BF)
     changed = (
         replace(task, seed=1),
@@ -134,7 +137,8 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
 @pytest.mark.parametrize("name", ["mixmatch", "ridge"])
 @pytest.mark.parametrize("rows", [moons, strips], ids=["two features", "images"])
 def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> None:
-    baseline, made = BASELINES[name], dict[str, bytes]()
+    baseline = BASELINES[name]
+    made = dict[str, bytes]()
     task, (x_BF, _) = task_of(rows(), 4)
     tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
     with fits_kept_by(lambda name, make: made.get(name) or made.setdefault(name, make())):
@@ -201,7 +205,8 @@ def test_a_part_of_the_graph_that_no_label_reaches() -> None:
 
 
 def test_the_network_is_the_runs_own() -> None:
-    x, y = np.random.default_rng(0).normal(size=(40, 1, 7, 8)), np.arange(40) % 2
+    x = np.random.default_rng(0).normal(size=(40, 1, 7, 8))
+    y = np.arange(40) % 2
     task = SoloTask.of(
         x,
         np.arange(6),
@@ -225,7 +230,8 @@ def test_a_slow_rate_does_not_make_the_network_weak_and_a_wild_one_is_refused() 
 
 
 def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
-    at, known = torch.tensor([0, 5]), torch.tensor([1, 0])
+    at = torch.tensor([0, 5])
+    known = torch.tensor([1, 0])
     task = SoloTask.of(torch.zeros(6, 1, 2, 3), at, known, classes=2)
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
@@ -400,7 +406,8 @@ def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
     labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
     for folds in (2, 3, 5):
         parts = held_out(labels, folds, 0)
-        held, sizes = np.sort(np.concatenate(parts)), [len(part) for part in parts]
+        held = np.sort(np.concatenate(parts))
+        sizes = [len(part) for part in parts]
         assert len(parts) == folds
         assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
         assert all(set(np.delete(labels, part).tolist()) == {0, 1, 2, 3} for part in parts)

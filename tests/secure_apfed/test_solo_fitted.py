@@ -141,7 +141,8 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     assert read_outcome(RunFolder(tmp_path / "run")).help == found
 
     data = result.recording.data
-    rows, labels = data.active.features[data.test_rows], data.active.labels
+    rows = data.active.features[data.test_rows]
+    labels = data.active.labels
     assert labels is not None
     labelled = torch.isin(data.train_rows, data.labelled_rows).nonzero().flatten()
     task = SoloTask.of(
@@ -239,12 +240,10 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
     with pytest.warns(NoHelpWarning):
         result = run(config, tmp_path / "run")
     data = load_data(config.data, seed=config.seed)
-    features, labels, train, test = (
-        data.active.features,
-        data.active.labels,
-        data.train_rows,
-        data.test_rows,
-    )
+    features = data.active.features
+    labels = data.active.labels
+    train = data.train_rows
+    test = data.test_rows
     assert labels is not None
     task = SoloTask.of(
         features[train], np.arange(len(train)), labels[train], classes=3, seed=config.seed

@@ -186,7 +186,8 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     config = config_of(method)
     result = run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    outcome, data = read_outcome(folder), load_data(config.data, seed=config.seed)
+    outcome = read_outcome(folder)
+    data = load_data(config.data, seed=config.seed)
     assert result.measure == "r2"
     assert set(outcome.measures[method]) == set(names_of("regression"))
     kept = read_scored(folder, method, threshold=None)
@@ -463,7 +464,8 @@ def test_memory_does_not_grow_with_the_rows(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "rows": 500})
-    row, peaks = pd.read_csv(trained / "active.csv").iloc[:1], []
+    row = pd.read_csv(trained / "active.csv").iloc[:1]
+    peaks = []
     for rows in (2_500, 10_000):
         row.loc[[0] * rows].assign(id=range(rows)).to_csv(tmp_path / "rows.csv", index=False)
         with traced() as peak:
@@ -475,7 +477,8 @@ def test_memory_does_not_grow_with_the_rows(
 @pytest.fixture(scope="module")
 def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables of three parties, 6 % of whose people are of the class "bad"."""
-    folder, rng = tmp_path_factory.mktemp("rare"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("rare")
+    rng = np.random.default_rng(0)
     bad = rng.uniform(size=1500) < 0.06
     for party in ("active", "passive-1", "passive-2"):
         table = pd.DataFrame(rng.normal(size=(1500, 3)) + bad[:, None], columns=list("abc"))
@@ -522,7 +525,8 @@ def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) 
     folder = rare / method
     result = run(rare_config(rare, method, threshold={"cost": 9}), folder)
     plain = run(rare_config(rare, method, calibration="none"), None)
-    told, before = result.ranking, plain.ranking
+    told = result.ranking
+    before = plain.ranking
     assert told is not None
     assert before is not None
     assert result.calibration is not None

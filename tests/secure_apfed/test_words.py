@@ -210,7 +210,8 @@ class OverBatch(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.attention = nn.Linear(6, 8), nn.MultiheadAttention(8, 2)
+        self.first = nn.Linear(6, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
 
     def forward(self, x_BF: Tensor) -> Tensor:
         h_BD = self.first(x_BF)
@@ -223,7 +224,8 @@ class After(nn.Module):
 
     def __init__(self, then: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.then = nn.Linear(6, 8), then
+        self.first = nn.Linear(6, 8)
+        self.then = then
 
     def forward(self, x_BF: Tensor) -> Tensor:
         return self.then(self.first(x_BF))
@@ -320,7 +322,8 @@ def test_a_measurement_changes_nothing() -> None:
 
 
 def test_the_graph_is_looked_at_without_its_hooks_and_can_be_used_after() -> None:
-    encoder, seen = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), list[str]()
+    encoder = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    seen = list[str]()
     encoder[1].register_full_backward_hook(lambda *_: seen.append("hook"))
     h_BD = encoder(torch.randn(16, 6))
     h_BD.register_hook(lambda _: seen.append("tensor"))

@@ -383,7 +383,8 @@ def release() -> PrivateRelease:
 
 @pytest.mark.parametrize("name", MIXES)
 def test_the_first_h_with_a_graph_is_refused_before_it_is_charged(name: str) -> None:
-    guard, encoder = release(), MIXES[name]()
+    guard = release()
+    encoder = MIXES[name]()
     with pytest.raises(PromiseError, match="come from a network that mixes the rows"):
         guard(encoder(torch.randn(32, 6)), rows=range(32))
     assert guard.spent().releases == 0

@@ -107,7 +107,8 @@ def fixed_randomness() -> Iterator[None]:
 
 def combined(roles: Mapping[str, Any], frames: Mapping[str, bytes], digest: bytes) -> bytes:
     """The sum of these contributions, with a second round where the sum has one."""
-    aggregator, bodies = roles["aggregator"], frames
+    aggregator = roles["aggregator"]
+    bodies = frames
     if not isinstance(aggregator, OneRoundCombiner):
         requests = aggregator.ask(frames, digest)
         bodies = {me: roles[me].answer(request) for me, request in requests.items()}
@@ -136,7 +137,8 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
     cipher = described.cipher
-    parameters, key = vars(cipher)["_seal"], seal.SecretKey()
+    parameters = vars(cipher)["_seal"]
+    key = seal.SecretKey()
     with scratch_file() as scratch:
         scratch.load(key, parameters, secret)
     context = SealContext(None, None, seal.Decryptor(parameters, key))
@@ -150,9 +152,11 @@ def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     """A key holder of a homomorphic sum, and its secret key in bytes."""
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
-    holder, cipher = described.receiver(), described.cipher
+    holder = described.receiver()
+    cipher = described.cipher
     parameters = vars(cipher)["_seal"]
-    generator, public = seal.KeyGenerator(parameters), seal.PublicKey()
+    generator = seal.KeyGenerator(parameters)
+    public = seal.PublicKey()
     generator.create_public_key(public)
     with scratch_file() as scratch:
         secret = scratch.save(generator.secret_key())
@@ -229,7 +233,8 @@ BLOB_CHANGES: dict[str, list[dict[str, Any]]] = {
 def record_seeded(name: str) -> dict[str, Any]:
     if name == "recovered":
         return record_recovered()
-    roles, bound = seeded_roles(name), binding()
+    roles = seeded_roles(name)
+    bound = binding()
     names = [party for party in roles if party.startswith("passive")]
     frames = {party: roles[party].contribute(matrix(party), bound) for party in names}
     total = combined(roles, frames, bound.digest)
@@ -242,7 +247,8 @@ def record_seeded(name: str) -> dict[str, Any]:
 
 def record_recovered() -> dict[str, Any]:
     """A step in which passive_3 falls silent before it contributes."""
-    roles, bound = seeded_roles(RECOVERABLE, **RECOVERED), binding()
+    roles = seeded_roles(RECOVERABLE, **RECOVERED)
+    bound = binding()
     frames = {me: roles[me].contribute(matrix(me), bound) for me in ("passive_1", "passive_2")}
     requests = roles["aggregator"].ask(frames, bound.digest)
     answers = {me: roles[me].answer(requests[me]) for me in requests}
@@ -261,7 +267,8 @@ def record_recovered() -> dict[str, Any]:
 
 def record_keyed(name: str) -> dict[str, Any]:
     holder, secret = recorded_keys(name)
-    described, bound = backend(name), binding()
+    described = backend(name)
+    bound = binding()
     passives = {me: described.contributor(me) for me in described.agreement.contributors}
     combiner = described.combiner()
     converse({"active": holder, "aggregator": combiner, **passives})

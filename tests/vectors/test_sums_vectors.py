@@ -53,8 +53,10 @@ def receiver(name: str, recorded: dict[str, Any]) -> Any:
 @every
 def test_the_recorded_sum_decodes_to_the_known_numbers_once(name: str) -> None:
     recorded = vector(name)
-    active, combined = receiver(name, recorded), raw(recorded["sum"])
-    decoded, step = active.decode(combined, SHAPE, binding()), 1 / 32767
+    active = receiver(name, recorded)
+    combined = raw(recorded["sum"])
+    decoded = active.decode(combined, SHAPE, binding())
+    step = 1 / 32767
     if name == "plain":
         assert np.abs(decoded / step - DECODED_LEVELS).max() < 1.5
     else:
@@ -67,7 +69,8 @@ def test_the_recorded_sum_decodes_to_the_known_numbers_once(name: str) -> None:
 
 @seeded
 def test_contributions_are_the_recorded_bytes(name: str) -> None:
-    recorded, roles = vector(name), seeded_roles(name)
+    recorded = vector(name)
+    roles = seeded_roles(name)
     frames = {
         party: roles[party].contribute(matrix(party), binding())
         for party in recorded["contributions"]

@@ -82,11 +82,15 @@ class ChosenRepresentations(ActiveAttack):
         Raises:
             AttackError: the view is not of a live run of this attack.
         """
-        notes, contributors = notes_of(self, view), list(view.agreed.values())
-        people_N, size = notes["people"], int(notes["batch"])
-        found, together = [], size > len(people_N)
+        notes = notes_of(self, view)
+        contributors = list(view.agreed.values())
+        people_N = notes["people"]
+        size = int(notes["batch"])
+        found = []
+        together = size > len(people_N)
         for at in torch.arange(len(people_N)).split(min(size, len(people_N))):
-            sent, opened = notes["sent"][:, at], notes["opened"][:, at]
+            sent = notes["sent"][:, at]
+            opened = notes["opened"][:, at]
             differences_BD = _differences(sent, opened, contributors)
             if len(contributors) > 1 or self.decoys:
                 found.append(differences_BD)

@@ -66,7 +66,8 @@ class ContrastiveInversion(FeatureAttack):
 
     def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
-        contributors, asked = list(view.agreed.values()), list[tuple[Tensor, Question]]()
+        contributors = list(view.agreed.values())
+        asked = list[tuple[Tensor, Question]]()
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in opened_batches(view, epoch):
                 # Rows that the victim does not hold took no part in its loss.

@@ -63,7 +63,8 @@ class DecoderExtraction(ActiveAttack):
         self, seat: ActiveSeat, people_N: Tensor, point_D: Tensor
     ) -> Mapping[str, Tensor]:
         """One step: everybody at the point and at zero, and one person along every axis."""
-        size, count = len(point_D), len(people_N)
+        size = len(point_D)
+        count = len(people_N)
         at_point_ND = point_D.expand(count, size)
         asked = torch.cat([at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
@@ -109,7 +110,8 @@ def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     does a feature in which these do not vary: they say nothing of how it is turned.
     """
     known = turned_NR[regress.shadow]
-    middle, centre = known.mean(axis=0), regress.pairs.mean(axis=0)
+    middle = known.mean(axis=0)
+    centre = regress.pairs.mean(axis=0)
     left, sizes, right = np.linalg.svd(
         (known - middle).T @ (regress.pairs - centre), full_matrices=False
     )
@@ -122,7 +124,8 @@ def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
 def _affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
     """Fit features = A values + b exactly to the known pairs, with the smallest A; apply it."""
     known = values_NF[regress.shadow]
-    middle, centre = known.mean(axis=0), regress.pairs.mean(axis=0)
+    middle = known.mean(axis=0)
+    centre = regress.pairs.mean(axis=0)
     weights = np.linalg.pinv(known - middle, rcond=_RANK) @ (regress.pairs - centre)
     found: FloatArray = (values_NF[~regress.shadow] - middle) @ weights + centre
     return found

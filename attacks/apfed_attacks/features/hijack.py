@@ -71,7 +71,8 @@ class HijackAttack(AnsweringAttack):
     keeps = ("shape",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        reason, victim = super().applicable(view), view.knowledge.victim
+        reason = super().applicable(view)
+        victim = view.knowledge.victim
         if reason is None and victim not in view.knowledge.public:
             return f"{view.name} knows no outsiders with features of {victim}"
         return reason
@@ -88,7 +89,8 @@ class HijackAttack(AnsweringAttack):
         return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        notes, victim = notes_of(self, view), view.knowledge.victim
+        notes = notes_of(self, view)
+        victim = view.knowledge.victim
         assert victim is not None
         seen = released(view, victim)
         positions = seen["h"].positions
@@ -162,8 +164,10 @@ class Space:
     def __init__(self, attack: HijackAttack, sent: Shape, outsiders: Tensor) -> None:
         self.outsiders = rows_PF = outsiders.flatten(1)
         self.reach_D: Tensor | None = None
-        self._low, self._high = rows_PF.min(), rows_PF.max()
-        self._centre_F, self._scale = rows_PF.mean(dim=0), float(rows_PF.std()) or 1.0
+        self._low = rows_PF.min()
+        self._high = rows_PF.max()
+        self._centre_F = rows_PF.mean(dim=0)
+        self._scale = float(rows_PF.std()) or 1.0
         self.public_PF = (rows_PF - self._centre_F) / self._scale
         widths = tuple(outsiders.shape[1:]), sent, attack.hidden, attack.channels
         self.simulator = simulator_for(*widths).to(outsiders.device)
@@ -204,11 +208,16 @@ class Hijack:
         own_PF: Tensor,
         seed: int,
     ) -> None:
-        self._attack, self._sent, self._seed = attack, sent, seed
-        used, own_PF = own_PF.shape[1], own_PF.float()
-        centre_F, scale = own_PF.mean(dim=0), (float(own_PF.std()) if used else 1.0) or 1.0
+        self._attack = attack
+        self._sent = sent
+        self._seed = seed
+        used = own_PF.shape[1]
+        own_PF = own_PF.float()
+        centre_F = own_PF.mean(dim=0)
+        scale = (float(own_PF.std()) if used else 1.0) or 1.0
         own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
-        self._own_AF, self._own_PF = (own_AF - centre_F) / scale, (own_PF - centre_F) / scale
+        self._own_AF = (own_AF - centre_F) / scale
+        self._own_PF = (own_PF - centre_F) / scale
         with seeded(seed, "networks"):
             self.space = Space(attack, sent, outsiders)
             self._judge = layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
@@ -243,7 +252,8 @@ class Hijack:
 
     def _build(self, z_BD: Tensor) -> Tensor:
         """Train simulator and decoder within the victim's reach; return f of the outsiders."""
-        space, attack = self.space, self._attack
+        space = self.space
+        attack = self._attack
         # What the first batch shows of a victim behind a ReLU: numbers that stay 0.
         space.reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
         parameters = [*space.simulator.parameters(), *space.decoder.parameters()]

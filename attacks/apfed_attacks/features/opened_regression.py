@@ -128,12 +128,14 @@ class VoteRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        read, ballot = votes_read(view), asked(view)
+        read = votes_read(view)
+        ballot = asked(view)
         assert ballot is not None
         first = next(iter(read.values()))
         positions = self.choose(view, first.positions, seed)
         answers = {name: seen.at(positions) for name, seen in read.items()}
-        columns, victim = {"votes": torch.cat(list(answers.values()), dim=1)}, view.knowledge.victim
+        columns = {"votes": torch.cat(list(answers.values()), dim=1)}
+        victim = view.knowledge.victim
         if victim in answers and len(answers) > 1:
             columns["its votes"] = answers[victim]
         scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
@@ -173,7 +175,8 @@ def _rest(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
     (N, 2 C): where they explain some of the features, both together are needed.
     """
     # On the CPU, whose least squares take columns of any rank.
-    sums_NC, sent_NC = sums_NC.double().cpu(), sent_NC.cpu()
+    sums_NC = sums_NC.double().cpu()
+    sent_NC = sent_NC.cpu()
     known_NC = torch.cat([sent_NC, torch.ones(len(sent_NC), 1, dtype=sent_NC.dtype)], dim=1)
     rest_NC = sums_NC - known_NC @ torch.linalg.lstsq(known_NC, sums_NC).solution
     return torch.cat([rest_NC, sent_NC], dim=1)

@@ -83,10 +83,14 @@ class LeastSquares:
 
     def fit(self, rows_nC: FloatArray, wanted: NDArray[Any]) -> Self:
         wanted_nF = wanted.reshape(len(wanted), -1).astype(np.float64)
-        rows, self._centre_C, self._mean_F = len(rows_nC), rows_nC.mean(0), wanted_nF.mean(0)
+        rows = len(rows_nC)
+        self._centre_C = rows_nC.mean(0)
+        self._mean_F = wanted_nF.mean(0)
         left_nR, sizes_R, right_RC = np.linalg.svd(rows_nC - self._centre_C, full_matrices=False)
         rank = int((sizes_R > max(sizes_R[0], 1e-300) * _LEAST_SINGULAR).sum()) if rows > 1 else 0
-        left_nR, sizes_R, right_RC = left_nR[:, :rank], sizes_R[:rank], right_RC[:rank]
+        left_nR = left_nR[:, :rank]
+        sizes_R = sizes_R[:rank]
+        right_RC = right_RC[:rank]
         centred_nF = wanted_nF - self._mean_F
         along_RF = left_nR.T @ centred_nF
         kept = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
@@ -123,7 +127,8 @@ class FeatureAttack(ColumnAttack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """Return why this view gives an attack on the victim's representations none of them."""
-        reason, victim = why_nothing_to_read(view), view.knowledge.victim
+        reason = why_nothing_to_read(view)
+        victim = view.knowledge.victim
         if reason is None and victim not in view.senders(view.epochs[-1]):
             return f"{view.description}: {victim} releases no representation to {view.name}"
         return reason
@@ -200,7 +205,8 @@ class Regression:
         """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
         each guessed by a fit without it.
         """
-        errors, known = [], np.flatnonzero(self.shadow)
+        errors = []
+        known = np.flatnonzero(self.shadow)
         for place in range(0, len(known), max(1, len(known) // _JUDGED)):
             shadow = self.shadow.copy()
             shadow[known[place]] = False

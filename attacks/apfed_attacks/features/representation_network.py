@@ -77,13 +77,15 @@ class RepresentationNetwork(FeatureAttack):
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
         """The rows (N, F) of a generator that trained on these columns and noise by its rows' h."""
-        encoder, h_ND = view.knowledge.encoder, h_ND.float()
+        encoder = view.knowledge.encoder
+        h_ND = h_ND.float()
         assert encoder is not None
         own_NC = torch.from_numpy(columns_NC).float().to(view.device)
         known_SF = view.knowledge.shadow.values.float()
         # One scale for all features: single ones may be constant in a few rows.
         mean_F, scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
-        most_F, spread_D = known_SF.var(dim=0).flatten(), h_ND.std(dim=0)
+        most_F = known_SF.var(dim=0).flatten()
+        spread_D = h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
 
         def make(rows_B: Tensor) -> Tensor:
@@ -109,7 +111,8 @@ class RepresentationNetwork(FeatureAttack):
                 adam.zero_grad()
                 (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
                 adam.step()
-            draws, every = _DRAWS if noise else 1, torch.arange(len(own_NC))
+            draws = _DRAWS if noise else 1
+            every = torch.arange(len(own_NC))
             with torch.no_grad():
                 made_NF = torch.stack([make(every) for _ in range(draws)]).mean(dim=0)
         return made_NF.flatten(1).double()

@@ -78,7 +78,8 @@ class UnpairedInversion(FeatureAttack):
             raise AttackError(f"{view.name} knows the features of every observed row")
         order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
-        x_NC, x_PC = own_columns(view, positions), own_columns(view, shadow.positions[order])
+        x_NC = own_columns(view, positions)
+        x_PC = own_columns(view, shadow.positions[order])
         both = torch.cat([x_NC, x_PC])
         # In one unit; no columns where the discriminators are not told.
         both = torch.from_numpy(self.scaled(both, seed)) if self.conditioned else both[:, :0]
@@ -115,9 +116,12 @@ def _simulate(
 
     Returns how unlike f~(x) and h are, and d(h) and rows, and d(h) (N, F) in the rows' units.
     """
-    device, size = view.device, h_ND.shape[1]
-    features, own = public_PF.shape[1], x_PC.shape[1]
-    centre_F, scale = public_PF.mean(dim=0), float(public_PF.std()) or 1.0
+    device = view.device
+    size = h_ND.shape[1]
+    features = public_PF.shape[1]
+    own = x_PC.shape[1]
+    centre_F = public_PF.mean(dim=0)
+    scale = float(public_PF.std()) or 1.0
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
     ends = (features, size), (size, features), (size + own, 1), (features + own, 1)
@@ -125,7 +129,8 @@ def _simulate(
         simulator, decoder, judge_h, judge_x = (
             layers(wide, attack.hidden, attack.hidden, narrow).to(device) for wide, narrow in ends
         )
-    pair, judges = nn.ModuleList([simulator, decoder]), nn.ModuleList([judge_h, judge_x])
+    pair = nn.ModuleList([simulator, decoder])
+    judges = nn.ModuleList([judge_h, judge_x])
     pair_adam = torch.optim.Adam(pair.parameters(), lr=attack.rate, betas=_BETAS)
     judge_adam = torch.optim.Adam(judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
 
@@ -137,7 +142,8 @@ def _simulate(
     def judged(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
         """Discriminators are high for what is real, h and rows, low for f~(x) and d(h)."""
         with torch.no_grad():
-            simulated_BD, decoded_BF = simulator(rows_BF), decoder(h_BD)
+            simulated_BD = simulator(rows_BF)
+            decoded_BF = decoder(h_BD)
         loss = torch.zeros((), device=device)
         for judge, real, made in (
             (judge_h, (h_BD, seen_BC), (simulated_BD, public_BC)),
@@ -169,7 +175,8 @@ def _simulate(
             descend(pair_adam, paired(*batch))
             judges.requires_grad_(True)
     with torch.no_grad():
-        h_SD, x_SC = h_ND[:_SEEN], x_NC[:_SEEN]
+        h_SD = h_ND[:_SEEN]
+        x_SC = x_NC[:_SEEN]
         made_h = torch.hstack([simulator(rows_PF), x_PC])
         made_x = torch.hstack([decoder(h_SD), x_SC])
         unlike = energy_distance(made_h, torch.hstack([h_SD, x_SC]))

@@ -70,7 +70,8 @@ class LabelProbe(ColumnAttack):
 
     def applicable(self, view: AdversaryView) -> str | None:
         """Return why no label moved the representations that this view holds, or None."""
-        exchange, reason = view.description, why_nothing_to_read(view)
+        exchange = view.description
+        reason = why_nothing_to_read(view)
         if reason is None and exchange.released_by == "passives" and not exchange.returns_gradients:
             return f"{exchange}: passives make their representations without labels or gradients"
         return reason
@@ -168,7 +169,8 @@ def _scores(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
     """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
-    iterations, classes = view.iterations, view.knowledge.classes
+    iterations = view.iterations
+    classes = view.knowledge.classes
 
     def guess() -> Prediction:
         known_N = labels_N >= 0
@@ -217,7 +219,8 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
     bottom = _Bottom(networks, shapes).to(rows_NF.device)
     # The scale of what the head reads is fixed by the output before training.
     h_ND = in_parts(bottom, rows_NF)
-    bottom.mean, spread = h_ND.mean(dim=0), h_ND.std(dim=0)
+    bottom.mean = h_ND.mean(dim=0)
+    spread = h_ND.std(dim=0)
     bottom.spread = torch.where(spread > 0, spread, 1)
     return bottom
 
@@ -230,7 +233,8 @@ class _Bottom(nn.Module):
 
     def __init__(self, networks: nn.ModuleList, shapes: Sequence[tuple[int, ...]]) -> None:
         super().__init__()
-        self._networks, self._shapes = networks, shapes
+        self._networks = networks
+        self._shapes = shapes
         self.register_buffer("mean", torch.zeros(1))
         self.register_buffer("spread", torch.ones(1))
 

@@ -35,7 +35,8 @@ from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gra
 from apfed_attacks.view import AdversaryView, AttackError, over_time, representations
 from secure_apfed.seeds import derive_seed, seeded
 
-_TRAINED_FURTHER, _FRESH = "own network, trained further", "own network, fresh weights"
+_TRAINED_FURTHER = "own network, trained further"
+_FRESH = "own network, fresh weights"
 
 
 class SemiSupervised(LabelProbe):
@@ -100,11 +101,13 @@ class SemiSupervised(LabelProbe):
             )
         unknown_N = torch.isin(positions, guess.positions)
         match = partial(self.mix_match, view, labels_N)
-        baselines, decoys = dict[str, Tensor](), dict[str, Tensor]()
+        baselines = dict[str, Tensor]()
+        decoys = dict[str, Tensor]()
         if not view.is_decoy:
             baselines["MixMatch on x"] = match(torch.from_numpy(x_NF), seed)
         if self.own_network:
-            own_NF, fresh = own_columns(view, positions), partial(own_bottom, view, fresh=True)
+            own_NF = own_columns(view, positions)
+            fresh = partial(own_bottom, view, fresh=True)
             attacks = {_TRAINED_FURTHER: match(own_NF, seed, partial(own_bottom, view))}
             baselines[_FRESH] = match(own_NF, seed, fresh)
             decoys[_TRAINED_FURTHER] = match(own_NF, derive_seed(seed, "decoy"), fresh)
@@ -135,9 +138,11 @@ class SemiSupervised(LabelProbe):
         At least one of `labels_N` is known, the others are -1; `own` gives what is trained below
         the head on features as they are, else columns are standardised.
         """
-        classes, device = view.knowledge.classes, view.device
+        classes = view.knowledge.classes
+        device = view.device
         rows_NF = columns_NF.float().to(device)
-        known, other = (labels_N >= 0).nonzero()[:, 0], (labels_N < 0).nonzero()[:, 0]
+        known = (labels_N >= 0).nonzero()[:, 0]
+        other = (labels_N < 0).nonzero()[:, 0]
         with seeded(seed, "attacks", "mixmatch"):
             bottom = nn.Identity() if own is None else own(rows_NF)
             head = nn.Sequential(

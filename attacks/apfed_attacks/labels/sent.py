@@ -55,7 +55,8 @@ class ShownLabels(LabelProbe):
         positions = self.choose(view, ballot.rows.sort().values, seed)
         x_NF = self.own(view, positions, seed)
         before = self.from_own_columns(view, positions, seed)
-        known_N, classes = known_labels(view, positions), view.knowledge.classes
+        known_N = known_labels(view, positions)
+        classes = view.knowledge.classes
         shown = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
         shown[view.attributed(ballot.labelled)] = ballot.labels
         labels_N = torch.where(known_N >= 0, known_N, shown[positions])
@@ -76,7 +77,8 @@ class ShownLabels(LabelProbe):
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
         """Class scores (N, K) of all rows, by everything that learns from these labels."""
-        rows, classes = labels_N >= 0, view.knowledge.classes
+        rows = labels_N >= 0
+        classes = view.knowledge.classes
         found = {"own votes": _votes(x_NF, labels_N, classes)}
         if rows.all():
             return found  # nobody is left whom a probe could guess
@@ -109,7 +111,8 @@ class PseudoLabels(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         epochs = _epochs(view)
         found = over_time(pseudo_labels, view, epochs)
-        first, sent = found.pop("first"), {"z": found.pop("last")}
+        first = found.pop("first")
+        sent = {"z": found.pop("last")}
         sent |= {f"{name} z": seen for name, seen in found.items()}
         positions = self.choose(view, sent["z"].positions, seed)
         x_NF = self.own(view, positions, seed)

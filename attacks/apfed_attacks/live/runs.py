@@ -100,7 +100,9 @@ class LiveSession(Generic[OfMethod]):
 
     @property
     def recording(self) -> Recording:
-        config, data, sent = self.config, self.data, self.session.transcript
+        config = self.config
+        data = self.data
+        sent = self.session.transcript
         return Recording(config=config, data=data, alignment=self.alignment, transcript=sent)
 
     def train(
@@ -114,7 +116,8 @@ class LiveSession(Generic[OfMethod]):
                 self.session.play_step(step, self.learner.step(self.session.links, step, rows_B))
 
     def _begin_epoch(self) -> list[Tensor]:
-        self._epoch, self._asking = self._epoch + 1, False
+        self._epoch = self._epoch + 1
+        self._asking = False
         self.session.transcript.begin_epoch(self._epoch - 1)
         return batches_of(self.learner, self.config, self._epoch - 1)
 
@@ -144,13 +147,16 @@ def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
     agreed = passive.weight
 
     def read(message: Envelope) -> tuple[Admitted, Tensor]:
-        terms, sender = passive.terms, message.sender
+        terms = passive.terms
+        sender = message.sender
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
         tensors, meta = unpack(message.payload, representation_specs(terms), sender=sender)
-        rows_B, z_BD = tensors["rows"], tensors["z"]
+        rows_B = tensors["rows"]
+        z_BD = tensors["z"]
         if Rule.BATCH in rules:
-            aligned, minimum = len(passive.trainer.features_N), passive.contract.minimum_batch
+            aligned = len(passive.trainer.features_N)
+            minimum = passive.contract.minimum_batch
             check_rows(rows_B, aligned=aligned, minimum=minimum, sender=sender)
         check_norms(z_BD, terms, sender=sender)
         if Rule.SPREAD in rules:
@@ -212,7 +218,8 @@ class LiveRun(LiveSession[ApfedActive]):
         alignment: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(config, data, alignment=alignment)
-        contract, aligned = self.session.contract, self.alignment[self.data.active.name]
+        contract = self.session.contract
+        aligned = self.alignment[self.data.active.name]
         self.rules = frozenset(rules)
         self.protected = self.rules == ALL_RULES
         self.passives = tuple(table.name for table in self.data.passives)
@@ -255,7 +262,8 @@ class LiveRun(LiveSession[ApfedActive]):
         def gradients(message: Envelope) -> tuple[Admitted, FloatArray]:
             specs = representation_specs(honest.terms)
             tensors, _ = unpack(message.payload, specs, sender=message.sender)
-            rows_B, z_BD = tensors["rows"], tensors["z"]
+            rows_B = tensors["rows"]
+            z_BD = tensors["z"]
             answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
             return end.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
 
@@ -266,7 +274,8 @@ class LiveRun(LiveSession[ApfedActive]):
 
     def contributed(self, passive: str) -> Tensor:
         """What a passive contributed to its last sum (B, D), clipped; an attack asks colluders."""
-        seen, bound = self._watched(passive).seen, self.config.secure_sum.clip
+        seen = self._watched(passive).seen
+        bound = self.config.secure_sum.clip
         assert seen is not None
         return torch.from_numpy(seen if bound is None else clip_rows(seen, bound))
 
@@ -302,12 +311,15 @@ class LiveRun(LiveSession[ApfedActive]):
         if not self._asking:
             self._begin_epoch()
             self._asking = True
-        dtype, shape = representation_specs(self.terms)["z"].dtype, self.terms.shape
+        dtype = representation_specs(self.terms)["z"].dtype
+        shape = self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
         asked = [name for name in self.passives if participants is None or name in participants]
         if len(asked) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
             self._sum_over(asked)
-        step, end, links = self._next_step(), self._sum, self.session.links
+        step = self._next_step()
+        end = self._sum
+        links = self.session.links
 
         def payload(z_BD: Tensor) -> bytes:
             return pack({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
@@ -316,7 +328,8 @@ class LiveRun(LiveSession[ApfedActive]):
             for name in asked:
                 body = payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
-            present, end.present = end.present, asked
+            present = end.present
+            end.present = asked
             await end.read(links, step, rows_B, payload(z_BD), z_BD.flatten(1).shape[1])
             end.present = present
             assert end.opened is not None
@@ -325,7 +338,8 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.session.play_step(step, script())
 
     def _sum_over(self, names: Sequence[str]) -> None:
-        contract, settings = self.session.contract, self.config.secure_sum
+        contract = self.session.contract
+        settings = self.config.secure_sum
         if not sum_kind(settings).unsafe:
             raise LocalProtocolError(
                 "only a plain sum can be taken over other participants than agreed; the secure "
@@ -416,7 +430,8 @@ class VotesRun(LiveSession[VotesActive]):
         try:
             votes = self.session.play(self.learner.gather(links))
         finally:
-            asked, self.learner.ballot = self.ballot, honest
+            asked = self.ballot
+            self.learner.ballot = honest
         return asked, votes
 
     def voter(self, passive: str) -> VotesPassive:
@@ -434,7 +449,8 @@ class _AtStep:
     """Links of an active whose question has another number, so that it looks like a new one."""
 
     def __init__(self, links: Links, step: int) -> None:
-        self._links, self._step = links, step
+        self._links = links
+        self._step = step
 
     def send(self, receiver: str, kind: Kind, step: int, payload: bytes = b"") -> None:
         step = self._step if kind is Kind.LABELS else step

@@ -176,7 +176,8 @@ class AnsweringAttack(Attack):
 
 def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
     """Return (N,) positions that the victim holds: known ones first, then others."""
-    known, victim = knowledge.shadow.positions, knowledge.victim
+    known = knowledge.shadow.positions
+    victim = knowledge.victim
     others = seat.trained[~torch.isin(seat.trained, known)]
     if victim is not None:
         others = others[seat.holds(victim, others)]

@@ -97,8 +97,10 @@ def play_stuffing(
     Where the victim refused before anything was learned, the result does not apply, for that
     reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
     """
-    candidates, own = tables.candidates(attack.candidates, seed), len(tables.own)
-    stuffed, room = Stuffed(), len(candidates) if attack.overstuff else settings.maximum_ids - own
+    candidates = tables.candidates(attack.candidates, seed)
+    own = len(tables.own)
+    stuffed = Stuffed()
+    room = len(candidates) if attack.overstuff else settings.maximum_ids - own
     for _ in range(attack.intersections):
         numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
         if not numbers:

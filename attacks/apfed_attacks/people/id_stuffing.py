@@ -53,7 +53,8 @@ class IdStuffing(Attack):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
-        tried_N, found_N = notes["tried"].numpy(), notes["found"].numpy()
+        tried_N = notes["tried"].numpy()
+        found_N = notes["found"].numpy()
         scores_N = np.where(tried_N, found_N.astype(np.float64), _UNTRIED)
         nothing_N1 = np.full((len(scores_N), 1), _UNTRIED)
         return Guess(

@@ -103,7 +103,8 @@ class Membership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        candidates, knowledge = view.knowledge.candidates, view.knowledge
+        candidates = view.knowledge.candidates
+        knowledge = view.knowledge
         assert candidates is not None
         assert view.answers is not None
         train = candidates.train
@@ -180,7 +181,8 @@ class Shadows:
                 f"shadow models are networks without buffers, got {', '.join(buffers)}"
             )
         call = _stacked(base)
-        features_N, labels_N = features_N.to(self.device), labels_N.to(self.device)
+        features_N = features_N.to(self.device)
+        labels_N = labels_N.to(self.device)
         optimiser = self._optimiser(list(parameters.values()))
         with seeded(self.seed, "shadows", "dropout"):
             for index_SB in self._batches(rows_SH):
@@ -196,8 +198,10 @@ class Shadows:
 
     def one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
         """The same as `scores`, one model after another."""
-        features_N, labels_N = features_N.to(self.device), labels_N.to(self.device)
-        batches, bound = list(self._batches(rows_SH)), self.train.max_gradient_norm
+        features_N = features_N.to(self.device)
+        labels_N = labels_N.to(self.device)
+        batches = list(self._batches(rows_SH))
+        bound = self.train.max_gradient_norm
         found = []
         for at, network in enumerate(self._networks(len(rows_SH))):
             optimiser = self._optimiser(list(network.parameters()))
@@ -261,7 +265,8 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
         values = rows_SBF.flatten(2)
         for name, layer in leaves:
             if isinstance(layer, nn.Linear):
-                bias_S1D, weight_SDF = state[f"{name}.bias"][:, None], state[f"{name}.weight"]
+                bias_S1D = state[f"{name}.bias"][:, None]
+                weight_SDF = state[f"{name}.weight"]
                 values = torch.baddbmm(bias_S1D, values, weight_SDF.transpose(1, 2))
             elif not isinstance(layer, nn.Flatten):
                 values = layer(values)
@@ -321,7 +326,8 @@ class AveragedMembership(Attack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        candidates, train = view.knowledge.candidates, view.knowledge.alike
+        candidates = view.knowledge.candidates
+        train = view.knowledge.alike
         assert candidates is not None
         assert train is not None
         adversary = view.parties[0]

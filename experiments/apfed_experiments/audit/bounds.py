@@ -107,7 +107,8 @@ def evidence_from(
         raise LocalProtocolError("expected finite scores and a level between 0 and 1")
     third = len(scores_0) // 3
     # Where the rates differ most; for two normal distributions that is in the middle.
-    first_0, first_1 = np.sort(scores_0[:third]), np.sort(scores_1[:third])
+    first_0 = np.sort(scores_0[:third])
+    first_1 = np.sort(scores_1[:third])
     every = np.sort(np.concatenate([first_0, first_1]))
     below_0, below_1 = (of.searchsorted(every, side="right") for of in (first_0, first_1))
     threshold = float(every[np.argmax(below_0 - below_1)])
@@ -138,7 +139,8 @@ def _count(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
 ) -> Evidence:
     tested = len(scores_0)
-    hits, alarms = int((scores_1 > threshold).sum()), int((scores_0 > threshold).sum())
+    hits = int((scores_1 > threshold).sum())
+    alarms = int((scores_0 > threshold).sum())
     tpr_low = float(beta.ppf(level / 2, hits, tested - hits + 1)) if hits else 0.0
     fpr_high = (
         float(beta.ppf(1 - level / 2, alarms + 1, tested - alarms)) if alarms < tested else 1.0

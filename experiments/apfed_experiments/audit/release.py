@@ -22,7 +22,8 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
 # Canaries are far longer than any clip bound, so that a clip that yields shows.
-_CANARY_NORM, _DIMENSION = 1e3, 8
+_CANARY_NORM = 1e3
+_DIMENSION = 8
 _BISECTIONS = 40
 _LARGEST_EPSILON = 100.0
 _LARGEST_MU = 50.0
@@ -94,7 +95,8 @@ def audit_release(
         score_B += (z_BD.double() @ direction_D.double()).reshape(-1, canaries).sum(dim=0)
     surest = score_B.abs().topk(guesses).indices
     is_right_B = torch.where(score_B >= 0, 1, -1) == bits_B  # a tie is a guess like any other
-    right, all_right = int(is_right_B[surest].sum()), int(is_right_B.sum())
+    right = int(is_right_B[surest].sum())
+    all_right = int(is_right_B.sum())
     level = (1 - confidence) / 3
     mu = mu_below(canaries, guesses, right, level=level)
     mu_rows = mu_below_if_independent(canaries, all_right, level=level)
@@ -147,7 +149,8 @@ def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
         wrongly = level * (guesses - right) / canaries
         for i in range(right - 1, -1, -1):
             least = max(wrongly, float(ndtr(ndtri(rightly) - mu)))
-            rightly, wrongly = rightly + i / (guesses - i) * (least - wrongly), least
+            rightly = rightly + i / (guesses - i) * (least - wrongly)
+            wrongly = least
             if rightly + wrongly > guesses / canaries:
                 return True
         return False

@@ -43,11 +43,16 @@ from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 Weights = Mapping[str, Tensor]
 """Parameters of a module by name, as `torch.func.functional_call` takes them."""
 
-EPSILON, EPOCHS = 8.0, 50
-_CONFIDENCE, _PAIRS = 0.95, 50
+EPSILON = 8.0
+EPOCHS = 50
+_CONFIDENCE = 0.95
+_PAIRS = 50
 _TOGETHER = 1000
 """Retrainings that are held in memory at once."""
-_ROWS, _BATCH, _LENGTH, _SEED = 40, 20, 20.0, 0
+_ROWS = 40
+_BATCH = 20
+_LENGTH = 20.0
+_SEED = 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
 View = Literal["other rows", "everything"]
 
@@ -134,7 +139,9 @@ class Retrainings:
         paired: bool = False,
     ) -> None:
         device = task.features.device
-        self.task, self.protection, self.count = task, protection, count
+        self.task = task
+        self.protection = protection
+        self.count = count
         self._active = ActiveNetworks(**modules).to(device)
         self._objective = objective.to(device)
         self._weights = {
@@ -160,7 +167,8 @@ class Retrainings:
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
         if at >= 0:
             of_1 = self.world_R == 1
-            x_RBF[of_1, at], y_RB[of_1, at] = self.task.other_features, self.task.other_label
+            x_RBF[of_1, at] = self.task.other_features
+            y_RB[of_1, at] = self.task.other_label
         clean_RBD = self._represent(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._normal(clean_RBD)
         row_RBD = self._ask(sent_RBD, self.task.passive_features[rows_B])
@@ -180,14 +188,16 @@ class Retrainings:
 
     def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """What the record sends and what the sum is, in each world; see `Step.worlds`."""
-        task, shown = self.task, []
+        task = self.task
+        shown = []
         other_y = task.labels.new_tensor(task.other_label)
         rows = (
             (task.features[task.record], task.labels[task.record]),
             (task.other_features, other_y),
         )
         for x_F, y in rows:
-            x_R1F, y_R1 = x_F.expand(self.count, 1, -1), y.expand(self.count, 1)
+            x_R1F = x_F.expand(self.count, 1, -1)
+            y_R1 = y.expand(self.count, 1)
             term_RP = self.example_terms(x_R1F, y_R1, row_R1D)[:, 0]
             shown.append((self._represent(x_R1F)[:, 0], term_RP))
         own_RP = torch.where(self.world_R[:, None].bool(), shown[1][1], shown[0][1])
@@ -330,7 +340,8 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
     data = load_data(DataSettings(dataset="breast_cancer"), seed=_SEED)
     rows = data.train_rows[:_ROWS]
     assert data.active.labels is not None
-    x_NF, y_N = data.active.features[rows].float(), data.active.labels[rows].clone()
+    x_NF = data.active.features[rows].float()
+    y_N = data.active.labels[rows].clone()
     x_NF[0] *= _LENGTH / x_NF[0].norm()
     passive = data.passives[0]
     place = {name: at for at, name in enumerate(passive.ids)}
@@ -377,7 +388,8 @@ class WhiteBox:
     """The likelihood ratio of everything, of retrainings whose updates are noised."""
 
     def __init__(self, runs: Retrainings) -> None:
-        self._sigma, self._gradient_sigma = runs.protection.sigma, runs.noise_deviation()
+        self._sigma = runs.protection.sigma
+        self._gradient_sigma = runs.noise_deviation()
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
@@ -390,7 +402,9 @@ class WhiteBox:
 
 def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
     """Log likelihood of mean 1 over that of mean 0 under normal noise."""
-    seen, mean_0, mean_1 = seen.double(), mean_0.double(), mean_1.double()
+    seen = seen.double()
+    mean_0 = mean_0.double()
+    mean_1 = mean_1.double()
     return ((seen - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
 
 
@@ -433,7 +447,8 @@ def run_audit(
     """
     retrain = partial(play_case, retrainings=retrainings, device=device)
     vote = partial(play_vote_case, runs=retrainings // 2)
-    results, votes = list[Result](), list[Result]()
+    results = list[Result]()
+    votes = list[Result]()
     tables: Any = ((results, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
     for found, cases, play, apart in tables:
         level = (1 - _CONFIDENCE) / len(cases)
@@ -478,7 +493,8 @@ def play_case(
         for world in (0, 1):
             scores[world].append(score.score_R[runs.world_R == world].cpu())
     scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)
-    evidence, count = evidence_from(scores_0, scores_1, level=level), 2 * len(scores_0)
+    evidence = evidence_from(scores_0, scores_1, level=level)
+    count = 2 * len(scores_0)
     found = {
         "view": case.view,
         "retrainings": count,

@@ -80,7 +80,8 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
     graph has no other edge to a group. With a label the person is the only one of class 1, and
     stands on the right or far on the left, beyond class 0.
     """
-    left, middle = np.array([-2.0, -2.1, -1.9]), np.linspace(-0.01, 0.01, 9)
+    left = np.array([-2.0, -2.1, -1.9])
+    middle = np.linspace(-0.01, 0.01, 9)
     people = [0.0, *left, *-left, *middle]
     worlds = []
     for at in (1.9, -8.0) if labelled else (-1.0, 1.0):
@@ -156,7 +157,8 @@ class _Read:
 def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
     """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
-    known, labels = tables.labelled, tables.labels
+    known = tables.labelled
+    labels = tables.labels
     votes_RUK = np.stack(
         [
             private(_key(seed, "weights", world, run)).label(
@@ -249,7 +251,9 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)
 _TWO = VoteResponse(epsilon=1.0, classes=2)
-_HONEST, _LEVELS, _DEVIATION = 2, 127, 127
+_HONEST = 2
+_LEVELS = 127
+_DEVIATION = 127
 _ADDED = NoisySum(
     point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
 )

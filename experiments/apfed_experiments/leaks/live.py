@@ -225,7 +225,8 @@ def protected(passives: int) -> dict[str, Any]:
 
 def centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
     """Mean cosine of the rows after each column's mean is taken away."""
-    found_ND, truth_ND = found_ND - found_ND.mean(dim=0), truth_ND - truth_ND.mean(dim=0)
+    found_ND = found_ND - found_ND.mean(dim=0)
+    truth_ND = truth_ND - truth_ND.mean(dim=0)
     return float(F.cosine_similarity(found_ND, truth_ND).mean())
 
 
@@ -283,7 +284,8 @@ def _inverted(run: LiveRun) -> tuple[Tensor, Tensor]:
     run.train(1, before=look)
     view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.agreed.values())
-    found, truth = [], []
+    found = []
+    truth = []
     for step, _, sent in batches(view, view.epochs[-1]):
         if step in held:
             question = Question.of(sent, view.opened[step])
@@ -331,7 +333,8 @@ def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, see
     view = view_of(live.recording, [active], knowledge=knowledge, played=played, iterations=500)
     people, found = attack.representations(view)
     total = truth[:, people].sum(dim=0)
-    found, total = found - found.mean(dim=0), total - total.mean(dim=0)
+    found = found - found.mean(dim=0)
+    total = total - total.mean(dim=0)
     return {
         "largest error": float((found - total).norm(dim=1).max()),
         "r2": explained(found.numpy(), total.numpy()),
@@ -526,7 +529,9 @@ def _stuffed(
 #
 # Digits in strips of two rows, MNIST in halves, images as numbers between 0 and 1; one passive.
 
-_HIJACK_EPOCHS, _RATE, _HIDDEN = 300, 0.03, 128
+_HIJACK_EPOCHS = 300
+_RATE = 0.03
+_HIDDEN = 128
 _HIJACK_SEEDS = range(5)
 _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several times as long
 

@@ -215,7 +215,8 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
     free = run.ballot.rows[~torch.isin(run.ballot.rows, torch.tensor(list(honest)))]
     draw = np.random.default_rng(seed)
     chosen = draw.choice(len(free), size=_CANDIDATES, replace=False)
-    distances, inside = [], []
+    distances = []
+    inside = []
     for number, candidate in enumerate(free[chosen].tolist()):
         member = number % 2 == 0
         found = []

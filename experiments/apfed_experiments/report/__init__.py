@@ -39,7 +39,8 @@ def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
     if run.solo is None and solo is not None:
         run = replace(run, solo=solo, gain=measure_gain(RunFolder(folder), run.config, solo))
     make_private(folder)
-    pictures, audited = write_pictures(run, folder / "pictures"), audit_of(run)
+    pictures = write_pictures(run, folder / "pictures")
+    audited = audit_of(run)
     content = render(run, pictures, audited, measured_of(run)).encode()
     write_atomically(page, content)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"

@@ -70,7 +70,8 @@ class Learned:
 
 
 def headline_of(run: ReportedRun) -> str:
-    method, passives = run.config.method, run.facts.passives
+    method = run.config.method
+    passives = run.facts.passives
     if not run.helped:
         return f"{method.title}: the active trained alone; nothing was sent."
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
@@ -83,7 +84,8 @@ def headline_of(run: ReportedRun) -> str:
 
 
 def warnings_of(run: ReportedRun) -> tuple[str, ...]:
-    facts, words = run.facts, run.facts.words
+    facts = run.facts
+    words = run.facts.words
     summed = "contributions are summed" in words
     in_clear = summed and sum_kind(run.config.secure_sum).unsafe
     votes = "passives vote" in words
@@ -271,7 +273,8 @@ def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
     for kind, of_kind in groupby(flows, key=lambda flow: flow.kind):
         group = list(of_kind)
         rule = rule_for(kind, role, run.facts)
-        first, last = min(f.first_step for f in group), max(f.last_step for f in group)
+        first = min(f.first_step for f in group)
+        last = max(f.last_step for f in group)
         yield Learned(
             kind=words.plain(kind),
             senders=", ".join(flow.sender for flow in group),
@@ -288,7 +291,8 @@ def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 
 def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
     """What becomes of contributions where the party whose report it is sees nothing of it."""
-    words_of, kinds = run.facts.words, dict[Role, Kind]()
+    words_of = run.facts.words
+    kinds = dict[Role, Kind]()
     if Role.AGGREGATOR in run.roles.values():
         decomposed = "tables are decomposed" in words_of
         kinds[Role.AGGREGATOR] = Kind.CONTRIBUTION
@@ -417,8 +421,11 @@ def unevenness(result: AttackResult) -> str:
 
 
 def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
-    config, outcome = run.config, run.outcome
-    data, train, labels = config.data, config.train, config.labels
+    config = run.config
+    outcome = run.outcome
+    data = config.data
+    train = config.train
+    labels = config.labels
     own = data.dataset == "tables"
     title = "the parties' own tables" if own else find_dataset(data.dataset).title
     rows = {

@@ -62,7 +62,8 @@ class OwnSide:
         ended = PartyFolder(path).ended
         if not ended.is_file():
             return None
-        log, broken = None, "there is none"
+        log = None
+        broken = "there is none"
         if (path / FILE_NAME).is_file():
             try:
                 log = verify_log(path)
@@ -93,7 +94,8 @@ class OwnSide:
 
     def promises(self, config: Config, role: str) -> tuple[Promise, ...]:
         """Return what it promises the people in its table, by its own ledgers."""
-        spent, noisy = self.end.privacy, self.end.contributions
+        spent = self.end.privacy
+        noisy = self.end.contributions
         accounts = [] if noisy is None else [noisy.model_dump()]
         if spent is not None:
             of_releases = {"figure": "epsilon_x", "epsilon": spent.epsilon_x}
@@ -169,7 +171,8 @@ class ReportedParty:
 
     def limit_rows(self) -> Iterator[tuple[str, str]]:
         """What it answers at most, as all have signed, and when it refuses."""
-        contract, rules = self.contract, self.config.rules
+        contract = self.contract
+        rules = self.config.rules
         for one in self.common:
             yield "people", one.sentence
             if one.warning:
@@ -192,7 +195,8 @@ def read_statements(path: Path) -> Mapping[str, Statement]:
 
 def read_party(path: Path) -> ReportedParty | None:
     """Read the folder of a party that helped; None where it is none, or not over."""
-    folder, own = RunFolder(path), OwnSide.read(path)
+    folder = RunFolder(path)
+    own = OwnSide.read(path)
     if own is None or folder.result.is_file():
         return None
     for file in (folder.config, folder.contract, folder.flows):
@@ -201,7 +205,8 @@ def read_party(path: Path) -> ReportedParty | None:
                 f"{file} is missing: {own.name} was ended before it wrote all of its part; its "
                 "audit log says what it sent (secure-apfed audit-log verify)"
             )
-    contract, attacks = read_contract(folder.contract, _Signed), path / "attacks.json"
+    contract = read_contract(folder.contract, _Signed)
+    attacks = path / "attacks.json"
     return ReportedParty(
         config=folder.load_config(),
         contract=contract.document,

@@ -66,7 +66,8 @@ def _tile_of_promise(name: str, promise: str) -> contents.Tile:
 
 def render_party(party: ReportedParty) -> str:
     """The page of a party that helped."""
-    learned, own = contents.learned_by(party), party.own
+    learned = contents.learned_by(party)
+    own = party.own
     role = party.roles[own.name]
     mine = role.capitalize() if role == own.name else own.name
     return fill(
@@ -177,13 +178,15 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
 
 def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
     """Write report.html of a run under several seeds, with links to that of each seed."""
-    measure, rankings = MEASURES[found.config.measure], found.rankings
+    measure = MEASURES[found.config.measure]
+    rankings = found.rankings
     names = [name for name in RANKED if rankings and name != measure.name]
     header = ["seed", measure.title, *(MEASURES[name].title for name in names)]
     header += ["positives", "their share", "foretold"] if rankings else []
     rows = []
     for seed, reached in found.reached.items():
-        page, told = found.folders[seed] / "report.html", rankings.get(seed)
+        page = found.folders[seed] / "report.html"
+        told = rankings.get(seed)
         own = None if told is None else told.intervals.get(measure.name)
         cells = [str(seed), measure.text(reached) if own is None else own.text(measure)]
         if told is not None:
@@ -210,7 +213,8 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
 
 def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str, float | None]]:
     """Each is (text, note, number to sort by)."""
-    gain, alone = run.gain, run.alone
+    gain = run.gain
+    alone = run.alone
     beside = run.gained if alone is None or gain is None else alone.best.title
     figures = {
         "reached": _figure(run.value, lambda _: run.reached),

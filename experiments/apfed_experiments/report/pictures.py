@@ -158,9 +158,11 @@ def _label_ends(
     axes: Axes, epoch: int, ends: Sequence[tuple[float, str, str]], measure: Measure
 ) -> list[str]:
     """Write each curve's name at its end, apart where ends are close; return the texts."""
-    texts, scale = list[str](), 100 if measure.share else 1
+    texts = list[str]()
+    scale = 100 if measure.share else 1
     low, high = axes.get_ylim()
-    gap, past = 0.075 * (high - low), -math.inf
+    gap = 0.075 * (high - low)
+    past = -math.inf
     for value, name, color in sorted(ends):
         past = max(value, past + gap)
         texts.append(f"{name}, {measure.text(value / scale)}")

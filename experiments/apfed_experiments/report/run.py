@@ -105,7 +105,8 @@ class ReportedRun(FinishedRun):
 
 def read_run(path: Path) -> ReportedRun:
     """Read a run folder; raises CheckpointError as `read_finished_run`."""
-    finished, files = read_finished_run(path), RunFolder(path)
+    finished = read_finished_run(path)
+    files = RunFolder(path)
     files.check(
         files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.logs()
     )
@@ -127,7 +128,8 @@ def read_run(path: Path) -> ReportedRun:
 
 def scored_of(run: ReportedRun) -> Scored | None:
     """What the variant that is reported first says of test rows; None: nobody kept it."""
-    variant, threshold = next(iter(run.outcome.accuracy)), run.outcome.threshold
+    variant = next(iter(run.outcome.accuracy))
+    threshold = run.outcome.threshold
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
     return scored if scored is not None and len(scored.truth) else None
 
@@ -201,7 +203,8 @@ class Audited:
 
 def audit_of(run: ReportedRun) -> Audited | None:
     """Audit the run's guard; None where no guard released anything, or nothing is claimed."""
-    settings, privacy = run.config.guard, run.outcome.privacy
+    settings = run.config.guard
+    privacy = run.outcome.privacy
     if settings.mechanism == "none" or not privacy.releases or not privacy.delta:
         return None
     if not 0 < privacy.epsilon_x < math.inf:
@@ -220,7 +223,8 @@ def audit_of(run: ReportedRun) -> Audited | None:
         confidence=1 - _DOUBT,
     )
     mu = gdp_mu(privacy.epsilon_x, privacy.delta)
-    auc, tpr = float(ndtr(mu / 2**0.5)), float(ndtr(ndtri(_FALSE_ALARMS) + mu))
+    auc = float(ndtr(mu / 2**0.5))
+    tpr = float(ndtr(ndtri(_FALSE_ALARMS) + mu))
     return Audited(
         claimed=privacy.epsilon_x, audit=audit, releases=sent, ceiling_auc=auc, ceiling_tpr=tpr
     )

@@ -83,7 +83,8 @@ _OF_METHODS = frozenset[str]().union(*(one.declared.happens for one in METHODS.v
 def _words(run: RunFacts) -> dict[str, bool]:
     """All words that may stand in the column "when", beside those of methods, and which hold."""
     passives = "passives take part" in run.happens
-    votes, summed = "passives vote" in run.happens, "contributions are summed" in run.happens
+    votes = "passives vote" in run.happens
+    summed = "contributions are summed" in run.happens
     gradients = "gradients are summed" in run.happens
     return {
         "always": True,

@@ -44,11 +44,15 @@ _READING = (
 _HEADER = ("features", "aligned rows", "method", "score")
 _TABLE2_HEADER = ("data", "aligned rows", "method", "measure")
 _ANY = "any"
-_LOCAL, _ABLATION = "Local", "Ablation"
-_TABLE2_SEEDS, _QUICK = 5, "breast_cancer"
+_LOCAL = "Local"
+_ABLATION = "Ablation"
+_TABLE2_SEEDS = 5
+_QUICK = "breast_cancer"
 _LAMBDAS = (0.0, 1.0, 10.0, 100.0)
 # Of the passive's representation, and of the layer that ends in it (Table 3).
-_WIDTH, _BEFORE, _BYTES = 256, 128, 4
+_WIDTH = 256
+_BEFORE = 128
+_BYTES = 4
 _METHODS = {"SplitNN": "split_nn", "APC-VFL": "apc_vfl"}
 _MEASURES = {
     "accuracy": "accuracy, per cent",
@@ -126,7 +130,8 @@ class Scenario:
 
 # Those that are helped: a method is one line here if its encoder turns the active's columns into
 # what a classifier reads. The first is compared with all others.
-_USUAL, _VECTORS = "APC-VFL", "VFedTrans"
+_USUAL = "APC-VFL"
+_VECTORS = "VFedTrans"
 _HELPED = {_USUAL: "apc_vfl", _VECTORS: "vfedtrans"}
 _MANY = (10_000, 7500, 5000, 2500)
 _SMALL = Part(features=(5, 2), aligned=(10_000, 2500), seeds=2)
@@ -217,10 +222,12 @@ def _job(
         changes["model"] = {"network": "enriched", "representation": width}
     name = _HELPED.get(method, _HELPED[_USUAL])
     config = scenario.config(scenario.data(features, rows), name, changes)
-    label, measure = f"{method.lower()}-f{features}-n{rows}", helped
+    label = f"{method.lower()}-f{features}-n{rows}"
+    measure = helped
     label += "" if weight == 1 else f"-lambda{weight:g}"
     if rows is None:
-        label, measure = f"alone-f{features}", alone
+        label = f"alone-f{features}"
+        measure = alone
     return Job.of(label, measure, config, scores=list(scenario.scores))
 
 
@@ -262,7 +269,8 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         for base, rows in product((_LOCAL, _ABLATION, _VECTORS), part.aligned):
             known = rows if base in _HELPED else _ANY
             pairs = {of: (lines[of, rows, _USUAL], lines[of, known, base]) for of in part.features}
-            minus, weight = f"{_USUAL} minus {base}", 1 / len(pairs)
+            minus = f"{_USUAL} minus {base}"
+            weight = 1 / len(pairs)
             for features, (ours, other) in pairs.items():
                 gain = ((1.0, ours), (-1.0, other))
                 yield Line(cells=cells(features, rows, minus), combines=gain)
@@ -273,7 +281,9 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
 
 def _by_lambda(full: bool) -> Size:
     """Where the passive knows half of the active's rows; lambda 0 is Ablation."""
-    scenario, part, lines = SCENARIOS[_QUICK], SCENARIOS[_QUICK].full, list[Line]()
+    scenario = SCENARIOS[_QUICK]
+    part = SCENARIOS[_QUICK].full
+    lines = list[Line]()
     (score, title), rows = next(iter(scenario.scores.items())), part.aligned[0]
     gains: dict[str, list[tuple[float, Line]]] = {}
     share = 1 / len(part.features)
@@ -309,7 +319,8 @@ def _by_lambda(full: bool) -> Size:
 def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
     """What one run reached, and what it sent until its last step; inference is left out."""
     of_run = Config.model_validate({**config, "seed": seed})
-    data, last = load_data(of_run.data, seed=seed), list[Progress]()
+    data = load_data(of_run.data, seed=seed)
+    last = list[Progress]()
 
     def note(progress: Progress) -> None:
         if progress.accuracy is None:
@@ -320,7 +331,8 @@ def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
     for flow in result.recording.transcript.flows:
         if flow.kind in sent:
             sent[flow.kind] += flow.messages
-    steps, rows = sent[Kind.GRADIENTS], len(data.train_rows)
+    steps = sent[Kind.GRADIENTS]
+    rows = len(data.train_rows)
     # Messages in which passives answer for rows that are predicted.
     asked = math.ceil(len(data.test_rows) / of_run.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
@@ -368,7 +380,8 @@ def _table2_size(full: bool) -> Size:
 
 
 def _table2_lines(scenario: Scenario) -> Iterator[Line]:
-    title, aligned = scenario.dataset.replace("_", " "), scenario.full.aligned[:4]
+    title = scenario.dataset.replace("_", " ")
+    aligned = scenario.full.aligned[:4]
     jobs = {}
     for rows, (label, method) in product(aligned, _METHODS.items()):
         way = method if label == "SplitNN" else f"{method}_together"

@@ -66,7 +66,8 @@ _FEW = tuple(cell for cell in _QUICK if cell[1] in ("2-1", "3-1"))
 _FEW_LABELS = 500
 # Section 5.3: larger is better, but for CIFAR-10, where 1 is better than 10.
 _BEST = {"mnist": 10.0, "fashion_mnist": 10.0, "cifar10": 1.0, "cifar100": 10.0}
-_LAMBDAS, _STRIPS = (0.0, 0.1, 1.0, 10.0), "2-1"
+_LAMBDAS = (0.0, 0.1, 1.0, 10.0)
+_STRIPS = "2-1"
 _HELPED = ("APFed-R", "APFed-C")
 _READING = (
     "Batches of 128, bfloat16 networks, views and networks of the authors' release. By default "
@@ -145,7 +146,8 @@ def _cell(
     """The lines of one row of the paper's table, and what the passives' help adds; where few rows
     have a label, of methods that predict alone, and the paper says nothing.
     """
-    title, weight = _TITLES[dataset], _BEST[dataset]
+    title = _TITLES[dataset]
+    weight = _BEST[dataset]
     methods = {
         method: Job.of(config.name, accuracies, config)
         for method in dict.fromkeys(method for method, _ in _COLUMNS.values())
@@ -187,9 +189,11 @@ def _few_labels(full: bool) -> Size:
 
 def _lambda(full: bool) -> Size:
     """Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures."""
-    datasets, training = ("mnist", "cifar10"), _PAPER
+    datasets = ("mnist", "cifar10")
+    training = _PAPER
     if not full:
-        datasets, training = ("mnist", "fashion_mnist"), PROXY
+        datasets = ("mnist", "fashion_mnist")
+        training = PROXY
     jobs: dict[str, Job] = {}
     lines = []
     for dataset, column, (place, weight) in product(datasets, _HELPED, enumerate(_LAMBDAS)):

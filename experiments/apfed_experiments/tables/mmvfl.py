@@ -31,10 +31,13 @@ Rows = NDArray[np.int64]
 _VIEWS = ("pix", "fou", "fac", "zer", "kar")  # Table 1: 240, 76, 216, 47, 64
 _SHARES = (2, 4, 6, 8, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 _BETAS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-_FOLDS, _TRAINING = 5, 120
+_FOLDS = 5
+_TRAINING = 120
 _SHARED = 1 / _FOLDS  # see `apfed_experiments.summary.shared_share`
-_ZETA, _ETA = 1000.0, 1000.0
-_ITERATIONS, _TOLERANCE = (5, 10, 100), 1e-5
+_ZETA = 1000.0
+_ETA = 1000.0
+_ITERATIONS = (5, 10, 100)
+_TOLERANCE = 1e-5
 _PAPER = {  # by participant, and on average
     "supFL": (1.46, -2.39, 0.76, 6.48, 0.77, 1.42),
     "supMVLFL": (1.99, -2.31, 1.03, 9.67, 1.16, 2.31),
@@ -84,7 +87,8 @@ def fit_mmvfl(
         for x_NF in views
     ]
     pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
-    common_NC, before = start(rows, classes, rng), np.inf
+    common_NC = start(rows, classes, rng)
+    before = np.inf
     found: dict[int, list[Floats]] = {}
     for done in range(1, max(iterations) + 1):
         common_NC = iterate(models, common_NC, pull)
@@ -146,7 +150,9 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
 
 def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     """Rows to train on and to test on, equally many of each class; folds are one partition."""
-    draw, train, test = np.random.default_rng(0), [], []
+    draw = np.random.default_rng(0)
+    train = []
+    test = []
     for label in np.unique(labels_N):
         parts = np.array_split(draw.permutation(np.flatnonzero(labels_N == label)), _FOLDS)
         test.append(parts.pop(fold % _FOLDS))

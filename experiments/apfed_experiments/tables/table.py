@@ -33,7 +33,8 @@ Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
 
 _COLUMNS = 3
-_APART, _BELOW = 0.012, 0.03
+_APART = 0.012
+_BELOW = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +240,8 @@ def _row(line: Line, found: Mapping[tuple[str, int], Figures], shared: float) ->
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
     standard deviation, sqrt(ours^2 + paper's^2).
     """
-    by_seed, paper = line.values(found), line.paper
+    by_seed = line.values(found)
+    paper = line.paper
     values = list(by_seed.values())
     interval = Interval.of(values, shared=shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -285,7 +287,8 @@ def fill(
     After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
     set.
     """
-    size, kept = table.size(full), folder / "jobs"
+    size = table.size(full)
+    kept = folder / "jobs"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
     every = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
@@ -401,7 +404,8 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     ticks = sorted({row["line"].at for row in lines})
     step = _APART * (ticks[-1] - ticks[0] or 1.0)
     for place, (name, rows) in enumerate(series.items()):
-        colour, shift = COLOURS[place % len(COLOURS)], step * (place - (len(series) - 1) / 2)
+        colour = COLOURS[place % len(COLOURS)]
+        shift = step * (place - (len(series) - 1) / 2)
         ours: dict[str, Any] = {"fmt": "o-", "label": name}
         theirs: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
         for intervals, look in (
@@ -427,5 +431,6 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 def _beside(row: Row) -> Interval | None:
     """What the paper prints, one standard deviation to each side."""
-    mean, sd = row["paper"], row["paper_sd"] or 0.0
+    mean = row["paper"]
+    sd = row["paper_sd"] or 0.0
     return None if mean is None else Interval(mean, mean - sd, mean + sd)

@@ -136,7 +136,8 @@ _SEATS = _Seats()
 @contextmanager
 def seated(seat: Seat) -> Iterator[None]:
     """Be the party of `seat` in this thread."""
-    before, _SEATS.now = _SEATS.now, seat
+    before = _SEATS.now
+    _SEATS.now = seat
     try:
         yield
     finally:
@@ -144,10 +145,12 @@ def seated(seat: Seat) -> Iterator[None]:
 
 
 def _turn_lookups(crypten: Any) -> None:
-    communicator, mpc = crypten.communicator, crypten.mpc
+    communicator = crypten.communicator
+    mpc = crypten.mpc
     if hasattr(mpc, _TURNED):
         return
-    their_get, their_state = communicator.get, communicator.is_initialized
+    their_get = communicator.get
+    their_state = communicator.is_initialized
     their_provider = mpc.get_default_provider
 
     def get() -> Any:
@@ -159,7 +162,8 @@ def _turn_lookups(crypten: Any) -> None:
     def get_default_provider() -> Any:
         return their_provider() if _SEATS.now is None else _SEATS.now.provider
 
-    communicator.get, communicator.is_initialized = get, is_initialized
+    communicator.get = get
+    communicator.is_initialized = is_initialized
     mpc.get_default_provider = get_default_provider
     setattr(mpc, _TURNED, True)
 

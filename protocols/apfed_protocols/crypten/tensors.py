@@ -75,7 +75,9 @@ class CryptenAnd:
     def __init__(
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
     ) -> None:
-        self._x, self._y, self._leads = shared_bits(x), shared_bits(y), leads
+        self._x = shared_bits(x)
+        self._y = shared_bits(y)
+        self._leads = leads
         self._triple = DealtTriples(lambda _: triple)
 
     def masked(self) -> Words:
@@ -104,7 +106,8 @@ class _Opening:
     """The communicator of one AND: keeps what is to be opened, and opens it once it can."""
 
     def __init__(self, *, leads: bool, answer: Words | None = None) -> None:
-        self._rank, self._answer = (0 if leads else 1), answer
+        self._rank = 0 if leads else 1
+        self._answer = answer
         self.sent: list[Any] = []
 
     def get_rank(self) -> int:

@@ -170,7 +170,8 @@ class SumOfProducts(DescribedSum):
         return range(first, min(first + self.block_rows, self.products.people))
 
     def parameters(self) -> Mapping[str, object]:
-        found, agreed = self.headroom, self.products
+        found = self.headroom
+        agreed = self.products
         return {
             **super().parameters(),
             "people": agreed.people,
@@ -200,7 +201,8 @@ class SumOfProducts(DescribedSum):
         Thomas 2006, sections 7.2 and 8.1). M counts the passives that keep their noise to
         themselves: all of them here.
         """
-        deviation, passives = self.products.noise or 0, len(self.products.contributors)
+        deviation = self.products.noise or 0
+        passives = len(self.products.contributors)
         variance = 2 * math.pi * math.e * passives * deviation**2
         added = self.headroom.smudging_bits + (math.log2(variance) / 2 if deviation else 0)
         bits = self.headroom.modulus_bits - added
@@ -239,7 +241,8 @@ class SumOfProducts(DescribedSum):
 
     def words(self, block: int) -> Sequence[int]:
         """Words of each ciphertext of a block: K for each of its people, and N."""
-        people, rows = len(self.people_of(block)), self.headroom.rows
+        people = len(self.people_of(block))
+        rows = self.headroom.rows
         counts = (min(rows, people - first) for first in range(0, people, rows))
         return [count * self.products.columns + self.ring.degree for count in counts]
 
@@ -260,7 +263,8 @@ class SumOfProducts(DescribedSum):
         return [part.tobytes() for part in parts]
 
     def parse(self, frame: Frame, block: int, *, sender: str) -> Words:
-        people, counts = len(self.people_of(block)), self.words(block)
+        people = len(self.people_of(block))
+        counts = self.words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
             raise RemoteProtocolError(
                 f"{sender} sent block {frame.step} of shape {frame.shape}, expected block {block} "
@@ -289,7 +293,8 @@ class SumOfProducts(DescribedSum):
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
     def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
-        due, sender = self._empty_request, self.agreement.receiver
+        due = self._empty_request
+        sender = self.agreement.receiver
         frame = Frame.parse(request, sender=sender)
         about = replace(frame, blobs=(), binding=due.binding, fingerprint=due.fingerprint)
         if about != due:
@@ -368,8 +373,10 @@ class LabelValues(KeepsSecrets):
         shifts: Sequence[int] | None = None,
     ) -> "LabelValues":
         """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
-        ring, found = described.ring, described.headroom
-        sender, seed = described.agreement.receiver, blobs[0]
+        ring = described.ring
+        found = described.headroom
+        sender = described.agreement.receiver
+        seed = blobs[0]
         if len(seed) != _BYTES:
             raise RemoteProtocolError(
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
@@ -422,7 +429,9 @@ def _shifted(numbers_LN: Digits, power: int) -> Digits:
 
 class Candidates(KeepsSecrets):
     def __init__(self, described: SumOfProducts, frames: AgreedFrames, classes_n: IntArray) -> None:
-        self._described, self._frames, self._classes_n = described, frames, classes_n
+        self._described = described
+        self._frames = frames
+        self._classes_n = classes_n
         self._opening = threading.Lock()
         self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
         hashes = [_hash_of(described, root) for root in self._roots]
@@ -437,7 +446,8 @@ class Candidates(KeepsSecrets):
         with self._opening:
             if not self._roots:
                 raise LocalProtocolError("the candidates of this request were opened already")
-            roots, self._roots = self._roots, []
+            roots = self._roots
+            self._roots = []
         root = roots.pop(kept)
         columns = described.products.columns
         classes_n = _classes_of(described, root)
@@ -459,11 +469,9 @@ class PublicCoin(KeepsSecrets):
                 f"{_BYTES * (agreed.candidates or 0)}"
             )
         self.me = me
-        self._names, self._frames, self._candidates = (
-            agreed.contributors,
-            frames,
-            agreed.candidates or 1,
-        )
+        self._names = agreed.contributors
+        self._frames = frames
+        self._candidates = agreed.candidates or 1
         self._drawn = {me: fresh_key()}
         self._promised: dict[str, bytes] = {}
 
@@ -516,9 +524,11 @@ class PublicCoin(KeepsSecrets):
 
 
 def _open_audited(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
-    agreed, kept = described.products, coin.kept
+    agreed = described.products
+    kept = coin.kept
     parts = described.open_request(request, 4 + agreed.labelled)
-    roots, shifts = parts[0], np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
+    roots = parts[0]
+    shifts = np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
     sizes = len(coin.hashes) - _BYTES, _SHIFT.itemsize * agreed.labelled
     if (len(roots), len(parts[1])) != sizes or shifts.max(initial=0) >= agreed.columns:
         raise RemoteProtocolError(
@@ -625,7 +635,8 @@ class ProductReceiver(SumReceiver):
         return self._candidates
 
     def _made(self, request: bytes, secret_N: IntArray) -> None:
-        self._request, self._secret = request, transform(secret_N)
+        self._request = request
+        self._secret = transform(secret_N)
         self._digest = hashlib.sha256(request).digest()
 
     def open(self, block: int, combined: bytes) -> FloatArray:
@@ -636,23 +647,27 @@ class ProductReceiver(SumReceiver):
         return self.decode(combined, shape, described.binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        described, found = self._sum, self._sum.headroom
+        described = self._sum
+        found = self._sum.headroom
         columns = described.products.columns
         words = described.parse(frame, binding.step, sender=described.agreement.combiner)
-        integers_BK, start = np.empty(frame.shape, dtype=np.int64), 0
+        integers_BK = np.empty(frame.shape, dtype=np.int64)
+        start = 0
         for place, count in enumerate(described.words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
             phase_US = self._times_secret(c1_N).reshape(found.rows, found.stride)
             phase_UK = c0.reshape(people, columns) + self._folded(phase_US[:people])
-            first, start = place * found.rows, start + count
+            first = place * found.rows
+            start = start + count
             integers_BK[first : first + people] = self._step_of(phase_UK, binding)
         self._require_range(integers_BK, binding)
         return described.fixed_point.dequantise(integers_BK)
 
     def _folded(self, phase_US: Words) -> Words:
         """For each class what its one or two powers of X hold."""
-        folds, columns = self._sum.headroom.folds, self._sum.products.columns
+        folds = self._sum.headroom.folds
+        columns = self._sum.products.columns
         parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
         folded: Words = parts.sum(axis=1, dtype=np.uint64)
         return folded
@@ -767,7 +782,8 @@ class ProductContributor(Role):
             yield self.answer(block, rows_Un[taken], None if noise_UK is None else noise_UK[taken])
 
     def _quantised(self, rows_Bn: FloatArray, people: int) -> IntArray:
-        agreed, levels = self._products.products, self._products.fixed_point.levels
+        agreed = self._products.products
+        levels = self._products.fixed_point.levels
         if checked_matrix(rows_Bn).shape != (people, agreed.labelled):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
@@ -783,8 +799,10 @@ class ProductContributor(Role):
 
     def _ciphertexts(self, integers_Bn: IntArray, labels: LabelValues) -> tuple[Digits, Digits]:
         """Digits of (c0, c1), smudged: (L, C, U, K), where numbers are asked for, and (L, C, N)."""
-        found, ring = self._products.headroom, self._products.ring
-        count, columns = -(-len(integers_Bn) // found.rows), self._products.products.columns
+        found = self._products.headroom
+        ring = self._products.ring
+        count = -(-len(integers_Bn) // found.rows)
+        columns = self._products.products.columns
         padded = np.zeros((count * found.rows, integers_Bn.shape[1]))
         padded[: len(integers_Bn)] = integers_Bn
         values_CnH = transform(padded.reshape(count, found.rows, -1).swapaxes(1, 2))
@@ -816,7 +834,8 @@ class ProductContributor(Role):
     def _flattened(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        found, ring = self._products.headroom, self._products.ring
+        found = self._products.headroom
+        ring = self._products.ring
         c0_BK = ring.rounded(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
         if noise_BK is not None:
             step = np.uint64(found.kept_bits - found.plain_bits)

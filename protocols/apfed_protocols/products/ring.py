@@ -120,7 +120,8 @@ class Ring:
 
     def carried(self, numbers_L: Digits) -> Digits:
         """The same numbers with each digit in [0, 2^width)."""
-        carried_L, carry = numbers_L.copy(), np.int64(0)
+        carried_L = numbers_L.copy()
+        carry = np.int64(0)
         for digit, width in zip(carried_L, self.widths, strict=True):
             digit += carry
             carry = digit >> width
@@ -129,7 +130,8 @@ class Ring:
 
     def centred(self, numbers_L: Digits) -> Digits:
         """The same with each digit in [-2^(width - 1), 2^(width - 1)], small in products."""
-        centred_L, carry = self.carried(numbers_L), np.int64(0)
+        centred_L = self.carried(numbers_L)
+        carry = np.int64(0)
         for digit, width in zip(centred_L, self.widths, strict=True):
             digit += carry
             carry = (digit >= 1 << (width - 1)).astype(np.int64)
@@ -181,7 +183,8 @@ def transform(polynomial_U: NDArray[Any]) -> Spectrum:
     """
     size = polynomial_U.shape[-1]
     folded: Spectrum = np.empty((*polynomial_U.shape[:-1], size // 2), dtype=np.complex128)
-    folded.real, folded.imag = polynomial_U[..., : size // 2], polynomial_U[..., size // 2 :]
+    folded.real = polynomial_U[..., : size // 2]
+    folded.imag = polynomial_U[..., size // 2 :]
     folded *= _twist(size)
     return np.fft.fft(folded)
 
@@ -360,7 +363,8 @@ def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
     rows = degree // stride
     if rows < _LEAST_ROWS:
         return None
-    passives, most = len(agreement.contributors), row_limit(agreement)
+    passives = len(agreement.contributors)
+    most = row_limit(agreement)
     values = agreement.people * agreement.columns
     plain = (2 * passives * (most + largest_noise(agreement.noise or 0))).bit_length()
     own = folds * LARGEST_ERROR * (rows * most + 2 * degree)
@@ -371,7 +375,8 @@ def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
     kept = next((bits for bits in _KEPT if 2 ** (bits - plain - 1) > 2 * tail), None)
     if kept is None:
         return None
-    room, flood = 2 ** (kept - plain - 1), passives * (own + 2 ** (smudging - 1))
+    room = 2 ** (kept - plain - 1)
+    flood = passives * (own + 2 ** (smudging - 1))
     least = kept + math.ceil(math.log2(flood / (room - tail - 1)))
     modulus = min(least + _MARGIN, SECURE_MODULUS_BITS[degree])
     widest = _widest_digit(agreement.labelled, rows, degree, most)

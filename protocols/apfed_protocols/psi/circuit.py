@@ -97,13 +97,17 @@ _PLACE = struct.Struct(">I")
 # Arrays of 16 MB: larger ones are given back to the system and cleared anew at each use.
 CHUNK_SLOTS = 2**21
 _VERDICT = struct.Struct(">q")
-_ENOUGH, _TOO_FEW = -1, -2
+_ENOUGH = -1
+_TOO_FEW = -2
 VERSION = 131
-_SLOT_BYTES, _FURTHER_SLOT_BYTES = 4_200, 3_200
+_SLOT_BYTES = 4_200
+_FURTHER_SLOT_BYTES = 3_200
 """Memory of a slot of 64 bins while it is compared, and for each further member; 4,064 and 3,048
 were measured."""
 _ROSTER_BYTES = 2**22
-_BLOCKS, _CHUNK = 3, 2**12  # of hashes in which the cells of an ID are; of IDs at once
+# of hashes in which the cells of an ID are; of IDs at once
+_BLOCKS = 3
+_CHUNK = 2**12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,10 +218,12 @@ class CircuitIntersection(DealtIntersection):
         return self._role(me, [hub, *members], self.serve(self._desk(me), hub, members))
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        desk, gate = self._desk(me), self._gate()
+        desk = self._desk(me)
+        gate = self._gate()
         meeting = yield from _meet_as_hub(desk, self, members, ids)
         tags_MB = yield from self.at_hub(desk, members, meeting)
-        dealer, shares = self.agreement.dealer, []
+        dealer = self.agreement.dealer
+        shares = []
         seed_bytes = KEY_BYTES * (len(members) + 1)
         bins = tags_MB.shape[-1]
         for chunk in chunks(bins, meeting.slots):
@@ -228,7 +234,8 @@ class CircuitIntersection(DealtIntersection):
             length = seed_bytes + WORD.itemsize * all_words
             dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
             *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
-            planes, triples = {}, {}
+            planes = {}
+            triples = {}
             for member, slots, seed, count, tags_B in zip(
                 members, meeting.slots, seeds, pair_words, tags_MB, strict=True
             ):
@@ -247,10 +254,13 @@ class CircuitIntersection(DealtIntersection):
         return (yield from _open_at_hub(desk, members, meeting, ids, share))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        desk, gate = self._desk(me), self._gate()
+        desk = self._desk(me)
+        gate = self._gate()
         meeting = yield from _meet_as_member(desk, self, hub, ids)
         tags = yield from self.at_member(desk, hub, meeting)
-        dealer, place, shares = self.agreement.dealer, meeting.place, []
+        dealer = self.agreement.dealer
+        place = meeting.place
+        shares = []
         bins = tags.shape[-1]
         for chunk in chunks(bins, meeting.slots):
             tags_KB = tags[:, chunk]
@@ -259,7 +269,8 @@ class CircuitIntersection(DealtIntersection):
             inbox = yield Turn((), [dealer])
             length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
             dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
-            seed, all_seed = dealt[:KEY_BYTES], dealt[KEY_BYTES : 2 * KEY_BYTES]
+            seed = dealt[:KEY_BYTES]
+            all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
             triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
             bits = yield from _any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
@@ -306,7 +317,8 @@ class CircuitIntersection(DealtIntersection):
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
         """Steps 2 and 3 of one intersection; `hub_size` is what the hub announced to the dealer."""
-        total, most = 0, self.agreement.maximum_ids if hub_size is None else hub_size
+        total = 0
+        most = self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
         while desk.kind_of(inbox, hub) is Kind.DEAL:
@@ -337,7 +349,8 @@ class CircuitIntersection(DealtIntersection):
             )
         pair_words, all_words = _triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
-        bodies, hub_seeds = {}, b""
+        bodies = {}
+        hub_seeds = b""
         for member, count, all_seed in zip(members, pair_words, all_seeds, strict=False):
             (hub_seed, seed), correction = deal_triples(2, count)
             hub_seeds += hub_seed
@@ -363,7 +376,9 @@ class CryptenCircuitIntersection(CircuitIntersection):
 def _meet_as_hub(
     desk: Desk, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    own, count, size = fresh_key(), len(members), desk.agreement.announced_by(desk.me, len(ids))
+    own = fresh_key()
+    count = len(members)
+    size = desk.agreement.announced_by(desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
     inbox = yield desk.turn(Kind.COMMIT, commits, members)
@@ -431,11 +446,13 @@ def _meet_as_member(
             f"{hub} speaks of {count} members, the parties agreed on sizes for "
             f"{len(desk.agreement.sizes) - 1}"
         )
-    own, mask = fresh_key(), fresh_key()
+    own = fresh_key()
+    mask = fresh_key()
     own_size = desk.agreement.announced_by(desk.me, len(ids))
     inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
     reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
-    hub_part, parts = reveal[:KEY_BYTES], reveal[KEY_BYTES:]
+    hub_part = reveal[:KEY_BYTES]
+    parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
     if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, own_size):
@@ -472,7 +489,10 @@ def _fill_slots(
     desk: Desk, hub: str, keys: Sequence[bytes], fill: Callable[[bytes], _Filled | None]
 ) -> Generator[Turn, Inbox, tuple[bytes, _Filled]]:
     """Try the keys that the hub proposes; return the one that all take, and what it filled."""
-    previous, filled, filled_by = -1, fill(keys[0]), 0  # most likely it will do; the hub tries, too
+    # most likely it will do; the hub tries, too
+    previous = -1
+    filled = fill(keys[0])
+    filled_by = 0
     inbox = yield Turn((), [hub])
     while True:
         (attempt,) = _PLACE.unpack(desk.read(inbox, hub, Kind.PLACE, _PLACE.size))
@@ -483,7 +503,8 @@ def _fill_slots(
             )
         previous = attempt
         if attempt != filled_by:
-            filled, filled_by = fill(keys[attempt]), attempt
+            filled = fill(keys[attempt])
+            filled_by = attempt
         inbox = yield desk.turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
         if filled is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
             desk.read(inbox, hub, Kind.AGREED, 0)
@@ -541,7 +562,9 @@ def _all_members_agree(
     """
     while len(shares) > 1:
         half = len(shares) // 2
-        left, right, rest = shares[:half], shares[half : 2 * half], shares[2 * half :]
+        left = shares[:half]
+        right = shares[half : 2 * half]
+        rest = shares[2 * half :]
         each = gate(left, right, triples.take(left.shape), leads=bool(members))
         opened = each.masked()
         if members:
@@ -619,7 +642,8 @@ def _counted(
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
     """
-    bits, agreement = _bits(share), desk.agreement
+    bits = _bits(share)
+    agreement = desk.agreement
     keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
     for seed in meeting.masks:
@@ -772,7 +796,8 @@ class OpprfIntersection(CircuitIntersection):
         return tags_MB
 
     def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
-        hub_size, size = meeting.sizes[0], meeting.sizes[1 + meeting.place]
+        hub_size = meeting.sizes[0]
+        size = meeting.sizes[1 + meeting.place]
         # what takes no message of others is done while it comes
         digests = _digests(meeting.tokens, meeting.key)
         hints = store.Encoder(store.Rows.of(digests, store.cells_for(size)), store.cells_for(size))

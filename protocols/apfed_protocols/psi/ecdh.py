@@ -151,7 +151,9 @@ class _EcdhRole(Aligner, ABC):
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
     ) -> None:
         agreement = backend.agreement
-        self._backend, self._desk, self._size = backend, Desk(me, agreement), len(ids)
+        self._backend = backend
+        self._desk = Desk(me, agreement)
+        self._size = len(ids)
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
         self._blindings = {peer: self._blinding(me, peer) for peer in peers}
         # how long messages are, follows from how many items they may have
@@ -171,9 +173,11 @@ class _EcdhRole(Aligner, ABC):
 
     def _blinded(self, awaited: Collection[str] = ()) -> Turn:
         """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
-        digests, bodies = self._digests.reshape(-1, POINT_BYTES), {}
+        digests = self._digests.reshape(-1, POINT_BYTES)
+        bodies = {}
         for peer, own in self._blindings.items():
-            blocks, work = digests[own.order].tobytes(), partial(blind, own.scalar)
+            blocks = digests[own.order].tobytes()
+            work = partial(blind, own.scalar)
             bodies[peer] = self._computed("blinding its own IDs", work, blocks)
         return self._desk.turn(Kind.BLINDED, bodies, awaited)
 
@@ -287,7 +291,8 @@ class EcdhHub(_EcdhRole):
         return {member: place[rows] for member, place in self._places.items()}
 
     def _play(self) -> Script:
-        theirs, members = {}, list(self._blindings)
+        theirs = {}
+        members = list(self._blindings)
         yield self._blinded()
         for member in members:
             inbox = yield Turn((), [member])
@@ -307,7 +312,8 @@ class EcdhHub(_EcdhRole):
                 f"blinded IDs of {self._me}"
             )
         rows = np.array([row_of_tag.get(tag, -1) for tag in theirs], np.int64)
-        places, shared = np.full(self._size, -1, np.int64), np.flatnonzero(rows >= 0)
+        places = np.full(self._size, -1, np.int64)
+        shared = np.flatnonzero(rows >= 0)
         places[rows[shared]] = shared
         return places
 
@@ -346,7 +352,8 @@ def check_points(sender: str, points: bytes) -> None:
             f"{sender} sent {len(points)} bytes of points, not a multiple of {POINT_BYTES}"
         )
     rows = np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)
-    top, lowest = rows[:, -1], rows[:, 0]
+    top = rows[:, -1]
+    lowest = rows[:, 0]
     not_reduced = (top == 0x7F) & (rows[:, 1:-1] == 0xFF).all(axis=1) & (lowest >= 0xED)
     if bool(((top > 0x7F) | not_reduced).any()):
         raise RemoteProtocolError(f"{sender} sent a point that is not a number below 2^255 - 19")
@@ -379,7 +386,8 @@ def to_curve(digests: bytes) -> list[bytes]:
         fractions.append((product, below))
         product = product * below % _PRIME
     # one inversion for all (Montgomery's trick): `left` inverts the product of those to come
-    left, points = invert(product, _PRIME), []
+    left = invert(product, _PRIME)
+    points = []
     for product, below in reversed(fractions):
         u = -_CURVE_A * (left * product % _PRIME) % _PRIME
         left = left * below % _PRIME

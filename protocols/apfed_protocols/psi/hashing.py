@@ -41,7 +41,8 @@ WORD_BYTES = 8
 _FAILURE_BITS = 40
 _ROUNDS = 1000
 # Tags of IDs have a top bit of 0; these never equal one of them, nor each other.
-_HUB_DUMMY, _MEMBER_DUMMY = np.uint64(1 << 63), np.uint64((1 << 63) + 1)
+_HUB_DUMMY = np.uint64(1 << 63)
+_MEMBER_DUMMY = np.uint64((1 << 63) + 1)
 _TAG_MASK = np.uint64((1 << 63) - 1)
 
 Triple = tuple[Words, Words, Words]
@@ -137,9 +138,11 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
     """
     if _twice_in_a_bin(tags_n, bins_n3):
         return None
-    bin_of, tag_of = bins_n3.ravel(), np.repeat(tags_n, PLACES)
+    bin_of = bins_n3.ravel()
+    tag_of = np.repeat(tags_n, PLACES)
     order = np.argsort(bin_of, kind="stable")
-    bin_of, tag_of = bin_of[order], tag_of[order]
+    bin_of = bin_of[order]
+    tag_of = tag_of[order]
     slot_of = np.arange(len(bin_of)) - np.searchsorted(bin_of, bin_of)
     if len(slot_of) and int(slot_of.max()) >= slots:
         return None
@@ -151,7 +154,8 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
 def _twice_in_a_bin(tags_n: Words, bins_n3: Rows) -> bool:
     order = np.argsort(tags_n)
     same = tags_n[order[1:]] == tags_n[order[:-1]]
-    first, second = bins_n3[order[:-1][same]], bins_n3[order[1:][same]]
+    first = bins_n3[order[:-1][same]]
+    second = bins_n3[order[1:][same]]
     return bool((first[:, :, None] == second[:, None, :]).any())
 
 
@@ -168,10 +172,12 @@ def bit_planes(tags: Words) -> Words:
     (Warren, Hacker's Delight, section 7-3).
     """
     planes = np.array(tags, np.uint64).reshape(-1, BITS)
-    width, low = BITS // 2, (1 << (BITS // 2)) - 1
+    width = BITS // 2
+    low = (1 << (BITS // 2)) - 1
     while width:
         blocks = planes.reshape(len(planes), BITS // (2 * width), 2, width)
-        upper, lower = blocks[:, :, 0], blocks[:, :, 1]
+        upper = blocks[:, :, 0]
+        lower = blocks[:, :, 1]
         swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low)
         lower ^= swap
         upper ^= swap << np.uint64(width)
@@ -190,7 +196,8 @@ class TripleShares:
 
     @classmethod
     def expand(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
-        a, b = random_words(seed, b"a", count), random_words(seed, b"b", count)
+        a = random_words(seed, b"a", count)
+        b = random_words(seed, b"b", count)
         c = (
             random_words(seed, b"c", count)
             if correction is None
@@ -199,7 +206,8 @@ class TripleShares:
         return cls((a, b, c))
 
     def take(self, shape: tuple[int, ...]) -> Triple:
-        start, self.used = self.used, self.used + int(np.prod(shape))
+        start = self.used
+        self.used = self.used + int(np.prod(shape))
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
         return a, b, c
 
@@ -239,7 +247,10 @@ class BeaverAnd:
     """The same on arrays of words; satisfies `And`."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
-        self._x, self._y, self._triple, self._leads = x, y, triple, leads
+        self._x = x
+        self._y = y
+        self._triple = triple
+        self._leads = leads
 
     def masked(self) -> Words:
         a, b, _ = self._triple

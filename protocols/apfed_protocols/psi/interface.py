@@ -269,9 +269,11 @@ class Aligner:
     def __init__(
         self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
     ) -> None:
-        self._me, self._output = me, output
+        self._me = me
+        self._output = output
         self._outcome: Opened | IntersectionTooSmallError | None = None
-        self._script, self._longest = script, longest
+        self._script = script
+        self._longest = longest
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
         self._inbox: dict[str, deque[bytes]] = {peer: deque() for peer in peers}
         self._awaited: Collection[str] = ()
@@ -321,8 +323,10 @@ class Aligner:
         try:
             turn = next(self._script) if messages is None else self._script.send(messages)
         except StopIteration as end:
-            self._outcome, turn = end.value, Turn((), ())
-        self._failed, self._awaited = False, turn.awaited
+            self._outcome = end.value
+            turn = Turn((), ())
+        self._failed = False
+        self._awaited = turn.awaited
         return turn.outgoing
 
     @property
@@ -392,7 +396,9 @@ class Desk(Generic[_Kind]):
         *,
         version: int | None = None,
     ) -> None:
-        self.me, self.agreement, self._progress = me, agreement, progress
+        self.me = me
+        self.agreement = agreement
+        self._progress = progress
         self._version = version or self.version
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
         self._most = agreement.maximum_ids if self.item_bytes else 2**32 - 1
@@ -475,7 +481,8 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
 
     They are as secret as the IDs: who has the key can try out guessed IDs.
     """
-    digests, copy = np.empty((len(ids), keyed.digest_size), np.uint8), keyed.copy
+    digests = np.empty((len(ids), keyed.digest_size), np.uint8)
+    copy = keyed.copy
     for start in range(0, len(ids), _IDS_OF_A_PIECE):
         found = []  # millions of small objects would crowd the memory
         for identity in ids[start : start + _IDS_OF_A_PIECE]:
@@ -494,7 +501,8 @@ def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64
         for k in range(PLACES)
     )
     second += second >= first
-    low, high = np.minimum(first, second), np.maximum(first, second)
+    low = np.minimum(first, second)
+    high = np.maximum(first, second)
     third += third >= low
     third += third >= high
     return np.stack([first, second, third], axis=1)
@@ -561,14 +569,16 @@ def opened_rows(
     desk: Desk[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
 ) -> Opened | IntersectionTooSmallError:
     """What a member learns by it; `order` is its own row at each place of its list."""
-    minimum, output = desk.agreement.minimum_rows, desk.agreement.output
+    minimum = desk.agreement.minimum_rows
+    output = desk.agreement.output
     if minimum and desk.kind_of(inbox, hub) is desk.kinds["REFUSAL"]:
         return IntersectionTooSmallError.of(desk.me, minimum)
     if output is Output.HUB_ROWS:
         desk.read(inbox, hub, desk.kinds["DONE"], 0)
         return Opened()
     if output is Output.SIZE:
-        items, most = desk.read(inbox, hub, desk.kinds["SIZE"]), min(len(order), hub_size)
+        items = desk.read(inbox, hub, desk.kinds["SIZE"])
+        most = min(len(order), hub_size)
         size = int.from_bytes(items, "big")
         if len(items) != POSITION_BYTES or not minimum <= size <= most:
             raise RemoteProtocolError(
@@ -623,7 +633,9 @@ class SetIntersection(ABC):
             raise LocalProtocolError(
                 f"a {self.name} intersection needs a dealer; name it in the agreement"
             )
-        self.agreement, self.progress, self.threads = agreement, progress, threads
+        self.agreement = agreement
+        self.progress = progress
+        self.threads = threads
         self._admit = admit
 
     @property

@@ -47,7 +47,8 @@ class Holder:
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
-        self._scalar, self.order = fresh_key(), random_permutation(len(ids))
+        self._scalar = fresh_key()
+        self.order = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
         shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
         self.published = in_threads(lambda piece: blind(self._scalar, piece), shuffled)
@@ -82,7 +83,9 @@ class Asker:
                 "agreed"
             )
         check_points(holder, published)
-        self._holder, self._session, self._scalar = holder, session, fresh_key()
+        self._holder = holder
+        self._session = session
+        self._scalar = fresh_key()
         tags = _tags(in_threads(lambda piece: multiply(self._scalar, piece), published))
         self.size = len(published) // POINT_BYTES
         self._place_of = {tag: at for at, tag in enumerate(split_points(tags, TAG_BYTES))}

@@ -37,7 +37,8 @@ Digests = NDArray[np.uint64]
 DENSE = 48
 _ONES = 3
 _DIGEST_BYTES = 8 * _ONES + DENSE // 8 + 2 + 16
-_EXPANSION, _LEAST = 1.3, 40
+_EXPANSION = 1.3
+_LEAST = 40
 _SUM_BITS = 40
 _ONE_USER = 1 << _SUM_BITS
 _PERSON = b"apfed psi store"
@@ -110,7 +111,8 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 def decode(store: Elements, rows: Rows) -> Elements:
     """The value of each row, of as many words as a cell of the store; shape (n, w)."""
-    dense, found = _subset_sums(store[-DENSE:]), np.empty((len(rows), store.shape[1]), np.uint64)
+    dense = _subset_sums(store[-DENSE:])
+    found = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _chunks(len(rows)):
         found[chunk] = _sums(store, dense, rows[chunk])
     return found
@@ -127,19 +129,22 @@ class Encoder:
     """Encodes values for one set of rows; what the rows alone decide is done when it is made."""
 
     def __init__(self, rows: Rows, cells: int) -> None:
-        self._rows, self._cells = rows, cells
+        self._rows = rows
+        self._cells = cells
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
         """A store in which each row has its value, (cells + DENSE, w), or DependentRowsError."""
-        rows, cells = self._rows, self._cells
+        rows = self._rows
+        cells = self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve(store, rows, values, self._left)
         dense = _subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _chunks(len(places)):
-                peeled, at = all_peeled[chunk], places[chunk]
+                peeled = all_peeled[chunk]
+                at = places[chunk]
                 value = values.take(peeled, axis=0) ^ _sums(store, dense, rows.at(peeled))
                 value ^= store.take(at, axis=0)  # what was there, which its row has summed up, too
                 whole(store)[at] = whole(value)
@@ -157,7 +162,8 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     for place in range(_ONES):
         counted = np.bincount(cells_n3[:, place], numbered, cells)
         np.add(users, counted, out=users, casting="unsafe")
-    there, rounds = np.ones(len(cells_n3), np.bool_), []
+    there = np.ones(len(cells_n3), np.bool_)
+    rounds = []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
     alone = np.flatnonzero(users >> _SUM_BITS == 1)
     while len(alone):
@@ -189,7 +195,8 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
         value = _as_int(values[row])
         for bit, other, known in pivots:
             if pattern >> bit & 1:
-                pattern, value = pattern ^ other, value ^ known
+                pattern = pattern ^ other
+                value = value ^ known
         if not pattern:
             raise DependentRowsError(f"{len(left)} rows are linearly dependent")
         pivots.append((pattern.bit_length() - 1, pattern, value))
@@ -234,7 +241,8 @@ def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray
 
 def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
     """Add what `_random_rows` makes of the seed, in place: it need not be held beside them."""
-    content, done = rows.reshape(-1).view(np.uint8), 0
+    content = rows.reshape(-1).view(np.uint8)
+    done = 0
     for part in keystream_chunks(seed, purpose, length=len(content)):
         content[done : done + len(part)] ^= np.frombuffer(part, np.uint8)
         done += len(part)
@@ -248,7 +256,8 @@ class Multiplier:
     """
 
     def __init__(self, factor: bytes) -> None:
-        power, powers = int.from_bytes(factor, "little"), []
+        power = int.from_bytes(factor, "little")
+        powers = []
         for _ in range(8 * ELEMENT_BYTES):
             powers.append(power)
             power = (power ^ _TOP) << 1 ^ _MODULUS if power & _TOP else power << 1

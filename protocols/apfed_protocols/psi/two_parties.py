@@ -85,7 +85,8 @@ def align_with(
             silent, or sent what the protocol does not allow.
     """
     send, receive = _ends(link)
-    me, hub = me or getattr(link, "me", None), hub or getattr(link, "hub", None)
+    me = me or getattr(link, "me", None)
+    hub = hub or getattr(link, "hub", None)
     leads = (getattr(link, "me", me), getattr(link, "peer", peer))
     if me is None or hub not in (me, peer) or leads != (me, peer):
         raise LocalProtocolError(
@@ -152,7 +153,9 @@ class _Terms:
     """Tells the peer this party's terms, and compares its own; both then know a fresh session."""
 
     def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-        self._terms, self._shared, self.session = terms, shared, ""
+        self._terms = terms
+        self._shared = shared
+        self.session = ""
         self._sent = json.dumps(terms).encode()
 
     def start(self) -> Iterable[Outgoing]:
@@ -163,7 +166,8 @@ class _Terms:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        theirs, me = self._parsed(sender, body), self._terms["me"]
+        theirs = self._parsed(sender, body)
+        me = self._terms["me"]
         if (theirs["me"], theirs["peer"]) != (sender, me):
             raise RemoteProtocolError(
                 f"{me} expects {sender} at the other end of the link, and there is "
@@ -191,7 +195,8 @@ class _Terms:
 
     def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
         """Terms with the same fields, of the same types, as this party's own."""
-        found, fits = dict[str, Any](), False
+        found = dict[str, Any]()
+        fits = False
         try:
             found = json.loads(body) if len(body) <= _MOST_TERMS else {}
             fits = {name: type(found[name]) for name in found} == {

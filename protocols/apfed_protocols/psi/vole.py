@@ -162,7 +162,8 @@ class VoleIntersection(DealtIntersection):
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
         desk = Desk(me, self.agreement, self.progress)
-        agreement, key = desk.agreement, fresh_key()
+        agreement = desk.agreement
+        key = fresh_key()
         size = agreement.announced_by(desk.me, len(ids))
         hello = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
         order = _DEALING.ordered(desk, size)
@@ -200,7 +201,8 @@ class VoleIntersection(DealtIntersection):
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
         desk = Desk(me, self.agreement, self.progress)
-        agreement, part = desk.agreement, fresh_key()
+        agreement = desk.agreement
+        part = fresh_key()
         size = agreement.announced_by(desk.me, len(ids))
         commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
         inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
@@ -274,7 +276,8 @@ def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
 
 def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
     digests = digest_ids(ids, key)
-    rows, targets = Rows.of(digests, cells), targets_of(digests)
+    rows = Rows.of(digests, cells)
+    targets = targets_of(digests)
     del digests
     return rows, encoded(me, Encoder(rows, cells), targets)
 
@@ -331,13 +334,16 @@ class MemberShare:
 
 
 def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
-    content, end = memoryview(dealt), DEALING_BYTES + KEY_BYTES
+    content = memoryview(dealt)
+    end = DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
 
 def deal(elements: int) -> tuple[bytes, bytes]:
     """Make one vector OLE so long; return what the hub gets, and what the member gets."""
-    dealing, seed_a, seed_b = fresh_key()[:DEALING_BYTES], fresh_key(), fresh_key()
+    dealing = fresh_key()[:DEALING_BYTES]
+    seed_a = fresh_key()
+    seed_b = fresh_key()
     delta = bytes(ELEMENT_BYTES)
     while not any(delta):
         delta = fresh_key()[:ELEMENT_BYTES]
@@ -373,7 +379,8 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     hashed = np.empty(values.shape, "<u8")
     buffer = np.empty(ELEMENT_BYTES * (_CHUNK + 1), np.uint8).data
     for start in range(0, len(values), _CHUNK):  # what is worked on stays in the cache
-        part, shuffled = values[start : start + _CHUNK], hashed[start : start + _CHUNK]
+        part = values[start : start + _CHUNK]
+        shuffled = hashed[start : start + _CHUNK]
         shuffled[:, 0] = part[:, 1]
         shuffled[:, 1] = part[:, 0] ^ part[:, 1]
         size = cipher.update_into(shuffled.tobytes(), buffer)
@@ -399,7 +406,8 @@ def _member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
-    count, cells = len(digests), len(store) - DENSE
+    count = len(digests)
+    cells = len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _EVALUATED):
         part = digests[start : start + _EVALUATED]
@@ -414,7 +422,8 @@ def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
-        of_own, of_theirs = _in_part(own, part, parts), _in_part(theirs, part, parts)
+        of_own = _in_part(own, part, parts)
+        of_theirs = _in_part(theirs, part, parts)
         found = _match(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
         place[of_own] = np.append(of_theirs, -1)[found]
     return place
@@ -434,9 +443,11 @@ def _match(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     if (same[1:] & same[:-1]).any():  # three that begin alike: look at the rest of them, too
         order = np.lexsort((words[:, 1], words[:, 0]))
         same = words[order[1:], 0] == words[order[:-1], 0]
-    first, second = order[:-1][same], order[1:][same]
+    first = order[:-1][same]
+    second = order[1:][same]
     equal = words[first, 1] == words[second, 1]
-    low, high = np.minimum(first, second)[equal], np.maximum(first, second)[equal]
+    low = np.minimum(first, second)[equal]
+    high = np.maximum(first, second)[equal]
     if (low >= len(own)).any():
         raise RemoteProtocolError(
             f"{sender} sent a tag twice; its set has duplicates, or it does not follow the protocol"
@@ -474,7 +485,8 @@ class Dealing(Generic[AnyKind]):
         self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
     ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
         """What was made for each member, ordered one by one; `inbox` answers the first order."""
-        dealer, length = desk.agreement.dealer, hub_dealt_bytes(self.elements(size))
+        dealer = desk.agreement.dealer
+        length = hub_dealt_bytes(self.elements(size))
         shares = dict[str, HubShare]()
         for member in members:
             if shares:
@@ -491,7 +503,8 @@ class Dealing(Generic[AnyKind]):
         self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
         """Answer the hub's order for each member; return for how many IDs they are."""
-        size, sizes = 0, set[int]()
+        size = 0
+        sizes = set[int]()
         for member in members:
             inbox = yield Turn((), [hub])
             order = desk.read(inbox, hub, self.order, DEAL.size)
@@ -535,5 +548,6 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
 
 def longest_message(agreement: IntersectionAgreement) -> int:
     most = agreement.largest_size
-    tags, elements = KEY_BYTES + tag_bytes(most, most) * most, vector_elements(most)
+    tags = KEY_BYTES + tag_bytes(most, most) * most
+    elements = vector_elements(most)
     return message_bytes(max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

@@ -100,7 +100,8 @@ class CryptenSum(SecureSum):
 
 class CryptenContributor(SumContributor):
     def __init__(self, described: CryptenSum, me: str) -> None:
-        agreement, frames = described.agreement, described.frames()
+        agreement = described.agreement
+        frames = described.frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
         super().__init__(described, me, frames, self._seals)
@@ -186,7 +187,8 @@ class CryptenCombiner(SumCombiner):
 
 class CryptenReceiver(SumReceiver):
     def __init__(self, described: CryptenSum) -> None:
-        agreement, frames = described.agreement, described.frames()
+        agreement = described.agreement
+        frames = described.frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
         super().__init__(described, frames, self._seals)
 

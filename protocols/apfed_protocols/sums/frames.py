@@ -196,7 +196,8 @@ class AgreedFrames:
         self.name = name
         self.fingerprint = fingerprint
         self.least = contributors if least is None else least
-        self._last_step, self._closed = -1, False
+        self._last_step = -1
+        self._closed = False
         self._underway: Frame | None = None
         # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
         self.require_own_process = ForkCheck(f"this role of {name}").require
@@ -388,7 +389,8 @@ class AgreedFrames:
             )
 
     def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
-        first, agreed = frames[0], self.agreement.contributors
+        first = frames[0]
+        agreed = self.agreement.contributors
         expected = first.binding if binding_digest is None else binding_digest
         for frame in frames:
             name = agreed[frame.party]
@@ -418,7 +420,8 @@ class AgreedFrames:
         return replace(self._waiting(), kind=kind, party=position, blobs=tuple(blobs)).pack()
 
     def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
-        underway, position = self._waiting(), self.agreement.position(party)
+        underway = self._waiting()
+        position = self.agreement.position(party)
         self._check(frame, sender, kind, self.fingerprint)
         about = (frame.step, frame.binding, frame.shape)
         if about != (underway.step, underway.binding, underway.shape):

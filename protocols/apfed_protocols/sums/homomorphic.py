@@ -195,7 +195,8 @@ class KeyHolder(SumReceiver):
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
         self._started = True
         agreement = self._sum.agreement
-        with_key, without_key = self._frames.setup(self._public_key), self._frames.setup()
+        with_key = self._frames.setup(self._public_key)
+        without_key = self._frames.setup()
         return (
             *(Outgoing(name, with_key) for name in agreement.contributors),
             Outgoing(agreement.combiner, without_key),
@@ -206,7 +207,8 @@ class KeyHolder(SumReceiver):
         return self._started
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        described, values = self._sum, frame.rows * frame.columns
+        described = self._sum
+        values = frame.rows * frame.columns
         assert self._context is not None
         slots = described.cipher.decrypt(
             self._context,
@@ -253,7 +255,8 @@ class Encrypter(SumContributor):
 
     def _take_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
         context = self._sum.cipher.public_context(public_key, sender=sender)
-        self._frames, self._key = frames, context
+        self._frames = frames
+        self._key = context
 
     def _leave(self) -> dict[str, Any]:
         public_key = self._key and self._sum.cipher.public_key(self._key).hex()
@@ -301,7 +304,8 @@ class CiphertextAdder(OneRoundCombiner):
         frame = _key_setup(self._frames, body, sender)
         if frame.blobs:
             raise RemoteProtocolError(f"{sender} sent a key to the aggregator, who must hold none")
-        self._frames.fingerprint, self._set_up = frame.fingerprint, True
+        self._frames.fingerprint = frame.fingerprint
+        self._set_up = True
         return ()
 
     @property
@@ -370,7 +374,8 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
             if len(primes) == 1
             else _CKKS_TAIL * slot_noise(fixed_point.contributors)
         )
-        deviation, width = noise * 2.0**-scale_bits, fixed_point.field_bits
+        deviation = noise * 2.0**-scale_bits
+        width = fixed_point.field_bits
         if fields * width > EXACT_FLOAT_BITS or deviation >= ROUNDING_TOLERANCE:
             return None
         packing = Packing(fields=fields, field_bits=width, slots=DEGREE // 2)
@@ -494,10 +499,13 @@ class BfvCipher(SealCipher):
 
     def __init__(self, primes: tuple[int, ...], bits: int) -> None:
         super().__init__(primes, bits)
-        self._mask, self._half = (1 << bits) - 1, 1 << (bits - 1)
+        self._mask = (1 << bits) - 1
+        self._half = 1 << (bits - 1)
         self._plaintext_form = SealForm.of(seal.Plaintext(f"1x^{DEGREE - 1}"), DEGREE)
-        self._modulus, plain = self.residues.modulus, 1 << bits
-        self._whole, self._rest = self._modulus // plain, (self._modulus % plain) / plain
+        self._modulus = self.residues.modulus
+        plain = 1 << bits
+        self._whole = self._modulus // plain
+        self._rest = (self._modulus % plain) / plain
         self._level = self._seal.first_parms_id()
 
     def _set_more(self, parameters: Any) -> None:
@@ -517,7 +525,8 @@ class BfvCipher(SealCipher):
         return ((numbers + self._half) & self._mask) - self._half
 
     def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
-        fresh, blobs = self._zeros(context, len(slots_VS)), []
+        fresh = self._zeros(context, len(slots_VS))
+        blobs = []
         for numbers, slots_S in zip(fresh, slots_VS, strict=True):
             c0_N = numbers[: self.slots]
             c0_N[:] = self._reduced(c0_N.view(np.int64) + self._scaled(slots_S))
@@ -527,7 +536,8 @@ class BfvCipher(SealCipher):
     def _zeros(self, context: SealContext, count: int) -> Numbers:
         u_VN = ternary(count * self.slots).reshape(count, -1)
         numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
-        u, product = seal.Plaintext(), seal.Ciphertext(self._seal)
+        u = seal.Plaintext()
+        product = seal.Ciphertext(self._seal)
         with scratch_file() as scratch:
             for u_N, numbers_R in zip(u_VN, numbers_VR, strict=True):
                 self.encode(u_N, u, scratch)
@@ -555,7 +565,8 @@ def solve_bfv(fixed_point: FixedPoint) -> Headroom:
     def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
-        contributors, width = fixed_point.contributors, fixed_point.field_bits
+        contributors = fixed_point.contributors
+        width = fixed_point.field_bits
         noise = _BFV_TAIL * fresh_noise(contributors) + contributors
         plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
         if 2 * _peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:

@@ -33,10 +33,14 @@ from apfed_protocols.trees import flatten
 
 __all__ = ["Hub", "answer_hub", "hub_pump"]
 
-_START, _LETTERS, _STEP, _REQUEST = b"start", b"letters", b"step", b"request"
+_START = b"start"
+_LETTERS = b"letters"
+_STEP = b"step"
+_REQUEST = b"request"
 _PURPOSE = b"letter through a hub v1"
 _SIZE = struct.Struct(">I")
-_MOST_PARTS, _MOST_ROUNDS = 4096, 8
+_MOST_PARTS = 4096
+_MOST_ROUNDS = 8
 HubRole = SumReceiver | SumCombiner | ReceivingCombiner
 
 
@@ -92,11 +96,15 @@ class Hub:
                 "a hub has the receiver of one sum, and its combiner unless one party is both, by "
                 f"their names; got {', '.join(map(str, roles)) or 'none'}"
             )
-        self._roles, self._send, self._receive = roles, send, receive
-        self._agreement, self._two_rounds = agreement, ends[0].described.rounds == 2
+        self._roles = roles
+        self._send = send
+        self._receive = receive
+        self._agreement = agreement
+        self._two_rounds = ends[0].described.rounds == 2
         self._receiver: Any = roles[agreement.receiver]
         self._combiner: Any = roles[agreement.combiner]
-        self._signer, self._steps = signer, 0
+        self._signer = signer
+        self._steps = 0
         require_no_single_reader(ends[0].described, hub=True, stacklevel=4)
         if not signer.signs:
             warn_of_unsigned_hub(ends[0].described, stacklevel=4)
@@ -143,7 +151,8 @@ class Hub:
         Raises:
             RemoteProtocolError: as `SumCombiner.combine` and `SumReceiver.decode`.
         """
-        agreement, flat = self._agreement, template(like)[0]
+        agreement = self._agreement
+        flat = template(like)[0]
         binding = StepBinding.of(agreement.session, self._steps, rows=flat.digest, message=message)
         self._steps += 1
         packet = _packed(_STEP, binding.step.to_bytes(8, "big"), message)
@@ -200,13 +209,15 @@ def answer_hub(
         RemoteProtocolError: a packet that is malformed or out of turn, or a letter in it that was
             signed by another than its sender.
     """
-    agreement, signer = role.described.agreement, _Signer(identity, peers)
+    agreement = role.described.agreement
+    signer = _Signer(identity, peers)
     hub = agreement.combiner
     kind, *parts = _parts(packet, hub)
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         if values is None:
             raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
-        own, step = values(parts[1]), int.from_bytes(parts[0], "big")
+        own = values(parts[1])
+        step = int.from_bytes(parts[0], "big")
         refuse_gradients(own, role.me)
         flat = flatten(own)
         binding = StepBinding.of(agreement.session, step, rows=flat.digest, message=parts[1])
@@ -236,7 +247,8 @@ class _Signer:
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
         if (identity is None) != (peers is None):
             raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
-        self._identity, self._peers = identity, peers or {}
+        self._identity = identity
+        self._peers = peers or {}
 
     @property
     def signs(self) -> bool:
@@ -258,7 +270,8 @@ class _Signer:
             return letter
         if sender not in self._peers:
             raise RemoteProtocolError(f"{me} knows no public key of {sender!r:.80}, who wrote")
-        signature, body = letter[:SIGNATURE_BYTES], letter[SIGNATURE_BYTES:]
+        signature = letter[:SIGNATURE_BYTES]
+        body = letter[SIGNATURE_BYTES:]
         names = agreement.digest, sender.encode(), me.encode()
         verify(self._peers[sender], signature, _PURPOSE, *names, body, signer=sender)
         return body

@@ -25,7 +25,8 @@ from apfed_protocols.noise import MAX_DEVIATION
 _DIGEST_BYTES = 32
 _POSITION_BYTES = 2
 _MAX_CONTRIBUTORS = 1024
-_MIN_CLIP_NORM, _MAX_CLIP_NORM = 1e-30, 1e30
+_MIN_CLIP_NORM = 1e-30
+_MAX_CLIP_NORM = 1e30
 MOST_BITS = 24
 """Signed fixed-point bits of one value, at most: floats of 32 bits hold no more."""
 USUAL_BITS = 16
@@ -187,7 +188,8 @@ class StepBinding:
     @classmethod
     def of(cls, session: str, step: int, *, rows: bytes, message: bytes) -> "StepBinding":
         """Bind to the bytes of the row positions and of the message themselves."""
-        rows, message = hashlib.sha256(rows).digest(), hashlib.sha256(message).digest()
+        rows = hashlib.sha256(rows).digest()
+        message = hashlib.sha256(message).digest()
         return cls(session=session, step=step, rows=rows, message=message)
 
     @cached_property

@@ -89,8 +89,10 @@ class PairwiseSeeds(KeepsSecrets):
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _KEY_BYTES:
             raise RemoteProtocolError(f"{sender} sent no mask key of {_KEY_BYTES} bytes")
-        names, use = (self.me, sender), b"secure-apfed mask v1"
-        agreement, key = self._frames.agreement, self._own_key()
+        names = (self.me, sender)
+        use = b"secure-apfed mask v1"
+        agreement = self._frames.agreement
+        key = self._own_key()
         self._seeds[sender] = pair_seed(key, frame.blobs[0], agreement, names, use=use)
         return ()
 
@@ -115,10 +117,13 @@ class PairwiseSeeds(KeepsSecrets):
 
     def enter(self, secrets: Mapping[str, str]) -> None:
         held = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
-        self._key, self._seeds = RunKey.restored(held.pop("")), held
+        self._key = RunKey.restored(held.pop(""))
+        self._seeds = held
 
     def forget(self) -> None:
-        self._peers, self._seeds, self._key = (), {}, None
+        self._peers = ()
+        self._seeds = {}
+        self._key = None
 
     def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
         """Add the masks of one step that cancel in the sum over all contributors, in place."""
@@ -184,7 +189,8 @@ class StepSeals(PairwiseSeeds):
     def _associated(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
-        sizes, names = (size.to_bytes(8, "big") for size in shape), (sender, recipient)
+        sizes = (size.to_bytes(8, "big") for size in shape)
+        names = (sender, recipient)
         parts = self._frames.fingerprint, binding.digest, *sizes, *map(str.encode, names)
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
@@ -215,7 +221,9 @@ def add_keystream(
             f"{total.shape} with strides {total.strides}"
         )
     shape = np.array(total.shape, ">u8").tobytes()
-    step, flat, start = np.add if sign > 0 else np.subtract, total.reshape(-1), 0
+    step = np.add if sign > 0 else np.subtract
+    flat = total.reshape(-1)
+    start = 0
     for chunk in keystream_chunks(seed, b"mask", binding_digest, shape, length=total.nbytes):
         words = np.frombuffer(chunk, dtype=total.dtype)
         part = flat[start : start + len(words)]
@@ -319,7 +327,8 @@ class MaskedSum(SecureSum):
 
 class _MaskedContributor(SumContributor):
     def __init__(self, masked: MaskedSum, me: str) -> None:
-        agreement, frames = masked.agreement, masked.frames()
+        agreement = masked.agreement
+        frames = masked.frames()
         others = [name for name in agreement.contributors if name != me]
         self._seeds = PairwiseSeeds(me, (*others, agreement.receiver), frames)
         super().__init__(masked, me, frames, self._seeds)
@@ -342,7 +351,8 @@ class MaskedReceiver(SumReceiver):
     _sum: MaskedSum
 
     def __init__(self, masked: MaskedSum) -> None:
-        agreement, frames = masked.agreement, masked.frames()
+        agreement = masked.agreement
+        frames = masked.frames()
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
         super().__init__(masked, frames, self._seeds)
 

@@ -66,7 +66,8 @@ def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
         LocalProtocolError: no key of 32 bytes; a sum of two rounds; a forked copy; a role that was
             put away already; or the book is missing, or does not list this role.
     """
-    cipher, nonce = _cipher(key, role.me), fresh_key()[:_NONCE_BYTES]
+    cipher = _cipher(key, role.me)
+    nonce = fresh_key()[:_NONCE_BYTES]
     _require_place(book, role.me)
     first = not role.was_taken_up
     with _open(book, role.me, create=first) as opened:

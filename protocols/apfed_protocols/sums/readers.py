@@ -107,7 +107,8 @@ def _find_ways(
     described: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
     agreement = described.agreement
-    receiver, combiner = agreement.receiver, agreement.combiner
+    receiver = agreement.receiver
+    combiner = agreement.combiner
     others = frozenset(agreement.contributors) - {victim}
 
     subtract = "subtracts its own from the sum" if others else "reads it as the sum"

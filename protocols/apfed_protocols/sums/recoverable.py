@@ -221,7 +221,8 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
         others = [other for other in places if other != place]
         above = below = 1
         for other in others:
-            above, below = above * other % _PRIME, below * (other - place) % _PRIME
+            above = above * other % _PRIME
+            below = below * (other - place) % _PRIME
         return above * pow(below, -1, _PRIME) % _PRIME
 
     return tuple(map(weight, places))
@@ -474,7 +475,8 @@ class RecoverableContributor(SumContributor):
     def __init__(
         self, described: RecoverableSum, me: str, answered: AnsweredCircles | None = None
     ) -> None:
-        agreement, frames = described.agreement, described.frames()
+        agreement = described.agreement
+        frames = described.frames()
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
         super().__init__(described, me, frames, self._active)
         self._others = tuple(name for name in agreement.contributors if name != me)
@@ -493,7 +495,8 @@ class RecoverableContributor(SumContributor):
 
     def start(self) -> Sequence[Outgoing]:
         assert self._ready is not None
-        link, announced = self._link_key.public, self._ready.own.announcement.pack()
+        link = self._link_key.public
+        announced = self._ready.own.announcement.pack()
         return (
             *self._active.start(),
             *(Outgoing(to, self._frames.setup(link, end.hello)) for to, end in self._links.items()),
@@ -538,14 +541,16 @@ class RecoverableContributor(SumContributor):
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Mask them; the keys for the next step travel with them."""
-        step, self._ready = self._ready, None
+        step = self._ready
+        self._ready = None
         if step is None:
             raise LocalProtocolError(
                 f"the last contribution of {self.me} was never asked about, so it has no keys for "
                 "another step; its session is over, open a new one"
             )
         self._add_masks(numbers_BD, step, binding)
-        following, bound = self._fresh_keys(), self._bound(step, binding.digest)
+        following = self._fresh_keys()
+        bound = self._bound(step, binding.digest)
         # To the others in the agreement's order, as all parties count them.
         parcels = [self._seal(peer, following, bound) for peer in self._others if peer in step.held]
         self._waiting = step, following
@@ -563,7 +568,8 @@ class RecoverableContributor(SumContributor):
         self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
 
     def answer(self, request: bytes) -> bytes:
-        waiting, self._waiting = self._waiting, None
+        waiting = self._waiting
+        self._waiting = None
         if waiting is None:
             raise LocalProtocolError(
                 f"no contribution of {self.me} waits for a request; each step is answered once"
@@ -695,13 +701,15 @@ class RecoverableCombiner(SumCombiner):
         return {name: self._request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
-        underway, agreement = self._underway, self._sum.agreement
+        underway = self._underway
+        agreement = self._sum.agreement
         if underway is None:
             raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
         frames = self._frames.open_answers(bodies, underway.counted, binding_digest)
         self._underway = None
         shares = self._shares(frames, underway)
-        binding, total = underway.frames[0].binding, underway.total
+        binding = underway.frames[0].binding
+        total = underway.total
         for name, announced in underway.roster.items():
             if name in underway.counted:
                 seed = rebuilt_seed(shares[name], announced, agreement, name)
@@ -745,7 +753,8 @@ class RecoverableCombiner(SumCombiner):
 
     def _take_off_pairs(self, silent: str, key: RunKey, underway: _Underway) -> None:
         """Take off the masks that those counted share with one who fell silent, under its key."""
-        agreement, binding = self._sum.agreement, underway.frames[0].binding
+        agreement = self._sum.agreement
+        binding = underway.frames[0].binding
         for name in underway.counted:
             public = underway.roster[name].public
             seed = pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)

@@ -212,7 +212,8 @@ class NoSetup:
 
 class Role(KeepsSecrets):
     def __init__(self, frames: AgreedFrames, setup: Setup) -> None:
-        self._frames, self._setup = frames, setup
+        self._frames = frames
+        self._setup = setup
 
     def start(self) -> Iterable[Outgoing]:
         return self._setup.start()
@@ -240,7 +241,8 @@ class SumContributor(Role, ABC):
         self._sum = self.described = described
         self._turn = threading.Lock()
         self._noise_key = fresh_key()
-        self._life, self._times = fresh_key().hex(), 0
+        self._life = fresh_key().hex()
+        self._times = 0
         super().__init__(frames, setup)
 
     def contribute(
@@ -275,7 +277,8 @@ class SumContributor(Role, ABC):
     def _contribute(
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
-        values_BD, deviation = flat.matrix, self._sum.agreement.noise
+        values_BD = flat.matrix
+        deviation = self._sum.agreement.noise
         before = replace(self.clipping)
         if noise_BD is None and deviation is not None:
             noise_BD = discrete_gaussian(
@@ -313,11 +316,10 @@ class SumContributor(Role, ABC):
 
     def enter(self, state: Mapping[str, Any]) -> None:
         """Become the role that `leave` returned."""
-        self._life, self._times = state["role"], state["times"]
-        self.clipping, self._noise_key = (
-            Clipping(**state["clipping"]),
-            bytes.fromhex(state["noise"]),
-        )
+        self._life = state["role"]
+        self._times = state["times"]
+        self.clipping = Clipping(**state["clipping"])
+        self._noise_key = bytes.fromhex(state["noise"])
         self._enter(state)
         self._frames.enter(state["last"])
 
@@ -537,10 +539,13 @@ class ReceivingCombiner(KeepsSecrets):
     """
 
     def __init__(self, described: SecureSum) -> None:
-        self._receiver, self._combiner = described.receiver(), described.combiner()
+        self._receiver = described.receiver()
+        self._combiner = described.combiner()
         self.described = described
-        self._me, self._heard = described.agreement.receiver, set[str]()
-        self.ask, self.combine = self._combiner.ask, self._combiner.combine
+        self._me = described.agreement.receiver
+        self._heard = set[str]()
+        self.ask = self._combiner.ask
+        self.combine = self._combiner.combine
         self.decode = self._receiver.decode
 
     def start(self) -> Iterable[Outgoing]:

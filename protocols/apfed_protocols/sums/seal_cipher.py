@@ -39,7 +39,8 @@ DEGREE = 4096
 _MOST_REPEATED = 1 / 16
 # About a 16th of N uniform residues lies in each 16th of their range. More than an 8th does with
 # probability below exp(-N / 39) (Chernoff's bound), 2^-70 from N = 2048 on.
-_RANGES, _MOST_IN_ONE = 16, 1 / 8
+_RANGES = 16
+_MOST_IN_ONE = 1 / 8
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -49,8 +50,11 @@ _WORD = np.dtype("<u8")
 # What pybind11 makes of SEAL's C++ exceptions.
 _SEAL_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 # SEAL 4.1's header: magic, its size, version, compression, reserved, total size.
-_HEADER_BYTES, _COMPRESSION_AT, _SIZE_AT = 16, 5, 8
-_MAGIC, _ZSTANDARD = b"\x5e\xa1", 2
+_HEADER_BYTES = 16
+_COMPRESSION_AT = 5
+_SIZE_AT = 8
+_MAGIC = b"\x5e\xa1"
+_ZSTANDARD = 2
 
 
 def require_spread(key_2N: NDArray[np.uint64], modulus: int, *, sender: str) -> None:
@@ -264,7 +268,8 @@ class SealCipher(ABC):
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
-        encrypted, plain = seal.Ciphertext(self._seal), seal.Plaintext()
+        encrypted = seal.Ciphertext(self._seal)
+        plain = seal.Plaintext()
         with scratch_file() as scratch:
             self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
         self.key_pair().encryptor.encrypt(plain, encrypted)
@@ -314,7 +319,9 @@ class SealCipher(ABC):
 
     def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
         """One ciphertext for each row of numbers."""
-        fresh, plain, blobs = seal.Ciphertext(self._seal), seal.Plaintext(), []
+        fresh = seal.Ciphertext(self._seal)
+        plain = seal.Plaintext()
+        blobs = []
         with scratch_file() as scratch:
             # One at a time, so that each stays in the processor's cache from end to end.
             for slots_S in slots_VS:
@@ -348,7 +355,8 @@ class SealCipher(ABC):
     ) -> NDArray[Any]:
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
-        plain, rows = seal.Plaintext(), []
+        plain = seal.Plaintext()
+        rows = []
         loaded = self.load(blobs, vectors, sender=sender)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:

@@ -55,7 +55,8 @@ _SHORT = {
     "recoverable": spelled("plain", "recoverable"),
     "masked bfv": spelled("bfv", "pairwise"),
 }
-_LEAST_EXPONENT, _MOST_EXPONENT = -99, 99
+_LEAST_EXPONENT = -99
+_MOST_EXPONENT = 99
 _MOST_EARLY = 1024
 _FITS = 101
 _DOES_NOT_FIT = 102
@@ -150,11 +151,14 @@ class SumSession(KeepsSecrets):
     """
 
     def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
-        self.described, self._agreed = described, agreed
+        self.described = described
+        self._agreed = agreed
         # What an agreement tells is not covered by the noise, so there is one of them.
         self._agrees_anew = not agreed and described.agreement.noise is None
         self._early: list[tuple[str, bytes]] = []
-        self._turn, self._step, self._left = threading.Lock(), 0, set[str]()
+        self._turn = threading.Lock()
+        self._step = 0
+        self._left = set[str]()
         self._fork_check = ForkCheck("this sum")
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
@@ -204,7 +208,8 @@ class SumSession(KeepsSecrets):
     def _added(self, flat: Mapping[str, Flattened]) -> Any:
         contributors, hub = self._roles
         first = next(iter(flat.values()))
-        session, self._step = self.described.agreement.session, self._step + 1
+        session = self.described.agreement.session
+        self._step = self._step + 1
         binding = StepBinding.of(session, self._step - 1, rows=first.digest, message=b"")
         bodies: Mapping[str, bytes] = {
             name: contributors[name].contribute(own.matrix, binding) for name, own in flat.items()
@@ -468,7 +473,8 @@ class SumSession(KeepsSecrets):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)  # of the plain sum, said before
             agreement = replace(self.described.agreement, clip_norm=clip)
-            self.described, self._agreed = replace(self.described, agreement=agreement), True
+            self.described = replace(self.described, agreement=agreement)
+            self._agreed = True
         if "_roles" in self.__dict__:
             counted = self.clipping
             del self.__dict__["_roles"]
@@ -519,7 +525,8 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MOST_BITS,
     ) -> None:
-        self.me, self._contributors = me, tuple(contributors)
+        self.me = me
+        self._contributors = tuple(contributors)
         self._told = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
         self._own = None if matrix is None else _exponent(matrix)
