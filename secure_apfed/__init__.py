@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from secure_apfed.runs.run import run
     from secure_apfed.runs.served import predict_jointly, serve_party
     from secure_apfed.runs.solo import load_model
+    from secure_apfed.runs.worth import measure_worth
     from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "load_model",
     "load_recording",
     "make_guard",
+    "measure_worth",
     "open_link",
     "predict_jointly",
     "run",
@@ -119,6 +121,7 @@ _HOME: dict[str, str] = {
     "run_frames": "frames",
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",
+    "measure_worth": "runs.worth",
     "run": "runs.run",
     **dict.fromkeys(("predict_jointly", "serve_party"), "runs.served"),
 }

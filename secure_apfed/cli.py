@@ -39,6 +39,7 @@ from secure_apfed.phases import profiled
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
+    from secure_apfed.data import VerticalData
     from secure_apfed.runs.outcome import RunResult
 
 _JSON = {"--json", "--json-events"}
@@ -105,6 +106,13 @@ def run(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, with --seeds.")] = 1,
+    contributions: Annotated[
+        bool,
+        typer.Option(
+            "--contributions",
+            help="Train again without each passive, and tell what its help was worth.",
+        ),
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Tell seconds and peak memory of each phase.")
     ] = False,
@@ -125,6 +133,8 @@ def run(
     if not resume:
         refuse_replacing_input(folder / "config.yaml", "--output", config_file)
     _check_what_follows(config, folder)
+    if contributions:
+        _refuse_contributions(transport, resume=resume, several=seeds is not None)
     if seeds is not None:
         if transport is not TransportName.memory or resume or json_events or profile:
             raise typer.BadParameter(
@@ -147,10 +157,17 @@ def run(
     }
     if transport is not TransportName.memory:
         how["baselines"] = baselines  # the active's own process measures them
+    if contributions:
+        how["data"] = _load_several_passives(config)
     with fits_kept_meanwhile(), profiled() as phases:
         result = _train(config, folder, how, as_json=as_json, json_events=json_events)
         finished.tell(
-            config, result, baselines=baselines, quiet=quiet, phases=phases if profile else None
+            config,
+            result,
+            baselines=baselines,
+            contributions=contributions,
+            quiet=quiet,
+            phases=phases if profile else None,
         )
 
 
@@ -172,6 +189,36 @@ def _prepare(
         typer.echo(shlex.join(["secure-apfed", *relay]))
     for file in files.values():
         typer.echo(shlex.join(["secure-apfed", "party", "--config", str(file)]))
+
+
+def _refuse_contributions(transport: TransportName, *, resume: bool, several: bool) -> None:
+    """Refuse --contributions where no single whole run of this process can be compared."""
+    study = "secure-apfed study who-helped CONFIG"
+    if transport is not TransportName.memory:
+        raise typer.BadParameter(
+            "--contributions trains again without each passive, for which one process holds all "
+            f"tables; leave out --transport here, or measure it apart with `{study}`"
+        )
+    if resume:
+        raise typer.BadParameter(
+            "--contributions compares a run that was played in one session, and a resumed one "
+            f"counts what it sent again; resume it without, then measure with `{study}`"
+        )
+    if several:
+        raise typer.BadParameter(
+            f"--contributions is of one run; for several seeds take `{study} --seeds N`, with "
+            "intervals over them"
+        )
+
+
+def _load_several_passives(config: "Config") -> "VerticalData":
+    """Load the run's tables; refuse before any training where no passive can be left out."""
+    from secure_apfed.data import load_data
+    from secure_apfed.runs.worth import check_leaving_out
+
+    data = load_data(config.data, seed=config.seed)
+    check_leaving_out(config, [table.name for table in data.passives])
+    return data
 
 
 def _run_seeds(

@@ -27,6 +27,7 @@ from secure_apfed.runs.outcome import (
     promises_in,
     read_outcome,
 )
+from secure_apfed.runs.worth import WhoHelped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,8 @@ class FinishedRun:
     """One finished run: what was asked and reached, results of attacks, None where none were
     mounted, what the active would do alone, None where nobody measured it, how each test row moves
     the figure, empty where that was not kept, and what help added over the best that the active
-    does alone on the same rows, None where that is not known.
+    does alone on the same rows, None where that is not known. `who_helped`: what each passive's
+    help was worth, None where nobody measured it.
     """
 
     config: Config
@@ -43,6 +45,7 @@ class FinishedRun:
     solo: SoloRecord | None = None
     influence: tuple[float, ...] = ()
     gain: RunGain | None = None
+    who_helped: WhoHelped | None = None
 
     @property
     def figure(self) -> str:
@@ -92,6 +95,9 @@ def read_finished_run(path: Path) -> FinishedRun:
         attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         solo=solo,
         gain=gain,
+        who_helped=(
+            read_json(folder.who_helped, WhoHelped) if folder.who_helped.is_file() else None
+        ),
     )
 
 

@@ -336,6 +336,20 @@ class Summary:
         )
 
 
+def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | None:
+    """Return how much better the runs of one point are than those of another on the same seeds.
+
+    Returns:
+        None: some seed was measured on other numbers of test rows by the two.
+    """
+    own = _headline(rows)
+    without = _headline(other).loc[own.index]
+    if not own["rows"].equals(without["rows"]):
+        return None
+    measure = MEASURES[str(own["metric"].iloc[0])]
+    return _paired(own, without, 1.0 if measure.higher_is_better else -1.0, _shared(rows))
+
+
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
     """The measure of the method's own inference in each run of a point, by seed."""
     return _headline(rows)["score"]

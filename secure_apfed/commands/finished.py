@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from secure_apfed.runs.folder import RunFolder as Files
     from secure_apfed.runs.outcome import RunResult, Written
     from secure_apfed.runs.own_record import OwnRecord
+    from secure_apfed.runs.worth import WhoHelped
 
 
 def tell(
@@ -37,11 +38,12 @@ def tell(
     *,
     baselines: bool,
     quiet: bool,
+    contributions: bool = False,
     phases: Phases | None = None,
     json_events: bool = False,
 ) -> None:
     """Measure and write what belongs beside a finished run, and print all of it; what its phases
-    took where they are given.
+    took where they are given. `contributions`: what each passive's help was worth, too.
     """
     from apfed_experiments.finished import mount_attacks, read_finished_run
     from apfed_experiments.verdict import describe_run
@@ -52,6 +54,7 @@ def tell(
     how: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
     with progress.working(config.data.active_name if json_events else "", **how):
         solo = alone(config, result, quiet=quiet) if baselines else None
+    who_helped = _measure_worth(result, quiet=quiet) if contributions else None
     begins("attacks")
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
@@ -103,6 +106,7 @@ def tell(
                 "attacks": [attack.as_json() for attack in results],
                 "directions": [of.as_json() for of in headlines_by_direction(results, config)],
                 "contributions": result.contributions,
+                "who_helped": _plain(who_helped),
                 "stated": result.stated,
                 "less_protected": describe_departures(config),
                 "shared_organisations": describe_shared_organisations(folder),
@@ -116,6 +120,18 @@ def tell(
         )
     elif phases is not None:
         terminal.show_phases(phases)
+
+
+def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
+    """Train again without each passive, and write what that shows beside the run."""
+    from secure_apfed.runs.worth import measure_worth
+
+    assert result.folder is not None
+    with progress.counting("trainings without a passive", quiet=quiet) as on_done:
+        found = measure_worth(result, on_done=on_done)
+    files = _files(result.folder)
+    files.write_json(files.who_helped, found.model_dump(mode="json"))
+    return found
 
 
 def _plain(written: "Written | None") -> "dict[str, Any] | None":
@@ -192,6 +208,7 @@ def _show_result(
     from apfed_experiments.finished import read_finished_run
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from apfed_experiments.verdict import describe_run
+    from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import NO_ACCOUNT, promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
@@ -242,6 +259,12 @@ def _show_result(
             ("best alone", solo.describe_best()),
             ("gain", solo.describe_gain(finished.gain)),
         ]
+    if finished.who_helped is not None:
+        rows += [
+            (f"worth of {passive}", f"{worth}: {shows}" if shows else worth)
+            for passive, _, worth, shows, _ in rows_of_worth(finished.who_helped)
+        ]
+        rows.append(("how to read a worth", f"{DEPENDS} {AROUND_ZERO}"))
     if result.help is not None:
         rows.append(("votes", str(result.help)))
     several = f" in {result.sessions} sessions" if result.sessions > 1 else ""

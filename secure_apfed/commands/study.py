@@ -14,7 +14,7 @@ import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import progress, terminal
-from secure_apfed.commands import AsJson, Jobs
+from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides
 from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
@@ -100,6 +100,36 @@ def gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
         )
     _show(found, help_by_case.READING, output / "gains.md", as_json=as_json)
+
+
+@app.command("who-helped")
+def who_helped(
+    config_file: ConfigFile,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder; runs/NAME-who-helped unless given.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with all passives.")] = 5,
+    jobs: Jobs = 2,
+    baselines: Annotated[
+        bool, typer.Option(help="Measure what all passives are worth over the active alone, too.")
+    ] = True,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each passive's help is worth: train again without it, paired by seed."""
+    from secure_apfed.config.file import load_config
+
+    config = load_config(config_file, overrides=overrides or ())
+    with _workers():
+        from apfed_experiments.who_helped import run_who_helped
+
+    folder = output or Path("runs", f"{config.name}-who-helped")
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+    with progress.counting("runs", quiet=as_json) as on_done:
+        found = run_who_helped(
+            config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
+        )
+    _show([found.table], found.reading, found.page, as_json=as_json, note=found.reading)
 
 
 @app.command()

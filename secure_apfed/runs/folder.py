@@ -133,6 +133,7 @@ class RunFolder:
         self.result = path / "result.json"
         self.solo = path / "solo.json"
         self.solo_scored = path / "solo-scores.safetensors"
+        self.who_helped = path / "who-helped.json"
         self.statements = path / "statements.json"
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"

@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from apfed_attacks.headlines import Headline
-from apfed_experiments import words
+from apfed_experiments import words, worth
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.drawing import Picture
 from apfed_experiments.report import contents
@@ -44,6 +44,7 @@ def render(
         run=run,
         lines=describe_run(run),
         contents=contents,
+        worth=worth,
         measured=measured,
         pictures=pictures,
         left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",

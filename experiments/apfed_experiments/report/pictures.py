@@ -29,9 +29,10 @@ from apfed_experiments.drawing import (
 )
 from apfed_experiments.report.run import ReportedRun, scored_of
 from apfed_experiments.words import attack_title, plain, signed
+from apfed_experiments.worth import CAPTION, draw_worth, interval_of
 from secure_apfed.files import own_subfolder
 from secure_apfed.intervals import proportion_interval
-from secure_apfed.measures import Measure, calibration_curve
+from secure_apfed.measures import MEASURES, Measure, calibration_curve
 from secure_apfed.runs.outcome import Outcome
 
 _WIDTH = 8.0
@@ -61,6 +62,7 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _learning(run)),
+        ("who-helped", "What each passive's help was worth", lambda: _who_helped(run)),
         ("calibration", "Calibration", lambda: _calibration(run)),
         ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
         ("roc", "Who trained the model", lambda: _roc(run)),
@@ -125,6 +127,22 @@ def _learning(run: ReportedRun) -> Drawn:
     if left_out := [run.title_of(name) for name in run.outcome.accuracy if name not in curves]:
         caption += f" Measured once, and so no curve: {'; '.join(left_out)}."
     return figure, caption
+
+
+def _who_helped(run: ReportedRun) -> Drawn:
+    """Draw the worth of each passive; None: nobody measured it."""
+    found = run.who_helped
+    if found is None or not found.passives:
+        return None
+    figure = Figure(layout="constrained")
+    draw_worth(
+        figure,
+        [worth.passive for worth in found.passives],
+        [interval_of(worth) for worth in found.passives],
+        [worth.wire_bytes for worth in found.passives],
+        measure=MEASURES[found.measure],
+    )
+    return figure, CAPTION
 
 
 def _describe_finish(outcome: Outcome) -> str:

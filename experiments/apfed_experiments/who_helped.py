@@ -1,0 +1,200 @@
+"""Who helped: what each passive's help was worth, over seeds (`secure-apfed study who-helped`).
+
+Run by: the experimenter, who plays all parties in one process. Each seed trains once with all
+passives and once without each, on the same rows, with the same initial weights; a worth is their
+difference on the same test rows, paired by seed (`secure_apfed.runs.worth`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from apfed_experiments.columns import (
+    P_HOLM,
+    Column,
+    Form,
+    Table,
+    adjust,
+    difference_of_shares,
+    share_of_rows,
+    within,
+    write_text,
+)
+from apfed_experiments.drawing import Picture, drawing
+from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.study import OnDone, Point, Study
+from apfed_experiments.summary import Gain, Row, Summary, measure_difference
+from apfed_experiments.worth import (
+    AROUND_ZERO,
+    CAPTION,
+    DEPENDS,
+    bytes_text,
+    describe_cost,
+    describe_worth,
+    draw_worth,
+)
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData, load_data
+from secure_apfed.files import to_json
+from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.runs.worth import check_leaving_out, leave_out, without_settings
+from secure_apfed.settings.run import TranscriptSettings
+
+READING = (
+    f"{DEPENDS} {AROUND_ZERO} Means over the seeds with 95 % intervals, paired by seed, with the "
+    "covariance by the people who test several seeds. p: adjusted for the number of passives "
+    "(Holm). Sent more: bytes on all links that the run sends more because the passive takes part."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithoutPoint(Point):
+    """The runs of another point without one of its passives."""
+
+    whole: Point
+    passive: str
+
+    def data(self, seed: int) -> VerticalData:
+        return leave_out(self.whole.data(seed), self.passive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhoHelpedStudy:
+    """What a study found.
+
+    Attributes:
+        table: a row for each passive, then one for all of them over the best local model, where
+            that was measured.
+        reading: how to read it, and what the same would cost between organisations.
+        page: the HTML page, with the picture.
+    """
+
+    table: Table
+    reading: str
+    page: Path
+
+
+def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
+    """Return the point of all passives, then those without each; no run is attacked."""
+    quiet = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
+    whole = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
+    without = (
+        WithoutPoint(
+            config=without_settings(config, passive),
+            folder=folder,
+            figures_only=True,
+            alone=whole.config,
+            whole=whole,
+            passive=passive,
+        )
+        for passive in passives
+    )
+    return (whole, *without)
+
+
+def run_who_helped(
+    config: Config,
+    folder: Path,
+    *,
+    seeds: int,
+    jobs: int = 1,
+    baselines: bool = True,
+    on_done: OnDone = lambda done, total: None,
+) -> WhoHelpedStudy:
+    """Train what is missing under `config.seed` and the seeds after it; write tables and a page.
+
+    Raises:
+        ConfigError: nobody can be left out (`check_leaving_out`).
+        CheckpointError: the folder holds runs of other settings.
+    """
+    passives = tuple(table.name for table in load_data(config.data, seed=config.seed).passives)
+    check_leaving_out(config, passives)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    points = points_of(config, folder, passives)
+    study = Study(points=points, seeds=range(config.seed, config.seed + seeds))
+    results = study.run(jobs=jobs, on_done=on_done, solo=baselines)
+    whole = results.of(points[0])
+    sent = Summary.of(whole).wire_bytes
+    rows: list[Row] = []
+    for passive, point in zip(passives, points[1:], strict=True):
+        without = results.of(point)
+        summary = Summary.of(without)
+        rows.append(
+            {
+                "passive": passive,
+                "seeds": seeds,
+                "measure": config.measure,
+                "reached": summary.accuracy,
+                "gain": measure_difference(whole, without),
+                "wire_bytes": sent - summary.wire_bytes,
+            }
+        )
+    adjust(rows, seeds)
+    measure = MEASURES[config.measure]
+    picture = _draw(folder / "who-helped.png", rows, measure)
+    gain = Gain.of(whole)
+    if gain is not None:
+        rows.append(
+            {
+                "passive": f"all {len(passives)}, over the best local model ({gain.baseline})",
+                "seeds": seeds,
+                "measure": config.measure,
+                "reached": gain.solo,
+                "gain": gain.over_chosen,
+                "wire_bytes": sent,
+            }
+        )
+    for row in rows:
+        row["shown"] = "" if row["gain"] is None else describe_worth(row["gain"])
+    table = Table(_columns(measure), rows, f"{config.name}: what each passive's help was worth")
+    reached = Summary.of(whole).accuracy
+    reading = (
+        f"With all passives: {measure.title} {_own(measure)(reached)}. {READING} "
+        f"{describe_cost(config, len(passives))}"
+    )
+    write_text(folder / "who-helped.json", to_json({"rows": table.plain()}, indent=1))
+    write_text(folder / "who-helped.md", table.markdown())
+    part = Part(table=table, picture=picture)
+    write_comparison(folder, title=f"Who helped: {config.name}", reading=reading, parts=[part])
+    return WhoHelpedStudy(table=table, reading=reading, page=folder / "index.html")
+
+
+def _own(measure: Measure) -> Form:
+    return share_of_rows() if measure.share else within(".3f")
+
+
+def _columns(measure: Measure) -> tuple[Column, ...]:
+    """Return the columns; figures for programs are in the measure's own unit."""
+    unit = "points" if measure.share else measure.title
+    difference = difference_of_shares() if measure.share else within("+.3f")
+    return (
+        Column(name="passive", title="without"),
+        Column(name="seeds"),
+        Column(name="measure"),
+        Column(
+            name="reached",
+            title=f"{measure.title} %" if measure.share else measure.title,
+            form=_own(measure),
+        ),
+        Column(
+            name="gain",
+            title=f"worth, {unit}",
+            form=difference,
+            missing="measured on other test rows",
+            keys=("worth", "low", "high"),
+        ),
+        P_HOLM,
+        Column(name="shown", title="which shows"),
+        Column(name="wire_bytes", title="sent more", form=bytes_text),
+    )
+
+
+def _draw(path: Path, rows: list[Row], measure: Measure) -> Picture:
+    with drawing(path, (6.0, 3.0)) as figure:
+        draw_worth(
+            figure,
+            [row["passive"] for row in rows],
+            [row["gain"] for row in rows],
+            [row["wire_bytes"] for row in rows],
+            measure=measure,
+        )
+    return Picture(path=path, title="What each passive's help was worth", caption=CAPTION)

@@ -1,0 +1,259 @@
+"""What each passive's help was worth: the same run again, once without each passive.
+
+Run by: the experimenter, who plays all parties in one process. Leave-one-out: a passive's worth is
+what the active's model loses on the test rows where this passive takes no part, and every other
+setting is the same. It depends on who else takes part: of two passives that tell the same thing
+each is worth nothing while the other stays, so worths do not add up to what all are worth, and are
+no Shapley values.
+
+Protects nobody: every further training is a run of its own. Between organisations its epsilons are
+charged again, and two sums that differ by one passive show its part (`who_learns.md`).
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.intervals import gain_between
+from secure_apfed.measures import find_measure
+from secure_apfed.methods.terms import make_sum, settings_of
+from secure_apfed.names import PartyName
+from secure_apfed.runs.outcome import Count, RunResult, Written
+from secure_apfed.runs.run import run
+from secure_apfed.settings.run import TranscriptSettings
+
+__all__ = ["PassiveWorth", "WhoHelped", "check_leaving_out", "leave_out", "measure_worth"]
+
+
+class PassiveWorth(Written):
+    """What one passive was worth in one run.
+
+    Attributes:
+        passive: who was left out.
+        without: the measure of the model that was trained without it; None: not defined.
+        value: how much better the model with all passives is, above 0 where the passive helped;
+            None: the two runs were measured on other test rows, or nothing defines it.
+        low, high: 95 % interval of `value` over the test rows, paired; None without.
+        wire_bytes: that the run sends more with this passive, on all links.
+    """
+
+    passive: PartyName
+    without: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    wire_bytes: int
+
+
+class WhoHelped(Written):
+    """The worth of every passive in one run; the file `who-helped.json`.
+
+    Attributes:
+        measure: that the run is judged by; reached: by the model with all passives, None where the
+            test rows do not define it.
+        rows: of how many test rows.
+        party_seeds: whether initial weights are the same in all trainings.
+        seconds: that the further trainings took together.
+    """
+
+    measure: Annotated[str, AfterValidator(lambda name: find_measure(name).name)]
+    reached: float | None
+    rows: Count
+    party_seeds: Literal["secret", "shared_for_comparison"]
+    passives: tuple[PassiveWorth, ...]
+    seconds: float
+
+
+def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
+    """Refuse a run of which no passive can be left out, before anything is trained.
+
+    Args:
+        passives: names of all that take part.
+
+    Raises:
+        ConfigError: the method has no passives, or there is one alone; or the others could not
+            train under the same secure sum.
+    """
+    method = config.method
+    if not method.has_passives or not passives:
+        raise ConfigError(
+            f"who helped: in method {method.name} the active trains alone, and nobody can be left "
+            "out; choose a method with passives, such as apfed_r or votes"
+        )
+    if len(passives) == 1:
+        raise ConfigError(
+            f"who helped: {passives[0]} is the only passive, and without it nobody helps; its "
+            "worth is the gain over the best that the active does alone, which "
+            "`secure-apfed run CONFIG --seeds 5` measures"
+        )
+    for passive in passives:
+        _check_others(config, passive, [name for name in passives if name != passive])
+
+
+def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
+    """Refuse where these passives could not train without the one that is left out."""
+    method = config.method
+    helping = [name for name in others if settings_of(config, name).weight > 0]
+    sums = method.sums or method.opens_votes == "encrypted"
+    if sums and 1 in (len(others), len(helping)) and not config.secure_sum.allow_single_passive:
+        only = (helping if len(helping) == 1 else others)[0]
+        raise ConfigError(
+            f"who helped: without {left_out} the sum is {only}'s part alone, which "
+            "secure_sum.allow_single_passive forbids to open; take one more passive, or, where "
+            "this process plays all parties for a measurement, add --set "
+            "secure_sum.allow_single_passive=true"
+        )
+    if not method.sums:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            make_sum(without_settings(config, left_out), "who helped", "active", others)
+    except (ConfigError, LocalProtocolError) as error:
+        raise ConfigError(f"who helped: without {left_out}: {error}") from error
+
+
+def without_settings(config: Config, passive: str) -> Config:
+    """Return the settings of the same run without what they say of this passive.
+
+    Nothing is kept for attacks, and none is mounted.
+    """
+    tables = config.data.parties
+    others = None
+    if tables is not None:
+        others = {name: table for name, table in tables.items() if name != passive}
+    labels_at = tuple(name for name in config.data.labels_at if name != passive)
+    data = config.data.model_copy(update={"parties": others, "labels_at": labels_at})
+    settings = {name: of for name, of in config.passives.items() if name != passive}
+    return config.model_copy(
+        update={
+            "name": f"{config.name}-without-{passive}",
+            "data": data,
+            "passives": settings,
+            "attacks": (),
+            "tradeoff": {},
+            "transcript": TranscriptSettings(keep="none"),
+        }
+    )
+
+
+def leave_out(data: VerticalData, passive: str) -> VerticalData:
+    """Return the same tables without that of this passive."""
+    return replace(
+        data,
+        passives=tuple(table for table in data.passives if table.name != passive),
+        labels_at=tuple(name for name in data.labels_at if name != passive),
+    )
+
+
+def measure_worth(
+    result: RunResult, *, on_done: Callable[[int, int], None] = lambda done, total: None
+) -> WhoHelped:
+    """Train once more without each passive, and measure what the run's model loses by it.
+
+    Args:
+        result: of a run whose parties one process played; it stays as it is.
+        on_done: called with the trainings that are done and that there are.
+
+    Raises:
+        ConfigError: nobody can be left out (`check_leaving_out`), the parties ran apart, or the run
+            was resumed.
+        DataError: there is no test row to measure on.
+
+    Example:
+        >>> result = run(config, None)  # doctest: +SKIP
+        >>> {of.passive: of.value for of in measure_worth(result).passives}  # doctest: +SKIP
+        {'bank': 0.031, 'shop': -0.002}
+    """
+    if result.recorded is None:
+        raise ConfigError(
+            "who helped: each party ran in a process of its own, and nobody holds all tables to "
+            "train again without one; run it with --transport memory where all tables may lie "
+            "together, else agree on one more run without the passive in question"
+        )
+    if result.sessions > 1:
+        raise ConfigError(refuse_resumed(result.sessions))
+    config = result.recorded.config
+    data = result.recorded.data
+    check_leaving_out(config, [table.name for table in data.passives])
+    variant = next(iter(result.accuracy))
+    if variant not in result.said or not len(result.said[variant].truth):
+        raise DataError(
+            "who helped: there is no test row to measure on; set data.test_fraction above 0, or "
+            "give the active test rows"
+        )
+    began = time.monotonic()
+    found = []
+    for done, table in enumerate(data.passives):
+        on_done(done, len(data.passives))
+        found.append(_measure_one(config, data, table.name, result, variant))
+    on_done(len(data.passives), len(data.passives))
+    return WhoHelped(
+        measure=result.measure,
+        reached=_known(result.scores[variant]),
+        rows=len(result.said[variant].truth),
+        party_seeds=config.party_seeds,
+        passives=tuple(found),
+        seconds=time.monotonic() - began,
+    )
+
+
+def refuse_resumed(sessions: int) -> str:
+    """Say why a resumed run is not compared with whole ones, and what to do instead."""
+    return (
+        f"who helped: the run was played in {sessions} sessions, and what it sent again counts "
+        "again, so that nothing compares with trainings of one session; measure it with "
+        "`secure-apfed study who-helped CONFIG`"
+    )
+
+
+def _measure_one(
+    config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
+) -> PassiveWorth:
+    try:
+        with _repeated_once(passive):
+            without = run(without_settings(config, passive), None, data=leave_out(data, passive))
+    except ConfigError as error:
+        raise ConfigError(f"who helped: without {passive}: {error}") from error
+    gain = None
+    if variant in without.said:
+        measure = find_measure(result.measure)
+        gain = gain_between(result.said[variant], without.said[variant], measure)
+    return PassiveWorth(
+        passive=passive,
+        without=_known(without.scores[variant]),
+        value=None if gain is None else gain.value,
+        low=None if gain is None else _known(gain.low),
+        high=None if gain is None else _known(gain.high),
+        wire_bytes=result.wire_bytes - without.wire_bytes,
+    )
+
+
+@contextmanager
+def _repeated_once(passive: str) -> Iterator[None]:
+    """Warn of each kind of warning in this block once, and say that the passive was left out."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has said it
+        yield
+    by_kind: dict[type[Warning], list[str]] = {}
+    for warning in caught:
+        by_kind.setdefault(warning.category, []).append(str(warning.message))
+    for kind, (first, *more) in by_kind.items():
+        others = f" (and {len(more)} more of this kind)" if more else ""
+        warnings.warn(f"without {passive}: {first}{others}", kind, stacklevel=2)
+
+
+def _known(value: float) -> float | None:
+    """Return a figure for a file, where NaN has no place."""
+    return None if math.isnan(value) else value
