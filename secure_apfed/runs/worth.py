@@ -189,8 +189,9 @@ def measure_worth(
     variant = next(iter(result.accuracy))
     if variant not in result.said or not len(result.said[variant].truth):
         raise DataError(
-            "who helped: there is no test row to measure on; set data.test_fraction above 0, or "
-            "give the active test rows"
+            "who helped: the run measured no test row; have some with labels (data.test_fraction), "
+            "or, with a VerticalClassifier, compare its cross_val_score with that of one whose "
+            "passives lack one"
         )
     began = time.monotonic()
     found = []

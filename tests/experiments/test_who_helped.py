@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -25,13 +26,13 @@ from apfed_experiments.worth import (
     rows_of_worth,
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import measure_worth
+from secure_apfed import measure_worth, run_frames
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.encoding import ColumnEncoding
-from secure_apfed.errors import ConfigError, NarrowBatchWarning
+from secure_apfed.errors import ConfigError, DataError, NarrowBatchWarning
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.runs import worth
 from secure_apfed.runs.folder import RunFolder
@@ -229,13 +230,14 @@ def test_a_run_that_cannot_be_compared_is_refused_before_it_begins(
     [
         ({"recorded": None}, "each party ran in a process of its own"),
         ({"sessions": 2}, "played in 2 sessions"),
+        ({"said": {}}, "the run measured no test row"),
     ],
-    ids=["apart", "resumed"],
+    ids=["apart", "resumed", "untested"],
 )
 def test_a_result_that_cannot_be_compared_is_refused(
     whole: RunResult, changed: Mapping[str, Any], why: str
 ) -> None:
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises((ConfigError, DataError), match=why):
         measure_worth(replace(whole, **changed))
 
 
@@ -344,6 +346,19 @@ def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> No
         assert torch.equal(point.data(0).test_rows, whole.data(0).test_rows)
         alone = solo_file(point.trial(0).alone, tmp_path)
         assert alone == solo_file(whole.trial(0).alone, tmp_path), "baselines are measured twice"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::secure_apfed.errors.FewRowsWarning")
+def test_the_worth_of_frames_is_measured_when_their_files_are_gone() -> None:
+    people = [f"p{row}" for row in range(150)]
+    cells = np.random.default_rng(0).normal(size=(150, 4))
+    frame = pd.DataFrame(cells, columns=list("abcd")).assign(id=people)
+    labels = np.where(frame["a"] + frame["c"] > 0, "yes", "no")
+    active = frame[["id", "a"]].assign(label=labels)
+    passives = {name: frame[["id", name]] for name in "bcd"}
+    result = run_frames(active, passives, label="label", baselines=False)
+    assert [one.passive for one in measure_worth(result.run).passives] == list("bcd")
 
 
 @pytest.mark.slow
