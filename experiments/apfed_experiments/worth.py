@@ -99,7 +99,8 @@ def describe_interval(found: WhoHelped) -> str:
     )
     return (
         f"One seed, {found.rows:,} test rows; the intervals are over these rows, paired, and hold "
-        f"no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. {seeds}"
+        f"no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. {seeds} "
+        f"{len(found.passives)} further trainings took {words.duration(found.seconds)}."
     )
 
 

@@ -169,11 +169,6 @@ def measure_worth(
         ConfigError: nobody can be left out (`check_leaving_out`), the parties ran apart, or the run
             was resumed.
         DataError: there is no test row to measure on.
-
-    Example:
-        >>> result = run(config, None)  # doctest: +SKIP
-        >>> {of.passive: of.value for of in measure_worth(result).passives}  # doctest: +SKIP
-        {'bank': 0.031, 'shop': -0.002}
     """
     if result.recorded is None:
         raise ConfigError(
