@@ -32,7 +32,14 @@ from secure_apfed.runs.outcome import Count, RunResult, Written
 from secure_apfed.runs.run import run
 from secure_apfed.settings.run import TranscriptSettings
 
-__all__ = ["PassiveWorth", "WhoHelped", "check_leaving_out", "leave_out", "measure_worth"]
+__all__ = [
+    "PassiveWorth",
+    "WhoHelped",
+    "check_leaving_out",
+    "leave_out",
+    "measure_worth",
+    "without_settings",
+]
 
 
 class PassiveWorth(Written):
@@ -177,7 +184,11 @@ def measure_worth(
             "together, else agree on one more run without the passive in question"
         )
     if result.sessions > 1:
-        raise ConfigError(refuse_resumed(result.sessions))
+        raise ConfigError(
+            f"who helped: the run was played in {result.sessions} sessions, and what it sent again "
+            "counts again, so that nothing compares with trainings of one session; measure it with "
+            "`secure-apfed study who-helped CONFIG`"
+        )
     config = result.recorded.config
     data = result.recorded.data
     check_leaving_out(config, [table.name for table in data.passives])
@@ -201,15 +212,6 @@ def measure_worth(
         party_seeds=config.party_seeds,
         passives=tuple(found),
         seconds=time.monotonic() - began,
-    )
-
-
-def refuse_resumed(sessions: int) -> str:
-    """Say why a resumed run is not compared with whole ones, and what to do instead."""
-    return (
-        f"who helped: the run was played in {sessions} sessions, and what it sent again counts "
-        "again, so that nothing compares with trainings of one session; measure it with "
-        "`secure-apfed study who-helped CONFIG`"
     )
 
 
