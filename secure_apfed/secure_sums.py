@@ -23,3 +23,11 @@ def sum_kind(settings: SumSettings) -> type[SecureSum]:
             f"{f'{guess} ' if guess else ''}There are {pairs}"
         )
     return SECURE_SUMS[name]
+
+
+def ciphertexts_of(kind: type[SecureSum]) -> str:
+    """Return why the aggregator finds no number in a contribution to this sum, or "".
+
+    Masked numbers are numbers: that they tell nothing is for an attack to show.
+    """
+    return "" if kind.scheme == "plain" else f"nothing to read: ciphertexts ({kind.name})"

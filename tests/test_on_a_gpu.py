@@ -226,6 +226,8 @@ READS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "vector_regression": ("vfedtrans", {"shadow_rows": 20}),
     "contrastive_inversion": ("apfed_c", {"shadow_rows": 20}),
     "gradient_regression": ("apfed_r", {"shadow_rows": 20}),
+    "gradient_projection": ("apfed_c", {"shadow_rows": 20}),
+    "contribution_regression": ("apfed_r", {"shadow_rows": 20}),
     "sum_regression": ("mmvfl", {"shadow_rows": 20}),
     "sum_regression, representations": ("split_nn_sum", {"shadow_rows": 20}),
     "membership": ("apfed_c", {"shadow_models": 4}),

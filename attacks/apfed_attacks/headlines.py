@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from apfed_attacks.interface import AttackResult, Target
-from secure_apfed.secure_sums import sum_kind
+from secure_apfed.secure_sums import ciphertexts_of, sum_kind
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -110,9 +110,11 @@ def expected_directions(config: RunSettings) -> dict[Direction, str]:
         sender = "passives'" if direction.reader == "active" else "active's"
         nothing = f"nothing that depends on the {sender} {what} is sent"
         found[direction] = "" if facts & happens else nothing
-    in_clear = config.method.sums and sum_kind(config.secure_sum).unsafe
-    if in_clear or "tables are decomposed" in happens:
-        found[Direction(reader="aggregator", target="features")] = ""
+    through_aggregator = Direction(reader="aggregator", target="features")
+    if config.method.sums:
+        found[through_aggregator] = ciphertexts_of(sum_kind(config.secure_sum))
+    elif "tables are decomposed" in happens:
+        found[through_aggregator] = ""
     return found
 
 

@@ -77,6 +77,7 @@ class Attack(Settings, ABC):
         target: what it guesses, which decides how it is scored; roles: who mounts it.
         behaviour: whether that party must have deviated from the protocol.
         white_box: whether the adversary is told the victim's network.
+        told_order: whether it is told whose rows each contribution to a sum is of.
         suite: the options under which it is mounted where nobody names any.
         keeps: names of what it notes while it is played live (`Played.notes`), and reads after.
         needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
@@ -96,6 +97,7 @@ class Attack(Settings, ABC):
     roles: ClassVar[tuple[Role, ...]]
     behaviour: ClassVar[Behaviour] = "curious"
     white_box: ClassVar[bool] = False
+    told_order: ClassVar[bool] = False
     suite: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     keeps: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()

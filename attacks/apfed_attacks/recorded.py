@@ -29,6 +29,8 @@ from apfed_attacks.view import (
     Role,
     Sent,
     Side,
+    batches,
+    requests,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
@@ -114,6 +116,18 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
         return h_ND.flatten(1)
 
     return encode
+
+
+def reveal_order(recording: Recording) -> dict[int, Tensor]:
+    """Return the positions of the rows of each step to which the active asked for a sum, by step.
+
+    They stand in what it sent to all passives, so that any of these can tell the aggregator.
+    """
+    ignorance = Knowledge(classes=len(recording.data.classes))
+    view = view_of(recording, [recording.data.active.name], knowledge=ignorance)
+    found = {step: rows_B for epoch in view.epochs for step, rows_B, _ in batches(view, epoch)}
+    asked = (request for epoch in view.envelopes for request in requests(view, epoch))
+    return found | {request.step: request.rows for request in asked}
 
 
 def reveal_public(

@@ -225,6 +225,7 @@ class Trial:
                 "priors": recorded.class_priors(truth) if attack.priors else None,
                 "shadow": recorded.reveal_features(recording, victim, attack.shadow_rows, seed),
                 "encoder": recorded.reveal_encoder(recording, victim) if attack.white_box else None,
+                "order": recorded.reveal_order(recording) if attack.told_order else {},
             }
             if isinstance(attack, AnsweringAttack):
                 names = *self.parties, victim

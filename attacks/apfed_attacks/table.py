@@ -5,7 +5,9 @@ from types import MappingProxyType
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.contrastive_inversion import ContrastiveInversion
+from apfed_attacks.features.contribution_regression import ContributionRegression
 from apfed_attacks.features.decoder_extraction import DecoderExtraction
+from apfed_attacks.features.gradient_projection import GradientProjection
 from apfed_attacks.features.gradient_regression import GradientRegression
 from apfed_attacks.features.hijack import FeatureSpaceHijack, ReversedHijack
 from apfed_attacks.features.inverse_network import InverseNetwork
@@ -30,7 +32,7 @@ _ENTRIES: tuple[type[Attack], ...] = (
     GradientDirection,
     ShownLabels,
     PseudoLabels,
-    # Features: from what a victim released, or that an active opened.
+    # Features: from what a victim released, that an active opened, or that an aggregator added.
     InverseNetwork,
     UnpairedInversion,
     RepresentationNetwork,
@@ -40,6 +42,8 @@ _ENTRIES: tuple[type[Attack], ...] = (
     VectorRegression,
     ContrastiveInversion,
     GradientRegression,
+    GradientProjection,
+    ContributionRegression,
     SumRegression,
     ChosenRepresentations,
     DecoderExtraction,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.sums.frames import Frame
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
 from secure_apfed.settings import unknown_name
@@ -47,6 +48,7 @@ __all__ = [
     "Side",
     "asked",
     "batches",
+    "contributions",
     "epochs_asked",
     "gradients",
     "opened_epochs",
@@ -142,6 +144,8 @@ class Knowledge:
             function rows -> scores (N, K).
         public: party -> (P, ...) features of P people outside the training, whom the adversary
             knows wholly; row k is the same person in each.
+        order: step -> (B,) positions of the rows that were contributed, as any passive could tell
+            the aggregator.
     """
 
     classes: int
@@ -156,6 +160,7 @@ class Knowledge:
         default=None, repr=False
     )
     public: Mapping[str, Tensor] = field(default_factory=dict)
+    order: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Self:
         asked = self.candidates
@@ -419,6 +424,24 @@ def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tens
             yield message.step, rows_B, h_BD
 
 
+def contributions(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Frame]]:
+    """Yield (rows (B,), frame) of what `sender` contributed to sums, in every kept epoch.
+
+    Whose rows these are the view's knowledge must tell (`Knowledge.order`). Messages that are no
+    frame of a sum, or of other rows, are left out.
+    """
+    for message in view.messages(Kind.CONTRIBUTION):
+        rows_B = view.knowledge.order.get(message.step)
+        if message.sender != sender or rows_B is None:
+            continue
+        try:
+            frame = Frame.parse(message.payload, sender=sender)
+        except RemoteProtocolError:
+            continue
+        if frame.rows == len(rows_B):
+            yield view.attributed(rows_B), frame
+
+
 def over_time(
     read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Iterable[int]
 ) -> dict[str, Observed]:
@@ -486,6 +509,7 @@ def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
     requested = [request for epoch in view.envelopes for request in requests(view, epoch)]
     answered = [item.rows for item in requested if item.z is not None or item.step in view.opened]
     answered += [rows_B for epoch in view.envelopes for _, rows_B in _answers(view, epoch)]
+    answered += [view.attributed(rows_B) for rows_B in view.knowledge.order.values()]
     voted = [] if (ballot := asked(view)) is None else [ballot.rows]
     observed = [released_positions(view), *(request.rows for request in requested), *voted]
     return _every_position(observed), _every_position(answered)

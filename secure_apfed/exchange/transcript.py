@@ -37,8 +37,12 @@ KEPT_KINDS = frozenset(
         Kind.REPRESENTATIONS,
         Kind.GRADIENTS,
         Kind.SUM,
+        Kind.CONTRIBUTION,
     }
 )
+MOST_CONTRIBUTED = 8 * 2**20
+"""Of an epoch, how many bytes of contributions to sums are kept: ciphertexts take hundreds of
+kilobytes each, and a few of them show what the aggregator holds."""
 
 
 _Way = tuple[str, str, Kind]
@@ -95,7 +99,17 @@ class _Epoch:
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
         self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
         self.opened: dict[int, bytes] = {}
+        self.contributed = 0
         self.synced = True
+
+    def keep(self, envelope: Envelope) -> None:
+        """Keep an envelope; of contributions those that fit into `MOST_CONTRIBUTED` bytes."""
+        if envelope.kind is Kind.CONTRIBUTION:
+            if self.contributed + len(envelope.payload) > MOST_CONTRIBUTED:
+                return
+            self.contributed += len(envelope.payload)
+        digest = self.store(envelope.payload)
+        self.sent.append((replace(envelope, payload=b""), digest))
 
     def store(self, payload: bytes) -> bytes:
         """Return its digest. CheckpointError: there is no room."""
@@ -233,8 +247,7 @@ class Transcript:
             envelope.step,
         )
         if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
-            digest = epoch.store(envelope.payload)
-            epoch.sent.append((replace(envelope, payload=b""), digest))
+            epoch.keep(envelope)
 
     def keep_opened(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
@@ -320,6 +333,14 @@ class Transcript:
                 (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
                 for fields, digest in sent
             ]
+            epoch.contributed = sum(
+                end - start
+                for start, end in (
+                    epoch.places[digest]
+                    for sent_before, digest in epoch.sent
+                    if sent_before.kind is Kind.CONTRIBUTION
+                )
+            )
             for digest in (*opened.values(), *(at for _, at in sent)):
                 places[digest]  # KeyError: it has none
             for digest in [*places][-1:]:  # is all of it there?

@@ -32,7 +32,7 @@ from secure_apfed.data.encoding import ColumnEncoding, View
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
-from secure_apfed.exchange.transcript import free_megabytes
+from secure_apfed.exchange.transcript import MOST_CONTRIBUTED, free_megabytes
 from secure_apfed.methods import METHODS, Simulation, Start, train
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
@@ -75,7 +75,7 @@ _COPIES_SENT = 4
 _PAIR_BYTES = 56
 _MOST_NETWORK_BYTES = 2**31
 _MOST_LABEL_BYTES = 2**30
-_KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM)
+_KEPT = (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS, Kind.SUM, Kind.CONTRIBUTION)
 _OPENED = "sums as the active decoded them"
 # What one passive adds to a sum, by what is summed.
 _SUMMED = {
@@ -558,6 +558,9 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
                 # What the active decodes is kept too, and is as large as what it sends.
                 once[_OPENED, receiver] = link.wire_bytes
     epochs = config.train.epochs
+    summed = [way for way in once if way[0].endswith(f" {Kind.CONTRIBUTION}")]
+    if contributed := sum(once.pop(way) for way in summed):
+        once["contributions", "aggregator"] = min(contributed, epochs * MOST_CONTRIBUTED)
     megabytes = sum(once.values()) / epochs * config.kept.epochs(epochs) / 1e6
     if megabytes > (free := free_megabytes(Path())):
         yield (

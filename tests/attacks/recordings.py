@@ -1,6 +1,6 @@
 """Recordings that were made up: what is released, asked, opened, shown and voted is planted."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -17,8 +17,9 @@ from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.recorded import truth_of, view_of
 from apfed_attacks.run import Trial, mount
 from apfed_attacks.view import Knowledge, batches
+from apfed_protocols.sums.frames import Frame, FrameKind
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.exchange import Kind, pack
+from secure_apfed.exchange import Envelope, Kind, pack
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from tests.attacks.conftest import PASSIVES, note, note_payload
@@ -102,19 +103,76 @@ def noise_opened(recording: Recording, seed: int = 0) -> Recording:
     )
 
 
-def with_projections(recording: Recording, seed: int = 0) -> Recording:
-    """The same, whose sums are a projection of the first passive's features, noised every step."""
+def _projected(recording: Recording, seed: int) -> Iterator[tuple[Any, Tensor, Tensor, Tensor]]:
+    """Yield step, positions, what was sent, and a projection of passive-1's features, noised."""
     view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
-    features = truth_of(recording).features["passive-1"].flatten(1)
-    draw = torch.Generator().manual_seed(seed)
-    opened: dict[int, Tensor] = {}
+    features = truth_of(recording).features["passive-1"].flatten(1).double()
     for epoch in view.epochs:
         for step, rows_B, z_BD in batches(view, epoch):
             width = z_BD.flatten(1).shape[1]
-            weights = torch.randn(features.shape[1], width, generator=draw.manual_seed(seed))
+            weights = normal(features.shape[1], width, seed=seed)
             noise = 0.1 * normal(len(rows_B), width, seed=step)
-            opened[step] = features[rows_B].double() @ weights.double() + noise
+            yield step, rows_B, z_BD.double().flatten(1), features[rows_B] @ weights + noise
+
+
+def with_projections(recording: Recording, seed: int = 0, *, along: float = 0.0) -> Recording:
+    """The same, whose sums are a projection of the first passive's features, noised every step.
+
+    `along` times a linear image of what was sent is added, as a linear decoder's gradient has it.
+    """
+    opened = {
+        step: projected_BD + along * z_BD @ normal(z_BD.shape[1], z_BD.shape[1], seed=seed + 1)
+        for step, _, z_BD, projected_BD in _projected(recording, seed)
+    }
     return with_opened(recording, opened)
+
+
+def with_contrasts(recording: Recording, seed: int = 0) -> Recording:
+    """The same, whose sums are -(I - u u^T) p / |z|, p a projection of passive-1's features."""
+    opened: dict[int, Tensor] = {}
+    for step, _, z_BD, p_BD in _projected(recording, seed):
+        length_B1 = z_BD.norm(dim=1, keepdim=True)
+        u_BD = z_BD / length_B1
+        opened[step] = -(p_BD - u_BD * (u_BD * p_BD).sum(dim=1, keepdim=True)) / length_B1
+    return with_opened(recording, opened)
+
+
+def with_contributions(recording: Recording, *, planted: bool, seed: int = 0) -> Recording:
+    """The same, where the aggregator got a frame of passive-1 in every step.
+
+    A projection of its features under a plain sum, or words as masks make them.
+    """
+    name = "plain" if planted else "plain + pairwise masks"
+    draw = np.random.default_rng(seed)
+    kept = {epoch: list(sent) for epoch, sent in recording.transcript.kept.items()}
+    epoch_of = {one.step: epoch for epoch, sent in kept.items() for one in sent}
+    for step, rows_B, z_BD, projected_BD in _projected(recording, seed):
+        words = draw.integers(2**32, size=projected_BD.shape, dtype=np.uint32)
+        sent_BD = projected_BD.float().numpy() if planted else words
+        frame = Frame(
+            kind=FrameKind.CONTRIBUTION,
+            name=name,
+            party=0,
+            step=step,
+            rows=len(rows_B),
+            columns=z_BD.shape[1],
+            binding=bytes(32),
+            fingerprint=bytes(32),
+            blobs=(sent_BD.tobytes(),),
+        )
+        envelope = Envelope(
+            session="planted",
+            step=step,
+            kind=Kind.CONTRIBUTION,
+            sender="passive-1",
+            receiver="aggregator",
+            sequence=step,
+            payload=frame.pack(),
+        )
+        kept[epoch_of[step]].append(envelope)
+    by_epoch = {epoch: tuple(sent) for epoch, sent in kept.items()}
+    transcript: Any = SimpleNamespace(kept=by_epoch, opened={})
+    return replace(recording, transcript=transcript)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

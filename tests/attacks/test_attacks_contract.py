@@ -54,6 +54,8 @@ from tests.attacks.recordings import (
     normal,
     of_vectors,
     play,
+    with_contrasts,
+    with_contributions,
     with_opened,
     with_projections,
 )
@@ -212,6 +214,35 @@ def _projected(make: Any) -> Any:
     return _by_victim(attacked(with_projections(recording), "gradient_regression", shadow_rows=60))
 
 
+def _along_what_was_sent(make: Any) -> Any:
+    """Sums in which what was sent drowns the projection, as under a linear decoder."""
+    recording = with_projections(make("nothing", method="apfed_r"), along=10.0)
+    return _by_victim(attacked(recording, "gradient_projection", shadow_rows=60))
+
+
+def _contrasted(make: Any) -> Any:
+    """Sums that lack the part along what was sent, and are shorter where that is longer."""
+    recording = with_contrasts(make(_of_many_lengths))
+    return _by_victim(attacked(recording, "gradient_projection", shadow_rows=60))
+
+
+def _of_many_lengths(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
+    lengths = torch.exp(1.5 * torch.randn(len(labels), 1, generator=draw))
+    return lengths * F.normalize(torch.randn(len(labels), 12, generator=draw), dim=1)
+
+
+def _contributed(make: Any) -> Any:
+    """Contributions in the clear that are a projection of the first passive's features."""
+    recording = with_contributions(make("nothing"), planted=True)
+    return [
+        _figures(
+            attacked_by(
+                "aggregator", recording, "contribution_regression", "passive-1", shadow_rows=60
+            )
+        )
+    ]
+
+
 COMPLETED = {"balanced_accuracy": 0.8, "advantage": 0.25}
 FOUND = {"balanced_accuracy": 0.9, "advantage": 0.2}
 EXACT = {"r2": 0.999, "advantage": 0.2}
@@ -325,6 +356,9 @@ PLANTED: list[tuple[str, Found, dict[str, float], Any]] = [
 PLANTED += [
     ("contrastive_inversion", _opened, {"r2": 0.5, "advantage": 0.3}, SLOW),
     ("gradient_regression", _projected, {"r2": 0.9, "advantage": 0.3}, ()),
+    ("gradient_projection", _along_what_was_sent, {"r2": 0.9, "advantage": 0.3}, ()),
+    ("gradient_projection", _contrasted, {"r2": 0.7, "advantage": 0.3}, ()),
+    ("contribution_regression", _contributed, {"r2": 0.9, "advantage": 0.5}, ()),
     (
         "unpaired_inversion",
         lambda make: [_figures(on_features.skewed_and_inverted(on_features.skewed(make)))],
@@ -433,7 +467,7 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     ),
     (("model_completion",), _asked("mmvfl"), "no party releases a representation", ALL, {}),
     (
-        ("contrastive_inversion", "gradient_regression"),
+        ("contrastive_inversion", "gradient_regression", "gradient_projection"),
         NOISE,
         "no sum as the active decoded it",
         ALL,
@@ -441,10 +475,19 @@ REASONS: list[tuple[tuple[str, ...], Make, str, slice, dict[str, Any]]] = [
     ),
     (("contrastive_inversion",), RECONSTRUCTING, "gradients of another objective", ALL, {}),
     (
-        ("contrastive_inversion", "gradient_regression"),
+        ("contrastive_inversion", "gradient_regression", "gradient_projection"),
         JOINT,
         "the active receives no sum of gradients",
         ALL,
+        {},
+    ),
+    (("contribution_regression",), JOINT, "nothing is summed row by row", ALL, {}),
+    (("contribution_regression",), NOISE, "the transcript kept no contribution", ALL, {}),
+    (
+        ("contribution_regression",),
+        lambda make: with_contributions(make("nothing"), planted=True),
+        "contributes nothing to a sum",
+        FIRST_OF,
         {},
     ),
     (("model_completion",), _of("nothing", epochs=0), "set transcript.keep to first", ALL, {}),
@@ -725,6 +768,25 @@ NULL: list[tuple[str, dict[str, Any], OfSeed, tuple[str, str]]] = [
         lambda make, seed: noise_opened(make("nothing", epochs=1, seed=seed), seed),
         OF_FIRST,
     ),
+    *(
+        (
+            "gradient_projection",
+            {**FEW, "iterations": 20},
+            lambda make, seed, method=method: noise_opened(
+                make("nothing", method=method, epochs=1, seed=seed), seed
+            ),
+            OF_FIRST,
+        )
+        for method in ("apfed_r", "apfed_c")
+    ),
+    (
+        "contribution_regression",
+        {**FEW, "iterations": 20},
+        lambda make, seed: with_contributions(
+            make("nothing", epochs=1, seed=seed), planted=False, seed=seed
+        ),
+        ("aggregator", "passive-1"),
+    ),
     ("hijack", HIJACK, _noise(method="tvfl", epochs=1), OF_FIRST),
     ("reversed_hijack", HIJACK, _noise(epochs=1), FIRST),
     (
@@ -929,10 +991,11 @@ RELEASES_OF_ACTIVE = {
 RELEASES_OF_PASSIVES = {"inverse_network", "unpaired_inversion", "representation_network"}
 OF_JOINT = {"model_completion", "semi_supervised"} | {*GRADIENTS} | RELEASES_OF_PASSIVES
 QUERIED = {"membership"}
+OF_SUMS = {"gradient_regression", "gradient_projection", "contribution_regression"}
 APPLIES: Mapping[str, set[str]] = {
-    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion", "gradient_regression"} | QUERIED,
-    "apfed_r": RELEASES_OF_ACTIVE | {"gradient_regression"} | QUERIED,
-    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion", "gradient_regression"} | QUERIED,
+    "apfed": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OF_SUMS | QUERIED,
+    "apfed_r": RELEASES_OF_ACTIVE | OF_SUMS | QUERIED,
+    "apfed_c": RELEASES_OF_ACTIVE | {"contrastive_inversion"} | OF_SUMS | QUERIED,
     "apfed_code": {"sum_regression"},
     "tvfl": OF_JOINT,
     "single_view": QUERIED,

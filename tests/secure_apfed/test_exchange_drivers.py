@@ -253,7 +253,7 @@ def test_epochs_and_opened_sums_are_kept_as_the_settings_say(keep: Any, epochs: 
     assert [flow.messages for flow in recorder.transcript.flows] == [5, 4]
 
 
-def test_contributions_and_setup_are_counted_but_not_kept() -> None:
+def test_setup_is_counted_but_not_kept() -> None:
     recorder = Recorder()
     recorder.transcript.begin_epoch(0)
     for kind in Kind:
@@ -266,8 +266,33 @@ def test_contributions_and_setup_are_counted_but_not_kept() -> None:
         Kind.REPRESENTATIONS,
         Kind.GRADIENTS,
         Kind.SUM,
+        Kind.CONTRIBUTION,
     }
     assert [flow.messages for flow in recorder.transcript.flows] == [1] * len(Kind)
+
+
+def test_of_an_epoch_a_few_contributions_are_kept_and_all_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_apfed.exchange.transcript.MOST_CONTRIBUTED", 1000)
+    recorder = Recorder("all")
+    recorder.transcript.keep_in(tmp_path)
+    for epoch in range(2):
+        recorder.transcript.begin_epoch(epoch)
+        for at in range(3):
+            recorder.send(bytes([at]) * 400, kind=Kind.CONTRIBUTION)
+            recorder.send(bytes([at]) * 400, kind=Kind.GRADIENTS)
+    again = Recorder("all")
+    again.transcript.keep_in(tmp_path)
+    again.transcript.load_state_dict(recorder.transcript.state_dict(0))
+    again.transcript.begin_epoch(1)
+    again.send(b"x" * 400, kind=Kind.CONTRIBUTION)  # its epoch has as many as it may
+    for transcript in (recorder.transcript, again.transcript):
+        kinds = [[one.kind for one in sent] for sent in transcript.kept.values()]
+        assert [of.count(Kind.CONTRIBUTION) for of in kinds] == [2, 2]
+        assert [of.count(Kind.GRADIENTS) for of in kinds] == [3, 3]
+    (flow, _) = recorder.transcript.flows
+    assert flow.messages == 6
 
 
 def files_in(folder: Path) -> list[str]:

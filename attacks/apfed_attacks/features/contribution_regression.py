@@ -1,0 +1,105 @@
+"""Regression of what single passives contributed to sums, by an aggregator.
+
+Run by: the aggregator, from the messages that it adds. Under a plain sum each holds one passive's
+numbers in the clear. Under masks it holds words that are to be as good as random: the same
+regression shows whether they are. Ciphertexts hold no numbers without their key, and the attack
+says so. The aggregator is told whose row each number is of, which the active or any passive could
+tell it. Without that it would have to guess the order as well.
+
+Letters: N rows, B rows of a batch, D numbers of a contribution.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.interface import Guess
+from apfed_attacks.view import AdversaryView, AttackError, contributions
+from apfed_protocols.sums import SECURE_SUMS
+from apfed_protocols.sums.frames import Frame
+from secure_apfed.exchange import Kind
+from secure_apfed.secure_sums import ciphertexts_of
+
+_ROW_BY_ROW = ("gradients", "representations", "pseudo-labels")
+_FLOATS = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
+_INTEGERS = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
+_LARGEST_EXACT = 2**53
+"""Fixed-point numbers lie below it; the bits of a float64 that is not tiny, read as one, above."""
+
+
+class ContributionRegression(FeatureAttack):
+    """Regress each row's mean contribution, and its last, to the contributor's features.
+
+    Baseline: the mean of the shadow rows. An aggregator has no features of its own.
+    """
+
+    name = "contribution_regression"
+    roles = ("aggregator",)
+    told_order = True
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens not in _ROW_BY_ROW:
+            return f"{view.description}: nothing is summed row by row through the aggregator"
+        victim = view.knowledge.victim or ""
+        sent = [one for one in view.messages(Kind.CONTRIBUTION) if one.sender == victim]
+        if not sent:
+            if not any(view.messages(Kind.CONTRIBUTION)):
+                return "the transcript kept no contribution; set transcript.keep to all"
+            return f"{view.description}: {victim} contributes nothing to a sum"
+        frame = Frame.parse(sent[0].payload, sender=victim)
+        if reason := ciphertexts_of(SECURE_SUMS[frame.name]):
+            return reason
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        total: dict[int, Tensor] = {}
+        last: dict[int, Tensor] = {}
+        steps: dict[int, int] = {}
+        for rows_B, values_BD in _numbers_of(view, view.knowledge.victim or ""):
+            held_B = view.holds(view.knowledge.victim, rows_B)
+            for place, row_D in zip(rows_B[held_B].tolist(), values_BD[held_B], strict=True):
+                total[place] = total.get(place, torch.zeros_like(row_D)) + row_D
+                last[place] = row_D
+                steps[place] = steps.get(place, 0) + 1
+        if not total:
+            raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
+        positions = self.choose(view, torch.tensor(sorted(total)), seed)
+        places = positions.tolist()
+        means_ND = torch.stack([total[place] / steps[place] for place in places])
+        last_ND = torch.stack([last[place] for place in places])
+        columns = {"contributions": means_ND, "last contribution": last_ND}
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        scaled = {name: self.scaled(of_ND, seed) for name, of_ND in columns.items()}
+        return regress.guess(regress.on(scaled), {"nothing": self.own(view, positions, seed)})
+
+
+def _numbers_of(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (rows (B,), numbers (B, D), float64) of what `sender` contributed, step by step."""
+    for rows_B, frame in contributions(view, sender):
+        values_BD = read_numbers(frame)
+        if values_BD is not None:
+            yield rows_B, torch.from_numpy(values_BD).to(view.device)
+
+
+def read_numbers(frame: Frame) -> NDArray[np.float64] | None:
+    """Return the numbers of a contribution that nobody encrypted, (B, D); None: it has none.
+
+    Floats, integers in fixed point, or masked words as signed ones.
+    """
+    count = frame.rows * frame.columns
+    of_size = [blob for blob in frame.blobs if count and len(blob) in (4 * count, 8 * count)]
+    if not of_size:
+        return None
+    blob = of_size[0]
+    bytes_each = len(blob) // count
+    integers = np.frombuffer(blob, dtype=_INTEGERS[bytes_each])
+    floats = np.frombuffer(blob, dtype=_FLOATS[bytes_each])
+    masked = SECURE_SUMS[frame.name].masks != "none"
+    fixed_point = bytes_each == 8 and bool((np.abs(integers) < _LARGEST_EXACT).all())
+    values = integers if masked or fixed_point else floats
+    return np.asarray(values, dtype=np.float64).reshape(frame.shape)

@@ -1,0 +1,151 @@
+"""Projections of passives' features, taken out of opened sums by the form of each objective.
+
+Run by: the active of APFed that knows, from the contract, which objectives its passives have. A
+row's gradient has one part that the active could nearly compute, since it sent the representation,
+and one that depends on the passive's row. The first hides the second; this attack takes it away.
+
+Reconstruction, Eq. (12) of APFed: with a decoder whose Jacobian is J, the gradient is
+(2 / F) J^T (DEC(z) - x), for a linear decoder W z + b that is (2 / F) (W^T W z + W^T b - W^T x).
+Clustering: R^T (softmax(R z) - p), p the soft targets of the row. Both are a function of z minus a
+projection of what the passive has. What least squares on z explains of the sums of an epoch is
+taken off, and the projection is left.
+
+Contrast, Eqs. (14) to (16): the gradient is -(1 / tau |z|) (I - u u^T) (p - mean of the others),
+u = z / |z|. Times |z| its rows are of one scale; what least squares on u explains is taken off.
+
+In a sum of several objectives each form takes its part, and each is a set of columns of its own.
+Own derivation. Where a clip shortens rows, or a decoder is far from linear, less is taken off.
+
+Letters: N rows, B batch, D numbers of a representation, F columns of a passive.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from apfed_attacks.features.contrastive_inversion import opened_batches
+from apfed_attacks.features.regression import FeatureAttack, Regression
+from apfed_attacks.interface import FloatArray, Guess
+from apfed_attacks.view import AdversaryView, AttackError, Observed
+
+Form: TypeAlias = Literal["affine", "cosine"]
+FORMS: Mapping[str, Form] = {
+    "reconstruction": "affine",
+    "clustering": "affine",
+    "contrastive": "cosine",
+}
+"""By objective, how its gradient depends on what the active sent."""
+_RANK = 1e-9
+
+
+class GradientProjection(FeatureAttack):
+    """Take what representations explain off the sums; regress the rest to the victim's features.
+
+    Attacks, for each form among the passives' objectives: the mean of the rest over all kept
+    steps, alone, beside own features x, and beside the mean of what was sent. Baselines, with the
+    same shadow rows: their mean, and x.
+    """
+
+    name = "gradient_projection"
+    roles = ("active",)
+    suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
+
+    def applicable(self, view: AdversaryView) -> str | None:
+        if view.description.opens != "gradients":
+            return f"{view.description}: the active receives no sum of gradients"
+        if not view.agreed:
+            return "the view does not say what the passives contribute (agreed)"
+        if not forms_of(view):
+            known = ", ".join(FORMS)
+            return f"no passive has an objective whose gradient's form is known ({known})"
+        if not any(opened_batches(view, epoch) for epoch in view.epochs):
+            return (
+                "the recording holds no sum as the active decoded it; set transcript.keep to "
+                "first_and_last or all"
+            )
+        return None
+
+    def run(self, view: AdversaryView, seed: int) -> Guess:
+        rests = {form: average_rests(view, form) for form in forms_of(view)}
+        sent, _ = next(iter(rests.values()))
+        positions = self.choose(view, sent.positions, seed)
+        x_NF = self.own(view, positions, seed)
+        sent_ND = self.scaled(sent.at(positions), seed)
+        columns: dict[str, FloatArray] = {}
+        for form, (_, rest) in rests.items():
+            name = f"{form} rest of the sums"
+            rest_ND = self.scaled(rest.at(positions), seed)
+            columns[name] = rest_ND
+            columns[f"{name} and x"] = np.hstack([rest_ND, x_NF])
+            columns[f"{name} and z"] = np.hstack([rest_ND, sent_ND])
+        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        return regress.guess(regress.on(columns), {"x": x_NF})
+
+
+def forms_of(view: AdversaryView) -> tuple[Form, ...]:
+    """Return the known forms of the gradients that the passives contribute, each once."""
+    names = [agreed.objective.name for agreed in view.agreed.values()]
+    return tuple(dict.fromkeys(FORMS[name] for name in names if name in FORMS))
+
+
+def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
+    """Return by position the mean of what was sent, and of what it does not explain of the sums.
+
+    Both (N, D). Every epoch is fitted by itself, since passives train in between. Rows that the
+    victim does not hold took no part in its loss, and are left out.
+    """
+    total: dict[int, Tensor] = {}
+    steps: dict[int, int] = {}
+    for epoch in view.epochs:
+        rows_N, sent_ND, sums_ND = _opened_in(view, epoch)
+        if len(rows_N):
+            if form == "cosine":
+                sums_ND = sums_ND * sent_ND.norm(dim=1, keepdim=True)
+                sent_ND = F.normalize(sent_ND, dim=1)
+            both_N2D = torch.cat([sent_ND, unexplained(sums_ND, sent_ND)], dim=1)
+            for place, row_2D in zip(rows_N.tolist(), both_N2D, strict=True):
+                total[place] = total.get(place, torch.zeros_like(row_2D)) + row_2D
+                steps[place] = steps.get(place, 0) + 1
+    if not total:
+        raise AttackError(
+            f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} holds"
+        )
+    positions = torch.tensor(sorted(total))
+    means = torch.stack([total[place] / steps[place] for place in positions.tolist()])
+    sent_ND, rest_ND = means.chunk(2, dim=1)
+    return Observed(positions, sent_ND), Observed(positions, rest_ND)
+
+
+def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows (N,), what was sent of them and what was opened, both (N, D), of an epoch."""
+    rows, sent, sums = [torch.empty(0, dtype=torch.int64)], list[Tensor](), list[Tensor]()
+    for step, rows_B, h_BD in opened_batches(view, epoch):
+        held_B = view.holds(view.knowledge.victim, rows_B)
+        rows.append(rows_B[held_B])
+        sent.append(h_BD[held_B].double().flatten(1))
+        sums.append(view.opened[step][held_B].double().flatten(1))
+    if not sent:
+        return rows[0], torch.empty(0, 0), torch.empty(0, 0)
+    return torch.cat(rows), torch.cat(sent), torch.cat(sums)
+
+
+def unexplained(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
+    """Return what least squares on what was sent, and a constant, leave of the sums, (N, D).
+
+    Each row is predicted by a fit without it (leave-one-out residuals), so that with few rows for
+    the numbers of a representation the fit does not take the row's own part along; where there are
+    no more rows than these numbers, the sums less their mean are returned.
+    """
+    centred_ND = sums_ND - sums_ND.mean(dim=0)
+    if len(sent_ND) <= sent_ND.shape[1] + 1:
+        return centred_ND
+    around_ND = sent_ND - sent_ND.mean(dim=0)
+    left_NR, sizes_R, _ = torch.linalg.svd(around_ND, full_matrices=False)
+    left_NR = left_NR[:, sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)]
+    rest_ND = centred_ND - left_NR @ (left_NR.T @ centred_ND)
+    own_N1 = (1 / len(sums_ND) + left_NR.square().sum(dim=1, keepdim=True)).clamp(max=0.95)
+    return rest_ND / (1 - own_N1)
