@@ -130,6 +130,8 @@ def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ..
         coalitions = [of_role] if attack.coalition == "all" else [(party,) for party in of_role]
         passives_too = attack.target == "features" or role == "active"
         victims = (active, *passives) if passives_too else (active,)
+        if role == "aggregator":  # which adds what passives contribute
+            victims = passives
         for parties in coalitions:
             for victim in victims:
                 # Parties of one role exchange nothing with each other.

@@ -137,8 +137,26 @@ def test_every_run_speaks_of_the_three_directions(method: str) -> None:
     assert {ACTIVE_READS, PASSIVE_READS, LABELS_READ} <= kinds
 
 
-def test_an_aggregator_that_reads_single_parts_has_a_headline_of_its_own() -> None:
-    summed = {"scheme": "plain", "masks": "none", "clip": 1.0}
-    reader = Direction(reader="aggregator", target="features")
-    assert reader in expected_directions(small_config("apfed_c", secure_sum=summed))
-    assert reader not in expected_directions(small_config("apfed_c"))
+AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
+
+
+@pytest.mark.parametrize(
+    ("scheme", "masks", "text"),
+    [
+        ("plain", "none", "not attacked: no attack of this direction was chosen"),
+        ("plain", "pairwise", "not attacked: no attack of this direction was chosen"),
+        ("ckks", "none", "not applicable: nothing to read: ciphertexts (ckks)"),
+        ("bfv", "pairwise", "not applicable: nothing to read: ciphertexts (bfv + pairwise masks)"),
+    ],
+)
+def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, text: str) -> None:
+    config = small_config("apfed_c", secure_sum={"scheme": scheme, "masks": masks, "clip": 1.0})
+    assert worst_by_kind(headlines_by_direction([], config))[AGGREGATOR_READS].text == text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_aggregator_has_a_headline_where_it_adds(method: str) -> None:
+    config = small_config(method)
+    adds = config.method.sums or "tables are decomposed" in config.method.happens
+    kinds = {direction.kind for direction in expected_directions(config)}
+    assert (AGGREGATOR_READS in kinds) is adds
