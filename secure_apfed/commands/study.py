@@ -71,6 +71,29 @@ def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 
 
 
 @app.command()
+def sums(
+    output: Output = Path("runs/sums"),
+    seeds: Seeds = 3,
+    jobs: Jobs = 2,
+    base: Annotated[
+        str, typer.Option(help="Data and network: a shipped config by its name.")
+    ] = "main-digits",
+    as_json: AsJson = False,
+) -> None:
+    """What aggregator, active and passive of APFed read, by secure sum and guard."""
+    with _workers():
+        from apfed_experiments.study import base_config
+        from apfed_experiments.sum_by_guard import READING, run_sum_by_guard
+
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # a sum in the clear is half of the study
+    with progress.counting("runs", quiet=as_json) as on_done:
+        table = run_sum_by_guard(
+            base_config(base), output, seeds=range(seeds), jobs=jobs, on_done=on_done
+        )
+    _show([table], READING, as_json=as_json)
+
+
+@app.command()
 def gains(
     output: Output = Path("runs/gains"),
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each case; 10.")] = None,

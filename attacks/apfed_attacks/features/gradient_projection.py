@@ -7,11 +7,11 @@ and one that depends on the passive's row. The first hides the second; this atta
 Reconstruction, Eq. (12) of APFed: with a decoder whose Jacobian is J, the gradient is
 (2 / F) J^T (DEC(z) - x), for a linear decoder W z + b that is (2 / F) (W^T W z + W^T b - W^T x).
 Clustering: R^T (softmax(R z) - p), p the soft targets of the row. Both are a function of z minus a
-projection of what the passive has. What least squares on z explains of the sums of an epoch is
-taken off, and the projection is left.
+projection of what the passive has. What a ridge regression on z explains of the sums of an epoch
+is taken off, and the projection is left.
 
 Contrast, Eqs. (14) to (16): the gradient is -(1 / tau |z|) (I - u u^T) (p - mean of the others),
-u = z / |z|. Times |z| its rows are of one scale; what least squares on u explains is taken off.
+u = z / |z|. Times |z| its rows are of one scale; what a regression on u explains is taken off.
 
 In a sum of several objectives each form takes its part, and each is a set of columns of its own.
 Own derivation. Where a clip shortens rows, or a decoder is far from linear, less is taken off.
@@ -40,6 +40,10 @@ FORMS: Mapping[str, Form] = {
 }
 """By objective, how its gradient depends on what the active sent."""
 _RANK = 1e-9
+_STRENGTHS = tuple(10.0**power for power in range(-8, 3))
+"""Of the ridge, in units of the largest squared singular value."""
+_MOST_OWN = 0.95
+"""Of a row's weight in its own fit: above it the leave-one-out residual says little."""
 
 
 class GradientProjection(FeatureAttack):
@@ -134,18 +138,27 @@ def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def unexplained(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
-    """Return what least squares on what was sent, and a constant, leave of the sums, (N, D).
+    """Return what a ridge regression on what was sent leaves of the sums, (N, D).
 
-    Each row is predicted by a fit without it (leave-one-out residuals), so that with few rows for
-    the numbers of a representation the fit does not take the row's own part along; where there are
-    no more rows than these numbers, the sums less their mean are returned.
+    Each row is predicted by a fit without it (leave-one-out residuals in closed form: Golub, Heath
+    and Wahba 1979, Section 2, PRESS), and the strength that leaves least is taken, so that what
+    the representations do not explain is not spoilt by the fit. The strongest takes nothing off
+    but the mean.
     """
     centred_ND = sums_ND - sums_ND.mean(dim=0)
-    if len(sent_ND) <= sent_ND.shape[1] + 1:
-        return centred_ND
     around_ND = sent_ND - sent_ND.mean(dim=0)
     left_NR, sizes_R, _ = torch.linalg.svd(around_ND, full_matrices=False)
-    left_NR = left_NR[:, sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)]
-    rest_ND = centred_ND - left_NR @ (left_NR.T @ centred_ND)
-    own_N1 = (1 / len(sums_ND) + left_NR.square().sum(dim=1, keepdim=True)).clamp(max=0.95)
-    return rest_ND / (1 - own_N1)
+    kept_R = sizes_R > _RANK * sizes_R[0].clamp(min=1e-300)
+    left_NR = left_NR[:, kept_R]
+    shares_R = (sizes_R[kept_R] / sizes_R[0].clamp(min=1e-300)).square()
+    along_RD = left_NR.T @ centred_ND
+    least = centred_ND
+    for strength in _STRENGTHS:
+        filter_R = shares_R / (shares_R + strength)
+        own_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
+        if own_N1.max() > _MOST_OWN:
+            continue
+        rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - own_N1)
+        if rest_ND.square().mean() < least.square().mean():
+            least = rest_ND
+    return least

@@ -1,0 +1,206 @@
+"""Sum by guard: what each reader of APFed reads with and without a secure sum and a guard.
+
+Four cells (sum in the clear or masked, guard off or frozen noise) for APFed-R, APFed-C and a mix of
+both. The readers are the aggregator, the active and a passive. Each figure is what the attack that
+gains most reads over its best baseline with the same knowledge, with its interval over the seeds.
+Where no attack ran the table says "not attacked". Everything is derived from one run's settings.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+from apfed_attacks.headlines import NOT_ATTACKED, Direction
+from apfed_experiments.columns import (
+    EPSILON,
+    Column,
+    Table,
+    missing_leak,
+    share_of_rows,
+    stored,
+    within,
+    write_text,
+)
+from apfed_experiments.study import Line, OnDone, Point, Results, Study
+from apfed_experiments.summary import Leakage, Row, Summary
+from secure_apfed.config import Config
+from secure_apfed.data import load_data
+from secure_apfed.methods import METHODS
+
+OBJECTIVES: Mapping[str, tuple[str, ...]] = {
+    "APFed-R": ("reconstruction",),
+    "APFed-C": ("contrastive",),
+    "mix": ("reconstruction", "contrastive"),
+}
+"""By name of a line, the objectives that passives take in turn."""
+SUMS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"scheme": "plain", "masks": "none"},
+    "masked": {"scheme": "plain", "masks": "pairwise"},
+}
+GUARDS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"mechanism": "none"},
+    "frozen, epsilon 1": {"mechanism": "frozen_gaussian", "epsilon": 1.0},
+}
+_PAIRS = {"shadow_rows": 30, "iterations": 40}
+ATTACKS: tuple[Mapping[str, Any], ...] = (
+    {"name": "contribution_regression", "options": _PAIRS},
+    {"name": "gradient_regression", "options": _PAIRS},
+    {"name": "gradient_projection", "options": _PAIRS},
+    {"name": "contrastive_inversion", "options": _PAIRS},
+    {"name": "inverse_network", "options": _PAIRS},
+    {"name": "model_completion", "options": {"labels_per_class": 4, "iterations": 40}},
+)
+"""Features are read with 30 people known wholly, labels with four of each class."""
+READERS: Mapping[str, Direction] = {
+    "aggregator_features": Direction(reader="aggregator", target="features"),
+    "active_features": Direction(reader="active", target="features"),
+    "passive_features": Direction(reader="passive", target="features"),
+    "passive_labels": Direction(reader="passive", target="labels"),
+}
+"""By key for programs, who reads whose what."""
+_TITLES: Mapping[str, str] = {
+    "aggregator_features": "aggregator: features of a passive, R2",
+    "active_features": "active: features of a passive, R2",
+    "passive_features": "passive: features of the active, R2",
+    "passive_labels": "passive: labels, balanced accuracy",
+}
+_WEIGHT = 10.0
+_CLIP = 1.0
+
+READING = (
+    "Each figure is what the attack that gains most reads, minus its best baseline with the same "
+    "knowledge: mean and 95 % interval over the seeds. Features: R2 of the worst read passive (or "
+    "of the active), by a reader that knows 30 people wholly. Labels: balanced accuracy, four "
+    "labels of each class known. The aggregator is told whose row each number is of. An interval "
+    "around 0 means that these attacks found nothing, not that there is nothing; the highest of "
+    "several means is shown, which is a little optimistic for the attack. "
+    f'"{NOT_ATTACKED}": no attack ran. Epsilon: of one row\'s releases of the active, encoder held '
+    "fixed, at delta 1e-5; it bounds nothing of what passives contribute."
+)
+
+
+def _read(key: str) -> Column:
+    """Return the column of one reader; a text stands where no attack ran."""
+    width = 1.0 if READERS[key].target == "labels" else float("inf")
+    return Column(
+        name=key,
+        title=_TITLES[key],
+        form=within("+.2f", least=-width, most=width),
+        keys=(),
+    )
+
+
+COLUMNS = (
+    Column(name="objectives", title="objectives"),
+    Column(name="sum", title="secure sum"),
+    Column(name="guard", title="guard"),
+    Column(
+        name="accuracy",
+        title="accuracy %",
+        form=share_of_rows(),
+        keys=("accuracy", "accuracy_low", "accuracy_high"),
+    ),
+    EPSILON,
+    *map(_read, READERS),
+    *stored("readings"),
+)
+
+
+def lines_of(base: Config) -> list[Line]:
+    """Return the four cells of each mix of objectives, on the data of `base`."""
+    weight = base.passives["default"].weight if "default" in base.passives else _WEIGHT
+    passives = [table.name for table in load_data(base.data, seed=0).passives]
+    cells = product(OBJECTIVES.items(), enumerate(SUMS.items()), enumerate(GUARDS.items()))
+    lines = []
+    for (label, objectives), (at_sum, (total, sums)), (at_guard, (guard, noise)) in cells:
+        agreed = {
+            name: {"objective": {"name": objective}, "weight": weight}
+            for name, objective in zip(passives, cycle(objectives), strict=False)
+        }
+        settings = {
+            "method": "apfed",
+            "passives": agreed,
+            "secure_sum": {**sums, "clip": _CLIP},
+            "guard": noise if noise["mechanism"] == "none" else {**noise, "clip": _CLIP},
+            "transcript": {"keep": "all"},
+            "attacks": list(ATTACKS),
+        }
+        key = f"{label.lower()}-{('clear', 'masked')[at_sum]}-{('open', 'guarded')[at_guard]}"
+        said = {"objectives": label, "sum": total, "guard": guard}
+        lines.append(Line(key=key, label=label, settings=settings, said=said))
+    return lines
+
+
+def points_of(base: Config, folder: Path) -> list[Point]:
+    """Return one point for each cell; runs lie in a folder named by the base."""
+    usual = base.model_dump(mode="json", exclude_defaults=True)
+    return [
+        Point(
+            config=line.of(usual, name=f"{base.name}-{line.key}"),
+            folder=folder / base.name,
+            line=line,
+        )
+        for line in lines_of(base)
+    ]
+
+
+def compare(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
+    """Return one row for each cell."""
+    rows: list[Row] = []
+    for point in points:
+        summary = Summary.of(results.of(point))
+        rows.append(
+            {
+                **point.line.said,
+                "accuracy": summary.accuracy,
+                "epsilon": summary.epsilon_of(METHODS[point.line.method].declared),
+                **{key: _reading(point.config, summary, key) for key in READERS},
+                "readings": {key: _plain_reading(summary, key) for key in READERS},
+            }
+        )
+    data = points[0].config.data
+    title = f"{data.dataset}, {seeds} seed{'' if seeds == 1 else 's'}: sum by guard"
+    return Table(COLUMNS, rows, title)
+
+
+def _leak(summary: Summary, key: str) -> Leakage | None:
+    return summary.leakage.get(READERS[key].kind)
+
+
+def _reading(config: Config, summary: Summary, key: str) -> Any:
+    """Return the advantage of the worst attack of a reader, or why there is no figure."""
+    leak = _leak(summary, key)
+    return missing_leak(config, READERS[key].kind) if leak is None else leak.cut_advantage
+
+
+def _plain_reading(summary: Summary, key: str) -> Any:
+    """Return the same for programs: attack, score, baseline, advantage; or None."""
+    leak = _leak(summary, key)
+    return None if leak is None else leak.as_json()
+
+
+def run_sum_by_guard(
+    base: Config,
+    folder: Path,
+    seeds: Sequence[int],
+    jobs: int,
+    *,
+    on_done: OnDone = lambda done, total: None,
+) -> Table:
+    """Run every cell that is missing, write its table beside the runs, and return it.
+
+    Args:
+        base: data, network and training of all runs; its method, passives, sum, guard and attacks
+            are replaced. Its passives must be two or more, for the masks.
+        folder: of the study; a stopped one goes on where it was.
+        seeds: of each cell; jobs: processes.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    points = points_of(base, folder)
+    results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done)
+    table = compare(points, results, seeds=len(seeds))
+    path = folder / f"{base.name}-sum-by-guard"
+    write_text(path.with_suffix(".csv"), table.csv())
+    write_text(path.with_suffix(".md"), table.markdown())
+    return table
