@@ -40,6 +40,8 @@ LEAKS = (
     "papers",
 )
 
+BASES = ("main-digits", "main-breast-cancer", "main-handwritten")
+
 _FAILED = 3
 app = typer.Typer(
     no_args_is_help=True, help="Compare many runs: what help is worth, what it costs, what is read."
@@ -76,11 +78,12 @@ def sums(
     seeds: Seeds = 3,
     jobs: Jobs = 2,
     base: Annotated[
-        str, typer.Option(help="Data and network: a shipped config by its name.")
-    ] = "main-digits",
+        str, typer.Option(help=f"Data and network, one of: {', '.join(BASES)}.")
+    ] = BASES[0],
     as_json: AsJson = False,
 ) -> None:
     """What aggregator, active and passive of APFed read, by secure sum and guard."""
+    _known([base], BASES)
     with _workers():
         from apfed_experiments.study import base_config
         from apfed_experiments.sum_by_guard import READING, run_sum_by_guard

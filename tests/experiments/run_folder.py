@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from apfed_attacks import ATTACKS
+from apfed_attacks.headlines import expected_directions
 from apfed_attacks.interface import AttackResult
+from apfed_attacks.run import expand
 from apfed_experiments.finished import FinishedRun
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
@@ -273,3 +276,14 @@ def own_tables(folder: Path) -> dict[str, Any]:
         frame[["id", *columns, *more]].to_csv(folder / f"{name}.csv", index=False)
     parties = {name: {"file": f"{name}.csv"} for name in ("active", "shop", "post")}
     return {"dataset": "tables", "folder": str(folder), "parties": parties}
+
+
+def assert_all_directions_attacked(config: Config) -> None:
+    """Check that a run names an attack for every direction in which something leaves."""
+    attacked = {
+        (role, ATTACKS[choice.name].target)
+        for choice in expand(config.attacks)
+        for role in ATTACKS[choice.name].roles
+    }
+    for direction, nothing_leaves in expected_directions(config).items():
+        assert nothing_leaves or (direction.reader, direction.target) in attacked, direction

@@ -13,6 +13,7 @@ import pytest
 from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
+from apfed_experiments.study import base_config
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench, study
@@ -32,6 +33,7 @@ print(codes, sorted(heavy), file=sys.stderr)
 _WORKING = """
 import gc, json, os, sys, time
 from apfed_experiments import workers
+from apfed_experiments.study import base_config
 
 def work():
     import torch
@@ -53,6 +55,7 @@ if __name__ == "__main__":
 def test_names_in_helps_are_those_of_the_tables() -> None:
     assert tuple(BENCHES) == bench.NAMES
     assert tuple(parts.PARTS) == study.LEAKS
+    assert [base_config(name).method.sums_gradients for name in study.BASES] == [True] * 3
 
 
 def test_helps_import_nothing_large() -> None:
@@ -67,6 +70,7 @@ def test_helps_import_nothing_large() -> None:
     [
         (["gains", "--only", "votes/nothing"], "no case is like 'votes/nothing'"),
         (["leaks", "--only", "noise", "--only", "nothing"], "'nothing' is unknown"),
+        (["sums", "--base", "nothing"], "'nothing' is unknown"),
     ],
 )
 def test_what_is_wrong_is_told(

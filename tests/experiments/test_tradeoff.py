@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
-from apfed_experiments.study import results_of
+from apfed_attacks.headlines import Direction
+from apfed_experiments.study import base_config, results_of
 from apfed_experiments.tradeoff import (
     Board,
     TradeOff,
@@ -22,13 +23,15 @@ from apfed_experiments.tradeoff import (
     on_the_front,
     points_of,
     run_tradeoff,
+    tradeoff_of,
 )
 from secure_apfed.config.file import load_config_text
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.solo import BASELINES
-from tests.experiments.run_folder import attacked, finished
+from tests.experiments.run_folder import assert_all_directions_attacked, attacked, finished
 from tests.secure_apfed.small_runs import told
 
+AGGREGATOR_READS = Direction(reader="aggregator", target="features").kind
 STUDY = """
 name: tiny
 base: base.yaml
@@ -287,3 +290,15 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {one["attack"] for one in found["attacks"]} == set(ATTACKS)
     assert sum(one["applicable"] for one in found["attacks"]) > 10
     assert len(found["tradeoff"]) == 6
+    for point in (one for one in found["tradeoff"] if not one["reference"]):
+        assert {"active reads features of passives", AGGREGATOR_READS} <= set(point["leakage"])
+    declined = [one for one in found["attacks"] if one["attack"] == "contribution_regression"]
+    assert {one["reason"] for one in declined} == {"nothing to read: ciphertexts (ckks)"}
+
+
+def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
+    config = base_config("card")
+    study = tradeoff_of(config)
+    undefended = next(point for point in points_of(study, Path()) if point.undefended)
+    for of in (config, undefended.config):
+        assert_all_directions_attacked(of)

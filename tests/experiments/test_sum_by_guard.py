@@ -1,0 +1,128 @@
+"""Sum by guard: its four cells, what its table says where nobody attacked, and a small run."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from apfed_experiments import sum_by_guard
+from apfed_experiments.study import Point, Results, base_config
+from apfed_experiments.sum_by_guard import (
+    READERS,
+    compare,
+    lines_of,
+    points_of,
+    run_sum_by_guard,
+)
+from secure_apfed.config import Config
+from tests.experiments.run_folder import assert_all_directions_attacked
+
+BASE = base_config("main-digits")
+KINDS = {key: direction.kind for key, direction in READERS.items()}
+
+
+def figure(point: Point, seed: int, target: str, **more: Any) -> Mapping[str, Any]:
+    row = {
+        "point": point.name,
+        "seed": seed,
+        "epsilon_x": math.inf,
+        "epsilon_y": math.inf,
+        "epsilon_passives": math.inf,
+        "releases": 1,
+        "wire_bytes": 1,
+        "shared": 0.0,
+        "target": target,
+        "name": target,
+        "metric": "accuracy",
+        "score": 0.5,
+        "baseline": math.nan,
+        "advantage": math.nan,
+    }
+    return {**row, **more}
+
+
+def planted(points: list[Point], read: Mapping[str, float]) -> Results:
+    """Results of two seeds, in which these directions were read by so much."""
+    rows = []
+    for point in points:
+        for seed in range(2):
+            rows.append(figure(point, seed, "task"))
+            rows += [
+                figure(
+                    point, seed, kind, metric="r2", baseline=0.1, advantage=advantage + seed / 10
+                )
+                for kind, advantage in read.items()
+            ]
+    return Results(pd.DataFrame(rows))
+
+
+def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
+    points = points_of(BASE, tmp_path)
+    assert len({point.name for point in points}) == len(points) == 12
+    cells = [tuple(point.line.said.values()) for point in points]
+    assert len(set(cells)) == 12
+    for point in points:
+        objectives, total, guard = point.line.said.values()
+        config = point.config
+        assert (config.secure_sum.masks == "none") is (total == "none")
+        assert (config.guard.mechanism == "none") is (guard == "none")
+        names = [one.objective.name for one in config.passives.values() if one.objective]
+        assert tuple(dict.fromkeys(names)) == sum_by_guard.OBJECTIVES[objectives]
+        assert config.data == BASE.data
+        assert config.model == BASE.model
+
+
+@pytest.mark.parametrize("line", lines_of(BASE), ids=lambda line: line.key)
+def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
+    usual = BASE.model_dump(mode="json", exclude_defaults=True)
+    config = line.of(usual, name="cell")
+    assert_all_directions_attacked(config)
+
+
+def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> None:
+    points = points_of(BASE, tmp_path)[:1]
+    read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
+    table = compare(points, planted(points, read), seeds=2)
+    row = dict(zip(table.header, table.cells[0], strict=True))
+    assert row["active: features of a passive, R2"].startswith("+0.45 [")
+    assert row["passive: labels, balanced accuracy"].startswith("+0.05 [")
+    assert row["aggregator: features of a passive, R2"] == "not attacked"
+    assert row["passive: features of the active, R2"] == "not attacked"
+    (plain,) = table.plain()
+    assert plain["readings"]["active_features"]["advantage"]["mean"] == pytest.approx(0.45)
+    assert plain["readings"]["aggregator_features"] is None
+
+
+def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sum_by_guard, "SUMS", {"ckks": {"scheme": "ckks", "masks": "none"}})
+    points = points_of(BASE, tmp_path)[:1]
+    table = compare(points, planted(points, {}), seeds=2)
+    told = dict(zip(table.header, table.cells[0], strict=True))
+    said = "not applicable: nothing to read: ciphertexts (ckks)"
+    assert told["aggregator: features of a passive, R2"] == said
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
+def test_a_small_study_is_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sum_by_guard, "OBJECTIVES", {"APFed-R": ("reconstruction",)})
+    small: dict[str, Any] = BASE.model_dump(mode="json", exclude_defaults=True)
+    small["data"]["limit"] = 300
+    small["train"]["epochs"] = 3
+    base = Config.model_validate(small)
+    table = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
+    again = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
+    assert json.dumps(table.plain(), default=str) == json.dumps(again.plain(), default=str)
+    read = {
+        (row["sum"], row["guard"]): row["readings"]["aggregator_features"]["advantage"]["mean"]
+        for row in table.plain()
+    }
+    assert min(of for (total, _), of in read.items() if total == "none") > 0.3
+    assert max(of for (total, _), of in read.items() if total == "masked") < 0.2
+    assert (tmp_path / "digits-sum-by-guard.md").is_file()
