@@ -9,7 +9,8 @@ tell it. Without that it would have to guess the order as well.
 Letters: N rows, B rows of a batch, D numbers of a contribution.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ from secure_apfed.exchange import Kind
 from secure_apfed.secure_sums import ciphertexts_of
 
 _ROW_BY_ROW = ("gradients", "representations", "pseudo-labels")
-_FLOATS = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
-_INTEGERS = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
+_FLOATS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}
+_INTEGERS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
 _LARGEST_EXACT = 2**53
 """Fixed-point numbers lie below it; the bits of a float64 that is not tiny, read as one, above."""
 
