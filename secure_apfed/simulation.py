@@ -8,7 +8,7 @@ batches, dropout, every update and the weights are those of the parties.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 import torch
@@ -91,8 +91,12 @@ def begin(config: Config, data: VerticalData) -> Simulation:
         return Simulation(METHODS[config.method.name], start)
 
 
-def train(session: Simulation, config: Config) -> int:
-    """Train all epochs of what `begin` built; return how many steps they took."""
+def train(
+    session: Simulation, config: Config, on_epoch: Callable[[int], None] = lambda done: None
+) -> int:
+    """Train all epochs of what `begin` built; return how many steps they took. After each epoch
+    `on_epoch` is called with how many are done.
+    """
     method = METHODS[config.method.name]
     helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
@@ -102,6 +106,7 @@ def train(session: Simulation, config: Config) -> int:
         for rows_B in batches_of(session.learner, config, epoch):
             step_of(step, rows_B)
             step += 1
+        on_epoch(epoch + 1)
     return step
 
 

@@ -13,7 +13,7 @@ from apfed_experiments import gains, main_job
 from apfed_experiments.columns import Column, share_of_rows, table_of
 from apfed_experiments.several import _text
 from apfed_experiments.summary import Interval, Leakage, cut_difference
-from apfed_experiments.tables.table import PaperTable, _describe_limits
+from apfed_experiments.tables.table import PaperTable, _cut_limits
 from apfed_experiments.tradeoff import _SPENT
 from secure_apfed.measures import MEASURES, Measure, Scored, names_of
 
@@ -47,6 +47,12 @@ def paper_table(unit: str) -> PaperTable:
     )
 
 
+def write_limits(*, is_difference: bool) -> str:
+    table = paper_table("test accuracy, per cent")
+    low, high = _cut_limits((-130.0, 130.0), table, is_difference=is_difference)
+    return f"{low} to {high}"
+
+
 def column_of(name: str) -> Column:
     return next(column for column in main_job.COLUMNS if column.name == name)
 
@@ -68,11 +74,8 @@ SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
     "advantages in balanced accuracy": (leak_of("balanced_accuracy").cut_advantage.text, -1.0, 1.0),
     "advantages in AUC": (leak_of("auc").cut_advantage.text, -1.0, 1.0),
     "gains in Gini": (cut_difference(WIDE, "gini").text, -2.0, 2.0),
-    "papers' tables in per cent": (
-        partial(_describe_limits, (-30.0, 130.0), paper_table("test accuracy, per cent")),
-        0.0,
-        100.0,
-    ),
+    "papers' tables in per cent": (partial(write_limits, is_difference=False), 0.0, 100.0),
+    "differences in papers' tables": (partial(write_limits, is_difference=True), -100.0, 100.0),
     **{
         f"several seeds, {measure.name}": (
             partial(write_seeds, measure),
@@ -95,7 +98,10 @@ def test_what_has_no_bounds_keeps_its_interval() -> None:
     assert leak_of("r2").cut_advantage == WIDE
     assert cut_difference(WIDE, "a metric of somebody's") == WIDE
     assert Interval(0.5, math.nan, math.nan).cut(0.0, 1.0).text() == "0.5"
-    assert _describe_limits((-3.0, 130.0), paper_table("points of accuracy")) == "-3.00 to 130.00"
+    for is_difference in (False, True):
+        ends = (-3.0, 130.0)
+        table = paper_table("points of accuracy")
+        assert _cut_limits(ends, table, is_difference=is_difference) == ends
 
 
 def test_an_interval_within_its_bounds_stays_as_it_is() -> None:

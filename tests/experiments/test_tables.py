@@ -72,8 +72,9 @@ def test_every_line_is_measured_or_combines_some_that_are(table: PaperTable) -> 
         assert len({tuple(of.cells) for of in size.lines}) == 1
         assert len({of.label for of in size.jobs}) == len(size.jobs)
         for of in size.lines:
-            assert (of.job is None) is bool(of.combines)
-            assert all(part in size.lines and part.job for _, part in of.combines)
+            parts = [*of.chooses, *(part for _, part in of.combines)]
+            assert (of.job is None) is bool(parts)
+            assert all(part in size.lines and (part.job or part.chooses) for part in parts)
         runs.append((size.seeds, {of.label for of in size.jobs}))
     assert (runs[0] != runs[1]) is bool(table.leaves_out)
 
@@ -107,6 +108,43 @@ def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) 
     assert first.startswith("a,2,11.0,1.414")
     assert "Left out, and run by `--full`: c." in files["md"].read_text()
     assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+JUDGED = {
+    ("a", 0): {"held out": 9.0, "test": 1.0},
+    ("b", 0): {"held out": 8.0, "test": 2.0},
+    ("a", 1): {"held out": 7.0, "test": 3.0},
+    ("b", 1): {"held out": 8.0, "test": 4.0},
+    ("a", 2): {"held out": 7.0, "test": 5.0},
+    ("b", 2): {"held out": 7.0, "test": 6.0},
+    ("a", 3): {"held out": 7.0, "test": 7.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("seed", "chosen"),
+    [(0, 1.0), (1, 4.0), (2, 5.0), (3, None)],
+    ids=["the first", "the second", "the first of equal ones", "one is missing"],
+)
+def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: float | None) -> None:
+    """Never by the figure that it then shows."""
+    points = [replace(line(name), figure="test") for name in ("a", "b")]
+    best = Line(cells={"method": "best"}, chooses=points, judged_by="held out")
+    assert best.values(JUDGED).get(seed) == chosen
+    against = Line(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
+    assert set(against.values(JUDGED)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("unit", ["points", "test accuracy, per cent", "accuracy, %"])
+def test_the_interval_of_a_difference_is_not_cut_at_0(tmp_path: Path, unit: str) -> None:
+    """A share of rows cannot be negative, but what one method adds to another can."""
+    board = fill(replace(toy(), unit=unit), tmp_path)
+    a, _, gain = board.rows
+    assert gain["limits"] == (gain["low"], gain["high"])
+    assert gain["low"] < 0 < gain["high"]
+    is_share = unit != "points"
+    assert (a["limits"][0] == 0.0) is is_share, "its interval reaches below 0"
+    assert "0.00 to" not in write(board, tmp_path)["md"].read_text().split("a minus b")[1]
 
 
 def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(

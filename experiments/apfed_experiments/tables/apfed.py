@@ -11,26 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from apfed_experiments.study import base_config
 from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, accuracies
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
-_TITLES = {
+TITLES = {
     "mnist": "MNIST",
     "fashion_mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
 }
-_SINGLE = "SingleVL"
+SINGLE = "SingleVL"
 # In the order of the paper's columns: title of the column -> method, and its way of inference.
-_COLUMNS: Mapping[str, tuple[str, str]] = {
+COLUMNS: Mapping[str, tuple[str, str]] = {
     "TVFL-0": ("tvfl", "tvfl_0"),
     "TVFL-A": ("tvfl", "tvfl_a"),
     "TVFL-R": ("tvfl", "tvfl_r"),
-    _SINGLE: ("single_view", "single_view"),
+    SINGLE: ("single_view", "single_view"),
     "APFed-R": ("apfed_r", "apfed_r"),
     "APFed-C": ("apfed_c", "apfed_c"),
 }
@@ -88,6 +88,8 @@ class Training:
     learning_rate: float
     seeds: int
     rows: int | None = None
+    batch_size: int = 128
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
 
 
 _PAPER = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
@@ -126,6 +128,8 @@ def run_of(
             **base.train.model_dump(exclude_defaults=True),
             "epochs": training.epochs,
             "learning_rate": training.learning_rate,
+            "batch_size": training.batch_size,
+            "precision": training.precision,
             "evaluate_every": training.epochs,
         },
     }
@@ -134,8 +138,9 @@ def run_of(
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
-def _printed(dataset: str, setting: str, column: str) -> Printed:
-    place = 2 * list(_COLUMNS).index(column)
+def printed_of(dataset: str, setting: str, column: str) -> Printed:
+    """Return what Table 2 prints in this column of the row of this data set and m-i."""
+    place = 2 * list(COLUMNS).index(column)
     mean, sd = PRINTED[dataset, setting][place : place + 2]
     return Printed(mean=mean, sd=sd)
 
@@ -146,11 +151,11 @@ def _cell(
     """The lines of one row of the paper's table, and what the passives' help adds; where few rows
     have a label, of methods that predict alone, and the paper says nothing.
     """
-    title = _TITLES[dataset]
+    title = TITLES[dataset]
     weight = _BEST[dataset]
     methods = {
         method: Job.of(config.name, accuracies, config)
-        for method in dict.fromkeys(method for method, _ in _COLUMNS.values())
+        for method in dict.fromkeys(method for method, _ in COLUMNS.values())
         if not labelled or METHODS[method].settings.predicts_alone
         for config in [run_of(dataset, setting, method, weight, training, labelled)]
     }
@@ -161,18 +166,18 @@ def _cell(
             figure=way,
             panels=(f"{title} {setting}",),
             series=column,
-            paper=None if labelled else _printed(dataset, setting, column),
+            paper=None if labelled else printed_of(dataset, setting, column),
         )
-        for column, (method, way) in _COLUMNS.items()
+        for column, (method, way) in COLUMNS.items()
         if method in methods
     }
     yield from lines.values()
     for column in _HELPED:
-        helped, alone = (_printed(dataset, setting, of).mean for of in (column, _SINGLE))
+        helped, alone = (printed_of(dataset, setting, of).mean for of in (column, SINGLE))
         yield Line(
-            cells={"data": title, "views": setting, "method": f"{column} minus {_SINGLE}"},
+            cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
             paper=None if labelled else Printed(mean=helped - alone),
-            combines=((1.0, lines[column]), (-1.0, lines[_SINGLE])),
+            combines=((1.0, lines[column]), (-1.0, lines[SINGLE])),
         )
 
 
@@ -197,15 +202,15 @@ def _lambda(full: bool) -> Size:
     jobs: dict[str, Job] = {}
     lines = []
     for dataset, column, (place, weight) in product(datasets, _HELPED, enumerate(_LAMBDAS)):
-        method, way = _COLUMNS[column if weight else _SINGLE]
+        method, way = COLUMNS[column if weight else SINGLE]
         config = run_of(dataset, _STRIPS, method, weight, training)
         lines.append(
             Line(
-                cells={"data": _TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
+                cells={"data": TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
                 job=jobs.setdefault(config.name, Job.of(config.name, accuracies, config)),
                 figure=way,
-                paper=None if weight else _printed(dataset, _STRIPS, _SINGLE),
-                panels=(f"{_TITLES[dataset]} {_STRIPS}",),
+                paper=None if weight else printed_of(dataset, _STRIPS, SINGLE),
+                panels=(f"{TITLES[dataset]} {_STRIPS}",),
                 series=column,
                 at=float(place),
             )

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -101,6 +101,9 @@ class Line:
         job, figure: what of whose figures it holds.
         combines: else weights of lines, whose sum it is for every seed that has all of them: a
             mean, or a difference that is paired by seed.
+        chooses, judged_by: else lines with jobs, of which it holds, for every seed that has all of
+            them, the one whose job reports the highest figure of this name (of rows held out); the
+            first of equal ones.
         paper: what the paper prints; None: nothing, or nothing that can be read.
         panels: of the picture, by title, in which it is shown; at: its place on their axis.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
@@ -110,6 +113,8 @@ class Line:
     job: Job | None = None
     figure: str = ""
     combines: Sequence[tuple[float, "Line"]] = ()
+    chooses: Sequence["Line"] = ()
+    judged_by: str = ""
     paper: Printed | None = None
     panels: tuple[str, ...] = ("",)
     series: str = ""
@@ -120,11 +125,29 @@ class Line:
         if self.job is not None:
             label = self.job.label
             return {seed: of[self.figure] for (job, seed), of in found.items() if job == label}
+        if self.chooses:
+            return self._choose(found)
         parts = [(weight, line.values(found)) for weight, line in self.combines]
         seeds = set.intersection(*(set(values) for _, values in parts))
         return {
             seed: sum(weight * values[seed] for weight, values in parts) for seed in sorted(seeds)
         }
+
+    def _choose(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+        """Return by seed the value of the candidate that the rows held out prefer."""
+        values = [line.values(found) for line in self.chooses]
+        judged = [replace(line, figure=self.judged_by).values(found) for line in self.chooses]
+        candidates = range(len(values))
+        chosen = {}
+        for seed in sorted(set.intersection(*map(set, values))):
+            best = max(candidates, key=lambda place: judged[place][seed])
+            chosen[seed] = values[best][seed]
+        return chosen
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether it can be negative in a unit that has no negative figures."""
+        return any(weight < 0 for weight, _ in self.combines)
 
 
 def accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
@@ -204,6 +227,10 @@ class Board:
             mean, sd = both
             return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
 
+        def from_to(ends: tuple[float, float]) -> str:
+            low, high = ends
+            return f"{low:{form}} to {high:{form}}"
+
         cells = [
             Column(name=name, title=name)
             for name in (self.rows[0]["line"].cells if self.rows else ())
@@ -213,7 +240,7 @@ class Board:
         )
         measured = (
             shown("here", "here", with_sd),
-            shown("limits", "95 % interval", lambda ends: _describe_limits(ends, self.table)),
+            shown("limits", "95 % interval", from_to),
             shown("seeds", "seeds", lambda many: str(many or "")),
             shown("printed", "paper", with_sd, missing="-"),
             shown("difference", "difference", within(f"+{form}")),
@@ -234,24 +261,28 @@ class Board:
         }
 
 
-def _row(line: Line, found: Mapping[tuple[str, int], Figures], shared: float) -> Row:
+def _row(line: Line, found: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
     """One line with what was measured of it; None: nothing was, or not enough.
 
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
-    standard deviation, sqrt(ours^2 + paper's^2).
+    standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
+    table's unit cannot be.
     """
     by_seed = line.values(found)
     paper = line.paper
     values = list(by_seed.values())
-    interval = Interval.of(values, shared=shared) if values else None
+    interval = Interval.of(values, shared=table.shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     difference = in_sd = None
     if interval is not None and paper is not None:
         difference = interval.mean - paper.mean
         if sd is not None and paper.sd is not None and (combined := math.hypot(sd, paper.sd)):
             in_sd = difference / combined
-    limits = None if interval is None or sd is None else (interval.low, interval.high)
-    low, high = limits or (None, None)
+    low = high = limits = None
+    if interval is not None and sd is not None:
+        low = interval.low
+        high = interval.high
+        limits = _cut_limits((low, high), table, is_difference=line.is_difference)
     return {
         **line.cells,
         "line": line,
@@ -305,7 +336,7 @@ def fill(
         figures = ended.get(path.stem)
         if isinstance(figures, Mapping):
             found[of] = figures
-    rows = [_row(line, found, table.shared) for line in size.lines]
+    rows = [_row(line, found, table) for line in size.lines]
     return Board(
         table=table, full=full, rows=rows, done=len(found), jobs=len(every), failures=failures
     )
@@ -368,13 +399,14 @@ def _find_most(table: PaperTable) -> float:
     return 100.0 if "%" in table.unit or "per cent" in table.unit else math.inf
 
 
-def _describe_limits(ends: tuple[float, float], table: PaperTable) -> str:
-    """Return the ends of an interval without what a share of rows cannot be."""
+def _cut_limits(
+    ends: tuple[float, float], table: PaperTable, *, is_difference: bool = False
+) -> tuple[float, float]:
+    """Return the ends of an interval without what a share of rows, or a difference, cannot be."""
     low, high = ends
     most = _find_most(table)
-    if math.isfinite(most) and high >= 0:
-        low = max(low, 0.0)
-    return f"{low:{table.form}} to {min(high, most):{table.form}}"
+    least = -most if is_difference or math.isinf(most) else 0.0
+    return max(low, least), min(high, most)
 
 
 def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
