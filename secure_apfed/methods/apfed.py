@@ -193,6 +193,10 @@ class ApfedActive(SumLearner):
         self._own = own
         self._releases = releases
         self.kept = {"": trainer, "guard": releases.guard}
+        self.received: Received | None = None
+        if sum_end is not None and own.config.train.meets_labels_after:
+            self.received = Received(len(rows))
+            self.kept = {**self.kept, "received": self.received}
         self._least_spread = max(
             (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
         )
@@ -234,7 +238,13 @@ class ApfedActive(SumLearner):
         numbers = released.z.flatten(1).shape[1]
         self.sum.ask(links, Kind.REPRESENTATIONS, step, payload)
         sum_AD = await self.sum.read(links, step, rows_A, payload, numbers)
-        return self.trainer.update(batch, released.z, sum_AD)
+        return self.update(batch, rows_A, released.z, sum_AD)
+
+    def update(self, batch: "Batch", rows_A: Tensor, z_A: Tensor, sum_AD: Tensor) -> float:
+        """Descend on the sum, of rows at these positions; keep it where labels come afterwards."""
+        if self.received is not None:
+            self.received.add(rows_A, sum_AD)
+        return self.trainer.update(batch, z_A, sum_AD)
 
     def forward(self, step: int, rows_B: Tensor) -> tuple["Batch", Tensor]:
         """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
@@ -309,8 +319,16 @@ class ApfedActive(SumLearner):
         )
 
     def _fit_local_models(self, task: SoloTask) -> LocalModels:
-        encoder = self.trainer.networks.encoder
-        return fit_local_models(encoder, task, combine=self._own.config.train.combine)
+        received_UD = None
+        if self.received is not None:
+            received_UD = self.received.average(self._position_N[self._rows_alone])
+        return fit_local_models(
+            self.trainer.networks.encoder,
+            task,
+            combine=self._own.config.train.combine,
+            inputs=self._own.config.train.local_models,
+            received_UD=received_UD,
+        )
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         rows = self._own.data.test_rows
@@ -461,6 +479,39 @@ class Batch:
     rows: Tensor
     loss: Tensor | None
     h: Tensor | None
+
+
+class Received:
+    """The sums that came back, added up for each position of the alignment.
+
+    Args:
+        people: positions of the alignment, N.
+    """
+
+    def __init__(self, people: int) -> None:
+        self._sum_ND = torch.zeros((people, 0), dtype=torch.float64)
+        self._count_N = torch.zeros(people, dtype=torch.int64)
+
+    def add(self, rows_A: Tensor, sum_AD: Tensor) -> None:
+        """Add the sums (A, D) of distinct positions (A,)."""
+        if not self._sum_ND.shape[1]:
+            self._sum_ND = self._sum_ND.new_zeros((len(self._sum_ND), sum_AD.shape[1]))
+        self._sum_ND[rows_A] += sum_AD.detach().double().cpu()
+        self._count_N[rows_A] += 1
+
+    def average(self, positions_U: Tensor) -> NDArray[np.float64]:
+        """Return the mean sum at each position, (U, D); NaN at -1, and where none came back."""
+        sum_UD = self._sum_ND[positions_U]
+        count_U1 = torch.where(positions_U < 0, 0, self._count_N[positions_U])[:, None]
+        average_UD = torch.where(count_U1 > 0, sum_UD / count_U1, torch.nan)
+        return average_UD.numpy()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"sum": self._sum_ND, "count": self._count_N}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._sum_ND = tensors["sum"].clone()
+        self._count_N = tensors["count"].clone()
 
 
 class ActiveTrainer(Trainer):
@@ -707,7 +758,7 @@ class SingleView(Method):
             sent_A = z_A.detach()
             gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
             sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
-            active.trainer.update(batch, z_A, sum_AD)
+            active.update(batch, rows_A, z_A, sum_AD)
 
         return step
 

@@ -42,6 +42,7 @@ from secure_apfed.methods.accounts import agreed_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
+from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms, settings_of
@@ -51,7 +52,7 @@ from secure_apfed.rank import count_columns, most_numbers
 from secure_apfed.seeds import one_thread, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.solo import FOLDS, LocalModel, Predictor, SoloTask, rank_of
+from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_of
 from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
 
 ASK = 0
@@ -139,7 +140,7 @@ class CodeStudent(Student):
             if is_surely_better(said[best], alone):
                 self.helped = best
                 beside, teacher = teachers[best]
-                self.teach(_likely(teacher.fit(), beside))
+                self.teach(label_rows(teacher.fit(), beside))
             else:
                 self.keep(alone.baseline)
 
@@ -172,7 +173,7 @@ class CodeStudent(Student):
         tasks = [teacher.task.without(part) for part in parts]
         fitted = teacher.baseline.fit_together(tasks)
         for part, predictor in zip(parts, fitted, strict=True):
-            likely_UK = _likely(predictor, beside)
+            likely_UK = label_rows(predictor, beside)
             likely_UK[self.labelled] = self._truth_nT
             likely_UK[self.labelled[part]] = 0
             linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
@@ -224,12 +225,6 @@ def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:
     """Of every fourth row the sum is held out to choose the strength of the ridge."""
     every_V = np.arange(len(phi_VD))
     fit_linear(encoder.foretold, phi_VD, told_VD, taught_V=every_V, labelled_n=every_V[::4])
-
-
-def _likely(predictor: Predictor, task: SoloTask) -> Floats:
-    """The probability of each class for each row, (U, K); 0 of rows of which it says nothing."""
-    scores_UK = predictor.scores(task.features)
-    return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
 class CodeActive(StudentActive):

@@ -5,18 +5,20 @@ numbers of others beside these. Nothing is sent: the labels meet the representat
 first time. The local models are those that a run is compared with (`secure_apfed.solo`), and models
 of x alone are the very fits of the baselines. A model that has collapsed is left out.
 
-There are two endings. `fit_local_models` (APFed with `train.labels: after`) fits each model to the
-features x, to h, and to both beside each other, and combines them (`train.combine`): no label
-touched the exchange, so held-out labels are as good as new ones, and no further test decides
-whether help is used. `fit_best_if_better` (APC-VFL and VFedTrans with `classifier: strongest`)
-keeps the best model of h only if held-out labels say that it is surely better than the best of x
-(`is_surely_better`). A public code chooses its teacher in the same way (`choose_reader`).
+There are two endings. `fit_local_models` (APFed with `train.labels: after`) fits local models to
+the inputs that `train.local_models` lists: the features x, the representation h, both beside each
+other, and pupils, models of x that learn from what came back (`secure_apfed.methods.pupils`). It
+combines them (`train.combine`). No label touched the exchange, so held-out labels are as good as
+new ones, and no further test decides whether help is used. `fit_best_if_better` (APC-VFL and
+VFedTrans with `classifier: strongest`) keeps the best model of h only if held-out labels say that
+it is surely better than the best of x (`is_surely_better`). A public code chooses its teacher in
+the same way (`choose_reader`).
 
 Letters: U training rows, n of them with labels, B rows, F features, D numbers of h, K classes.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -30,14 +32,20 @@ from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.measures import Scored
+from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.models import WithFeatures
 from secure_apfed.seeds import one_thread
+from secure_apfed.settings.training import LastInput
 from secure_apfed.solo import (
+    MOST_APART,
     TEACHERS,
     LocalModel,
+    Predictor,
     SoloTask,
+    find_baseline,
     keep_fitted,
     list_local_models,
+    measure_collapse,
     pick_models,
     surely_better,
 )
@@ -50,6 +58,7 @@ _MOST: Mapping[Combine, int | None] = MappingProxyType(
 )
 """How many models are averaged, the best by held-out labels; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
+LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +110,42 @@ class _Candidate(LocalModel):
         return super().has_collapsed()
 
 
-def fit_local_models(encoder: nn.Module, task: SoloTask, *, combine: Combine) -> LocalModels:
-    """Fit local models over x, h and both, and make one model of them.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _PupilCandidate(_Candidate):
+    """A pupil among the candidates, a ridge regression of x."""
+
+    pupil: Pupil
+
+    @property
+    def name(self) -> str:
+        return f"pupil of x taught by {self.pupil.taught_by}"
+
+    def fit(self) -> Predictor:
+        return self.pupil.predictor
+
+    def has_collapsed(self) -> bool:
+        return measure_collapse(self.fit(), self.task) > MOST_APART
+
+    def score_held_out(self) -> Scored | None:
+        return self.pupil.held_out
+
+
+def fit_local_models(
+    encoder: nn.Module,
+    task: SoloTask,
+    *,
+    combine: Combine,
+    inputs: Collection[LastInput] = LAST_INPUTS,
+    received_UD: FloatArray | None = None,
+) -> LocalModels:
+    """Fit local models and pupils after an exchange, and make one model of them.
 
     Args:
         encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels, as its baselines have them.
+        inputs: what local models read, and whether pupils are among them.
+        received_UD: the mean of the sums that came back for each row of the task, (U, D); NaN where
+            none did. None: for no row.
         combine: "mean" of the probabilities of all, "mean_of_three" of the best three by the
             held-out labels, or the "best" one.
 
@@ -114,9 +153,13 @@ def fit_local_models(encoder: nn.Module, task: SoloTask, *, combine: Combine) ->
         ModelError: no local model can be fitted to these rows.
     """
     encoder = _copy_encoder(encoder)
+    rows = task.few_rows
     task = task.few
     with one_thread(), fits_kept_meanwhile():
-        used, left_out = pick_models(_list_candidates(encoder, task), most=_MOST[combine])
+        candidates = _list_candidates(encoder, task, inputs)
+        if received_UD is not None and "pupils" in inputs:
+            candidates += _list_pupils(task, received_UD[rows])
+        used, left_out = pick_models(candidates, most=_MOST[combine])
         fitted = [(candidate.view, candidate.keep()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
@@ -198,22 +241,36 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
     return copy.deepcopy(encoder).cpu().double().requires_grad_(False).eval()
 
 
-def _list_candidates(encoder: nn.Module, task: SoloTask) -> list[_Candidate]:
-    """Return every local model of every input, not fitted yet."""
-    h_UD = represent(encoder, task)
-    rows_UC = np.concatenate([task.features, h_UD], axis=1)
-    features = task.features.shape[1]
-    width = rows_UC.shape[1]
-    whole: View = View.standardised(rows_UC, first=0, end=width)
-    code: View = View.standardised(rows_UC, first=features, end=width)
-    inputs: Sequence[tuple[Input, View, SoloTask]] = (
-        ("x", View.unchanged(features), task),
-        ("h", code, _read_through(code, rows_UC, task)),
-        ("x and h", whole, _read_through(whole, rows_UC, task)),
-    )
+def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
+    """Return the pupils, which are fitted already."""
+    view = View.unchanged(task.features.shape[1])
+    ridge = find_baseline("ridge")
     return [
-        _Candidate(baseline=baseline, task=of_input, view=view, input=name)
-        for name, view, of_input in inputs
+        _PupilCandidate(baseline=ridge, task=task, view=view, input="x", pupil=pupil)
+        for pupil in teach_pupils(task, received_UD)
+    ]
+
+
+def _list_candidates(
+    encoder: nn.Module, task: SoloTask, inputs: Collection[LastInput]
+) -> list[_Candidate]:
+    """Return every local model of each of these inputs, not fitted yet."""
+    views: list[tuple[Input, View, SoloTask]] = []
+    if "x" in inputs:
+        views.append(("x", View.unchanged(task.features.shape[1]), task))
+    if "h" in inputs or "x_and_h" in inputs:
+        h_UD = represent(encoder, task)
+        rows_UC = np.concatenate([task.features, h_UD], axis=1)
+        width = rows_UC.shape[1]
+        code = View.standardised(rows_UC, first=task.features.shape[1], end=width)
+        whole = View.standardised(rows_UC, first=0, end=width)
+        if "h" in inputs:
+            views.append(("h", code, _read_through(code, rows_UC, task)))
+        if "x_and_h" in inputs:
+            views.append(("x and h", whole, _read_through(whole, rows_UC, task)))
+    return [
+        _Candidate(baseline=baseline, task=read, view=view, input=name)
+        for name, view, read in views
         for baseline in list_local_models()
     ]
 

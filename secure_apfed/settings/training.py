@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -193,6 +193,9 @@ ObjectiveSettings = Annotated[
 ]
 
 
+LastInput: TypeAlias = Literal["x", "h", "x_and_h", "pupils"]
+
+
 class TrainSettings(Settings):
     """How every party trains. The defaults of the optimiser are the paper's (Tables 3, 4).
 
@@ -214,8 +217,10 @@ class TrainSettings(Settings):
         labels: when the active's labels meet the passives' help. "joint" is the paper's Eq. (8):
             the task loss and the passives' gradients train the encoder together. "after": the
             encoder learns from the passives' gradients alone, so that nothing that is sent depends
-            on a label; then local models are fitted with the labels to the features, to their
-            representation, and to both (`secure_apfed.methods.local_models`).
+            on a label; then local models learn the labels (`secure_apfed.methods.local_models`).
+        local_models: which ones, where labels come "after": models of the features "x", of their
+            representation "h", of both ("x_and_h"), and "pupils": models of the features that
+            learn from what came back for each training row (`secure_apfed.methods.pupils`).
         combine: how these local models become one: the "mean" of their probabilities, that of the
             best three by held-out labels, or the best one alone.
         spread_labels: for few labels: after training they are spread over representations of all
@@ -252,7 +257,12 @@ class TrainSettings(Settings):
         THE_ACTIVE,
         other_is_less(ACTIVE, "what is sent depends on labels", "after", "joint"),
     ] = "joint"
-    combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, NOBODY] = "mean"
+    local_models: Annotated[
+        tuple[LastInput, ...], Field(min_length=1, max_length=4), THE_ACTIVE, NOBODY
+    ] = ("x", "pupils")
+    combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, NOBODY] = (
+        "mean_of_three"
+    )
     spread_labels: Annotated[bool, THE_ACTIVE, NOBODY] = False
     evaluate_every: Annotated[int, Field(ge=1), THE_ACTIVE, NOBODY] = 1
     patience: Annotated[Annotated[int, Field(ge=1)] | None, THE_ACTIVE, NOBODY] = None

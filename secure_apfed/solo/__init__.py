@@ -206,8 +206,11 @@ def pick_models(
     standing: list[ModelT] = []
     collapsed: list[ModelT] = []
     left_out: list[str] = []
+    ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
         try:
+            if most is not None:
+                ranks[model] = model.rank()  # first: some fit their folds together with the whole
             group = collapsed if model.has_collapsed() else standing
         except ModelError:
             left_out.append(f"{model.name}: it cannot be fitted")
@@ -219,7 +222,7 @@ def pick_models(
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
     if most is not None:
-        usable = sorted(usable, key=lambda model: model.rank(), reverse=True)[:most]
+        usable = sorted(usable, key=ranks.__getitem__, reverse=True)[:most]
     return usable, left_out
 
 

@@ -7,7 +7,7 @@ Letters: N training rows, n of them with labels, R of them that teach, B rows to
 of a row, C of its expansion, K classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -257,8 +257,19 @@ class GradientBoosting(Baseline):
         )
 
 
-def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
-    """Return the regression from the features of the task's `rows` to `targets_RK`."""
+def fit_ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
+    """Return the regression from the features of the task's `rows`, (R,), to `targets_RK`."""
+    return fit_ridges(task, rows, [targets_RK])[0]
+
+
+def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) -> list[Predictor]:
+    """Return a regression from the features of the task's `rows`, (R,), to each of the targets.
+
+    They share their strength, which leave-one-out errors of all choose together.
+
+    Args:
+        targets: each (R, K).
+    """
     from sklearn.kernel_approximation import RBFSampler
     from sklearn.linear_model import RidgeCV
 
@@ -267,19 +278,26 @@ def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
     width = 1 / scaled_RF.shape[1]
     cosines = RBFSampler(gamma=width / 2, n_components=_COSINES, random_state=task.state("cosines"))
     cosines.fit(scaled_RF)
-    ridge = RidgeCV(alphas=_LAMBDAS).fit(_columns(scaled_RF, cosines), targets_RK)
+    ridge = RidgeCV(alphas=_LAMBDAS).fit(_columns(scaled_RF, cosines), np.hstack(targets))
+    weights = np.split(np.atleast_2d(ridge.coef_), len(targets))
+    biases = np.split(np.atleast_1d(ridge.intercept_), len(targets))
+    return [
+        _regression_on_cosines(scale, cosines, weights_KC, bias_K)
+        for weights_KC, bias_K in zip(weights, biases, strict=True)
+    ]
 
+
+def _regression_on_cosines(
+    scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
+) -> Predictor:
     def scores(features_BF: FloatArray) -> FloatArray:
         columns_BC = _columns(scale.transform(features_BF), cosines)
-        return np.asarray(ridge.predict(columns_BC), dtype=np.float64)
+        return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
     def kept() -> Fitted:
         features = len(scale.mean_)
-        weights_KC = np.atleast_2d(ridge.coef_)
         directions_CF, phases_C = unscaled(scale, cosines.random_weights_.T, cosines.random_offset_)
-        linear_KF, bias_K = unscaled(
-            scale, weights_KC[:, :features] / np.sqrt(features), np.asarray(ridge.intercept_)
-        )
+        linear_KF, shifted_K = unscaled(scale, weights_KC[:, :features] / np.sqrt(features), bias_K)
         waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, features:].T
         return Fitted(
             Cosines(
@@ -288,7 +306,7 @@ def _ridge(task: SoloTask, rows: IntArray, targets_RK: FloatArray) -> Predictor:
                     "phases": phases_C,
                     "linear": linear_KF.T,
                     "waves": waves_CK,
-                    "bias": bias_K,
+                    "bias": shifted_K,
                 }
             )
         )
@@ -310,7 +328,7 @@ class Ridge(Baseline):
     title = "Ridge on random features"
 
     def fit(self, task: SoloTask) -> Predictor:
-        return _ridge(task, task.labelled, task.indicators)
+        return fit_ridge(task, task.labelled, task.indicators)
 
 
 class Spreading(Baseline):
@@ -353,7 +371,7 @@ class SpreadingStudent(Baseline):
     def fit(self, task: SoloTask) -> Predictor:
         labels_NK = scored_once("spread", task, lambda: _spread(task))
         reached = np.flatnonzero(labels_NK.any(axis=1))
-        return _ridge(task, reached, labels_NK[reached])
+        return fit_ridge(task, reached, labels_NK[reached])
 
 
 def _spread(task: SoloTask) -> FloatArray:

@@ -40,6 +40,8 @@ FloatArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 MOST_ROWS = 20_000
 """From which baselines learn: more cost more than they tell."""
+LEAST_CLASSES = 2
+"""Of the labelled rows of a task."""
 ENOUGH_LABELS = 400
 """From so many labels on, one part of them judges well enough and the others are not held out."""
 
@@ -142,7 +144,7 @@ class SoloTask:
         if len(np.unique(at)) != len(at):
             raise DataError("solo: a labelled row is listed twice")
         seen = np.unique(self.labels)
-        if len(seen) < 2:
+        if len(seen) < LEAST_CLASSES:
             raise DataError(
                 f"solo: the {len(self.labels)} labelled rows are of {len(seen)} class(es), and "
                 "at least two are needed; label rows of another class"
@@ -168,15 +170,32 @@ class SoloTask:
 
         Of more labels than that the table beside a run draws some, and a run's own model none.
         """
+        rows = self.few_rows
+        if len(rows) == len(self.features):
+            return self
+        return replace(self, features=self.features[rows], labelled=np.arange(len(self.labels)))
+
+    @property
+    def few_rows(self) -> IntArray:
+        """The rows that `few` has, in its order, at most (N,)."""
         rows = len(self.features)
         known = len(self.labelled)
         if rows <= MOST_ROWS or known == rows:
-            return self
+            return np.arange(rows)
         others = np.setdiff1d(np.arange(rows), self.labelled)
         draw = np.random.default_rng(self.state("few rows"))
         drawn = draw.permutation(others)[: max(0, MOST_ROWS - known)]
-        kept = np.concatenate([self.labelled, np.sort(drawn)])
-        return replace(self, features=self.features[kept], labelled=np.arange(known))
+        return np.concatenate([self.labelled, np.sort(drawn)])
+
+    def pick(self, rows: IntArray) -> Self:
+        """Return the task of some of its rows, distinct and ascending, with their labels."""
+        is_kept_n = np.isin(self.labelled, rows)
+        return replace(
+            self,
+            features=self.features[rows],
+            labelled=np.searchsorted(rows, self.labelled[is_kept_n]),
+            labels=self.labels[is_kept_n],
+        )
 
     def without(self, part: IntArray) -> Self:
         """The same without these of the labels, whose rows stay."""

@@ -22,6 +22,7 @@ from secure_apfed.methods.local_models import fit_local_models, represent
 from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
+from secure_apfed.settings.training import LastInput
 from secure_apfed.solo import (
     FOLDS,
     MOST_APART,
@@ -135,9 +136,9 @@ def test_the_kept_model_predicts_what_the_run_measured(tmp_path: Path) -> None:
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert all(json.loads(line)["loss"] is None for line in lines), "there is no task loss"
     outcome = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(outcome["local_models"]["used"]) == {
-        f"{model} of {read}" for model in ("ridge", "logistic") for read in ("x", "h", "x and h")
-    }
+    teachers = ("ridge", "logistic", "their mean")
+    pupils = {f"pupil of x taught by {teacher}" for teacher in teachers}
+    assert set(outcome["local_models"]["used"]) == {"ridge of x", "logistic of x", *pupils}
 
 
 @pytest.mark.parametrize("read", ["x", "h", "x and h"])
@@ -216,11 +217,14 @@ def task_of(classes: int = 3, *, seed: int = 0) -> SoloTask:
     return SoloTask.of(rows, np.arange(30), truth[:30], classes=classes)
 
 
+ALL_INPUTS: tuple[LastInput, ...] = ("x", "h", "x_and_h", "pupils")
+
+
 @pytest.mark.parametrize(("combine", "models"), [("mean", 6), ("mean_of_three", 3), ("best", 1)])
 def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
     encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
     task = task_of()
-    made = fit_local_models(encoder, task, combine=combine)
+    made = fit_local_models(encoder, task, combine=combine, inputs=ALL_INPUTS)
     assert len(made.used) == models
     if combine == "mean":
         assert {name.partition(" of ")[2] for name in made.used} == {"x", "h", "x and h"}
@@ -233,7 +237,7 @@ def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
 def test_the_mean_is_the_mean_of_what_each_model_says() -> None:
     encoder = nn.Linear(5, 2)
     task = task_of()
-    made = fit_local_models(encoder, task, combine="mean")
+    made = fit_local_models(encoder, task, combine="mean", inputs=ALL_INPUTS)
     h = represent(encoder.double(), task)
     rows = np.concatenate([task.features, h], axis=1)
     scaled = (rows - rows.mean(0)) / rows.std(0)
@@ -252,7 +256,7 @@ def test_representations_that_are_not_finite_are_refused() -> None:
     encoder = nn.Linear(5, 2)
     nn.init.constant_(encoder.weight, torch.inf)
     with pytest.raises(ModelError, match=r"learning_rate"):
-        fit_local_models(encoder, task_of(), combine="mean")
+        fit_local_models(encoder, task_of(), combine="mean", inputs=ALL_INPUTS)
 
 
 # A model that collapsed.
@@ -309,7 +313,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     for most in (None, 1):
         mean = MeanOfModels("mean", "mean", most=most)
         assert [member.name for member in mean.members(task)] == ["even"]
-    with_h = fit_local_models(nn.Identity(), task, combine="mean")
+    with_h = fit_local_models(nn.Identity(), task, combine="mean", inputs=ALL_INPUTS)
     reads = ("x", "h", "x and h")
     assert with_h.left_out[:3] == tuple(f"diverging of {of}: it cannot be fitted" for of in reads)
     assert "one class of x: it collapsed" in with_h.left_out
