@@ -8,17 +8,17 @@ of x alone are the very fits of the baselines. A model that has collapsed is lef
 There are two endings. `fit_local_models` (APFed with `train.labels: after`) fits local models to
 the inputs that `train.local_models` lists: the features x, the representation h, both beside each
 other, and pupils, models of x that learn from what came back (`secure_apfed.methods.pupils`). It
-combines them (`train.combine`). No label touched the exchange, so held-out labels are as good as
-new ones, and no further test decides whether help is used. `fit_best_if_better` (APC-VFL and
-VFedTrans with `classifier: strongest`) keeps the best model of h only if held-out labels say that
-it is surely better than the best of x (`is_surely_better`). A public code chooses its teacher in
-the same way (`choose_reader`).
+combines those that use help (`train.combine`). Models of x alone replace them where held-out labels
+say that these are surely better. No label touched the exchange, so held-out labels are as good as
+new ones. `fit_best_if_better` (APC-VFL and VFedTrans with `classifier: strongest`) keeps the best
+model of h only if held-out labels say that it is surely better than the best of x
+(`is_surely_better`). A public code chooses its teacher in the same way (`choose_reader`).
 
 Letters: U training rows, n of them with labels, B rows, F features, D numbers of h, K classes.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -42,6 +42,7 @@ from secure_apfed.solo import (
     LocalModel,
     Predictor,
     SoloTask,
+    average_held_out,
     find_baseline,
     keep_fitted,
     list_local_models,
@@ -143,7 +144,8 @@ def fit_local_models(
     Args:
         encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels, as its baselines have them.
-        inputs: what local models read, and whether pupils are among them.
+        inputs: what local models read, and whether pupils are among them. Without "x" nothing
+            replaces the models that use help.
         received_UD: the mean of the sums that came back for each row of the task, (U, D); NaN where
             none did. None: for no row.
         combine: "mean" of the probabilities of all, "mean_of_three" of the best three by the
@@ -155,11 +157,14 @@ def fit_local_models(
     encoder = _copy_encoder(encoder)
     rows = task.few_rows
     task = task.few
+    most = _MOST[combine]
     with one_thread(), fits_kept_meanwhile():
-        candidates = _list_candidates(encoder, task, inputs)
+        helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
         if received_UD is not None and "pupils" in inputs:
-            candidates += _list_pupils(task, received_UD[rows])
-        used, left_out = pick_models(candidates, most=_MOST[combine])
+            helped += _list_pupils(task, received_UD[rows])
+        is_alone = "x" in inputs or not helped
+        alone = _list_candidates(encoder, task, ["x"] if is_alone else [])
+        used, left_out, reads_help = _pick_helped_or_alone(helped, alone, most=most)
         fitted = [(candidate.view, candidate.keep()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
@@ -170,7 +175,30 @@ def fit_local_models(
         networks=networks.requires_grad_(False).eval(),
         used=tuple(candidate.name for candidate in used),
         left_out=tuple(left_out),
+        reads_help=reads_help,
     )
+
+
+def _pick_helped_or_alone(
+    helped: Sequence[_Candidate], alone: Sequence[_Candidate], *, most: int | None
+) -> tuple[list[_Candidate], list[str], bool]:
+    """Pick the models that help made better, unless those of x alone are surely better.
+
+    Returns:
+        the models to average, the names of those left out, and whether the former use help.
+    """
+    if not helped:
+        return (*pick_models(alone, most=most), False)
+    used, left_out = pick_models(helped, most=most)
+    if not alone:
+        return used, left_out, True
+    others, left_out_alone = pick_models(alone, most=most)
+    left_out += left_out_alone
+    with_help = average_held_out(used)
+    task = alone[0].task
+    if surely_better(average_held_out(others), with_help, task.measure, seed=task.seed):
+        return others, left_out, False
+    return used, left_out, True
 
 
 def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:

@@ -17,16 +17,19 @@ numbers of a sum, K classes.
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from secure_apfed.errors import ModelError
+from secure_apfed.errors import DataError, ModelError
 from secure_apfed.measures import Scored, probabilities_of
 from secure_apfed.solo import FOLDS, Baseline, Predictor, SoloTask, list_local_models
 from secure_apfed.solo.classical import fit_ridges
 from secure_apfed.solo.fitted import View
 from secure_apfed.solo.interface import LEAST_CLASSES, FloatArray, IntArray, held_out
+
+BoolArray: TypeAlias = NDArray[np.bool_]
 
 TEACHERS = ("mixmatch", "label_spreading_ridge", "extra_trees")
 """Chosen on seven sets, three seeds each (docs/tell-nothing.md). Their mean teaches, too."""
@@ -48,24 +51,64 @@ class Pupil:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class _Read:
+    """What a teacher reads: features beside sums, of rows for which something came back.
+
+    Attributes:
+        task: these rows, (T, F + D), and the labels of some.
+        answered: the rows, (T,), of U.
+        is_answered_n: whether something came back for a labelled row, (n,).
+    """
+
+    task: SoloTask
+    answered: IntArray
+    is_answered_n: BoolArray
+    rows: int
+
+    @classmethod
+    def from_received(cls, task: SoloTask, received_UD: FloatArray) -> Self:
+        """Put the sums that came back for the rows of a task beside their features."""
+        answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
+        own = task.pick(answered)
+        beside_TC = np.hstack([_standardise(own.features), _standardise(received_UD[answered])])
+        return cls(
+            task=replace(own, features=beside_TC, shape=beside_TC.shape[1:]),
+            answered=answered,
+            is_answered_n=np.isin(task.labelled, answered),
+            rows=len(task.features),
+        )
+
+    def find_labels(self, part: IntArray) -> IntArray:
+        """Return where labels of the whole task stand among those of the rows read."""
+        place_n = np.cumsum(self.is_answered_n) - 1
+        return place_n[part[self.is_answered_n[part]]]
+
+    def label_by(self, teacher: Predictor) -> FloatArray:
+        """Return what a teacher says of all rows, (U, K)."""
+        likely_UK = np.zeros((self.rows, self.task.classes))
+        likely_UK[self.answered] = label_rows(teacher, self.task)
+        return likely_UK
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Teaching:
     """What a teacher says of all rows.
 
     Attributes:
-        by_part: probabilities (T, K) by the teacher that knows no label of a part of the labelled
-            rows, one table for each part; the last is by the teacher that knows all labels.
+        by_part: probabilities (U, K) by the teacher that knows no label of a part of the labelled
+            rows, one table for each part; the last is by the teacher that knows all labels. 0 in
+            rows for which nothing came back.
     """
 
     name: str
     by_part: tuple[FloatArray, ...] = field(repr=False)
 
     @classmethod
-    def from_baseline(cls, baseline: Baseline, task: SoloTask, parts: Sequence[IntArray]) -> Self:
+    def from_baseline(cls, baseline: Baseline, read: "_Read", parts: Sequence[IntArray]) -> Self:
         """Fit a teacher of this kind without each part, and to all labels."""
-        tasks = [*(task.without(part) for part in parts), task]
+        tasks = [*(read.task.without(read.find_labels(part)) for part in parts), read.task]
         fitted = baseline.fit_together(tasks)
-        tables = tuple(label_rows(teacher, task) for teacher in fitted)
-        return cls(name=baseline.name, by_part=tables)
+        return cls(name=baseline.name, by_part=tuple(read.label_by(teacher) for teacher in fitted))
 
     @classmethod
     def average(cls, teachings: Sequence[Self]) -> Self:
@@ -92,19 +135,20 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
     Returns:
         none where something came back for the labelled rows of fewer than two classes.
     """
-    answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
-    if not received_UD.shape[1] or _count_classes(task, answered) < LEAST_CLASSES:
+    if not received_UD.shape[1]:
         return []
-    task = task.pick(answered)
-    beside_TC = np.hstack([_standardise(task.features), _standardise(received_UD[answered])])
-    read_by_teacher = replace(task, features=beside_TC, shape=beside_TC.shape[1:])
+    answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
+    answered_labels = task.labels[np.isin(task.labelled, answered)]
+    if len(np.unique(answered_labels)) < LEAST_CLASSES:
+        return []
+    read = _Read.from_received(task, received_UD)
     parts = held_out(task.labels, FOLDS, task.seed)
     teachings: list[_Teaching] = []
     for baseline in list_local_models():
         if baseline.name not in TEACHERS:
             continue
-        with suppress(ModelError):
-            teachings.append(_Teaching.from_baseline(baseline, read_by_teacher, parts))
+        with suppress(ModelError, DataError):  # without a part, too few classes may be left
+            teachings.append(_Teaching.from_baseline(baseline, read, parts))
     if len(teachings) > 1:
         teachings.append(_Teaching.average(teachings))
     return _fit_pupils(task, teachings, parts) if teachings else []
@@ -139,16 +183,12 @@ def _fit_without(
     """Fit a pupil of each teacher to all rows but a part of the labelled ones."""
     tables = []
     for teaching in teachings:
-        likely_TK = teaching.by_part[number].copy()
-        likely_TK[task.labelled] = task.indicators
-        likely_TK[task.labelled[part]] = 0
-        tables.append(likely_TK)
+        likely_UK = teaching.by_part[number].copy()
+        likely_UK[task.labelled] = task.indicators
+        likely_UK[task.labelled[part]] = 0
+        tables.append(likely_UK)
     taught = np.flatnonzero(np.all([table.any(axis=1) for table in tables], axis=0))
-    return fit_ridges(task, taught, [likely_TK[taught] for likely_TK in tables])
-
-
-def _count_classes(task: SoloTask, rows: IntArray) -> int:
-    return len(np.unique(task.labels[np.isin(task.labelled, rows)]))
+    return fit_ridges(task, taught, [likely_UK[taught] for likely_UK in tables])
 
 
 def _standardise(rows_TF: FloatArray) -> FloatArray:

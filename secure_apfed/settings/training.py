@@ -220,7 +220,8 @@ class TrainSettings(Settings):
             on a label; then local models learn the labels (`secure_apfed.methods.local_models`).
         local_models: which ones, where labels come "after": models of the features "x", of their
             representation "h", of both ("x_and_h"), and "pupils": models of the features that
-            learn from what came back for each training row (`secure_apfed.methods.pupils`).
+            learn from what came back for each training row (`secure_apfed.methods.pupils`). Models
+            of "x" are used where held-out labels say that they are surely better than the others.
         combine: how these local models become one: the "mean" of their probabilities, that of the
             best three by held-out labels, or the best one alone.
         spread_labels: for few labels: after training they are spread over representations of all

@@ -62,6 +62,7 @@ __all__ = [
     "MeanOfModels",
     "Predictor",
     "SoloTask",
+    "average_held_out",
     "chosen",
     "every_baseline",
     "find_baseline",
@@ -226,6 +227,16 @@ def pick_models(
     return usable, left_out
 
 
+def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
+    """Return the mean of what models of one task say of the labels held out; None: none are."""
+    scored = [model.score_held_out() for model in models]
+    known = [scores for scores in scored if scores is not None]
+    if not known:
+        return None
+    mean_nK = np.mean([scores.scores for scores in known], axis=0)
+    return Scored(truth=known[0].truth, scores=mean_nK)
+
+
 class MeanOfModels(Baseline):
     """The mean of the probabilities of local models, all of them or the best by validation.
 
@@ -252,11 +263,7 @@ class MeanOfModels(Baseline):
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
         """Average what the models say of the labels held out."""
-        scored = [member.score_held_out() for member in self.members(task)]
-        known = [one for one in scored if one is not None]
-        if not known:
-            return None
-        return Scored(truth=known[0].truth, scores=np.mean([one.scores for one in known], axis=0))
+        return average_held_out(self.members(task))
 
 
 def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:

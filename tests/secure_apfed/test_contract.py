@@ -161,7 +161,8 @@ THE_ACTIVE = {
     "threshold": "cost rate",
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
-    "train": "use_unaligned labels combine spread_labels evaluate_every patience keep_best "
+    "train": "use_unaligned labels local_models combine spread_labels evaluate_every patience "
+    "keep_best "
     "class_weights loss",
     **dict.fromkeys(
         ("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior help"

@@ -1,0 +1,210 @@
+"""Pupils: models of the active's features that learn from what came back in an exchange."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secure_apfed.methods.apfed import Received
+from secure_apfed.methods.local_models import fit_local_models
+from secure_apfed.methods.pupils import Pupil, label_rows, teach_pupils
+from secure_apfed.solo import Predictor, SoloTask, find_baseline
+from secure_apfed.solo.classical import fit_ridge, fit_ridges
+from secure_apfed.solo.interface import FloatArray
+
+ROWS = 1000
+LABELLED = 30
+TEST = 1000
+
+
+class Rows:
+    """Rows of three classes whose features tell little, and sums that tell the class.
+
+    Attributes:
+        task: the training rows; truth, received: of each of them; test, test_truth: new rows.
+    """
+
+    def __init__(self, *, seed: int = 0, tell: float = 3.0) -> None:
+        draw = np.random.default_rng(seed)
+        truth = draw.integers(0, 3, ROWS + TEST)
+        features = draw.normal(size=(ROWS + TEST, 12)) + 0.8 * np.eye(3, 12)[truth]
+        received = draw.normal(size=(ROWS, 4)) + tell * np.eye(3, 4)[truth[:ROWS]]
+        self.task = SoloTask.of(
+            features[:ROWS], np.arange(LABELLED), truth[:LABELLED], classes=3, seed=seed
+        )
+        self.received = received
+        self.test = features[ROWS:]
+        self.test_truth = truth[ROWS:]
+
+    def accuracy(self, predictor: Predictor) -> float:
+        return float((predictor.scores(self.test).argmax(1) == self.test_truth).mean())
+
+
+def taught_by(pupils: list[Pupil], name: str) -> Pupil:
+    return next(pupil for pupil in pupils if pupil.taught_by == name)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_pupil_is_better_where_the_sums_tell_the_class(seed: int) -> None:
+    rows = Rows(seed=seed)
+    alone = find_baseline("ridge").fit(rows.task)
+    pupil = taught_by(teach_pupils(rows.task, rows.received), "their mean")
+    assert rows.accuracy(pupil.predictor) > rows.accuracy(alone) + 0.03
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_noise_in_the_sums_costs_little(seed: int) -> None:
+    rows = Rows(seed=seed, tell=0.0)
+    alone = find_baseline("ridge").fit(rows.task)
+    pupil = taught_by(teach_pupils(rows.task, rows.received), "their mean")
+    assert rows.accuracy(pupil.predictor) > rows.accuracy(alone) - 0.1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_held_out_labels_judge_a_pupil_as_new_rows_do(seed: int) -> None:
+    """A pupil that learnt from the sums of held-out rows would be right about nearly all."""
+    rows = Rows(seed=seed, tell=8.0)
+    draw = np.random.default_rng(seed)
+    noise = replace(rows.task, features=draw.normal(size=rows.task.features.shape))
+    for pupil in teach_pupils(noise, rows.received):
+        assert pupil.held_out is not None
+        right = (pupil.held_out.scores.argmax(1) == pupil.held_out.truth).mean()
+        assert right < 0.65, f"features are noise, and {pupil.taught_by} is right about {right:.2f}"
+
+
+def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
+    """What stands in their features is read by no teacher, and by no pupil."""
+    rows = Rows()
+    received = nothing_for(rows, np.arange(500, ROWS))
+    other = replace(rows.task, features=rows.task.features.copy())
+    other.features[500:] = other.features[500:][::-1]
+    before = teach_pupils(rows.task, received)
+    after = teach_pupils(other, received)
+    for pupil, again in zip(before, after, strict=True):
+        said = pupil.predictor.scores(rows.test)
+        np.testing.assert_allclose(again.predictor.scores(rows.test), said, atol=1e-9)
+
+
+def test_labelled_rows_without_an_answer_teach_and_judge() -> None:
+    rows = Rows()
+    received = nothing_for(rows, np.arange(10))
+    for pupil in teach_pupils(rows.task, received):
+        assert pupil.held_out is not None
+        assert len(pupil.held_out.truth) == LABELLED
+
+
+def nothing_for(rows: Rows, unanswered: np.ndarray) -> FloatArray:
+    received = rows.received.copy()
+    received[unanswered] = np.nan
+    return received
+
+
+UNANSWERED: Mapping[str, Callable[[Rows], FloatArray]] = {
+    "nobody": lambda rows: nothing_for(rows, np.arange(ROWS)),
+    "no labelled row": lambda rows: nothing_for(rows, np.arange(LABELLED)),
+    "one class": lambda rows: nothing_for(rows, rows.task.labelled[rows.task.labels > 0]),
+    "no numbers": lambda rows: rows.received[:, :0],
+}
+
+
+@pytest.mark.parametrize("case", UNANSWERED)
+def test_no_pupil_is_taught_of_too_few_labels(case: str) -> None:
+    rows = Rows()
+    assert teach_pupils(rows.task, UNANSWERED[case](rows)) == []
+
+
+@pytest.mark.parametrize("case", UNANSWERED)
+def test_local_models_stay_where_no_pupil_is_taught(case: str) -> None:
+    rows = Rows()
+    received = UNANSWERED[case](rows)
+    made = fit_local_models(nn.Identity(), rows.task, combine="mean", received_UD=received)
+    assert made.used
+    assert not any("pupil" in name for name in made.used)
+
+
+def test_the_kept_pupil_says_what_it_said() -> None:
+    rows = Rows()
+    received = rows.received
+    made = fit_local_models(
+        nn.Identity(), rows.task, combine="best", inputs=["pupils"], received_UD=received
+    )
+    pupils = teach_pupils(rows.task, received)
+    (used,) = made.used
+    pupil = taught_by(pupils, used.removeprefix("pupil of x taught by "))
+    said = made.networks(torch.from_numpy(rows.test), None)[0].exp().numpy()
+    scores = pupil.predictor.scores(rows.test).clip(min=0)
+    np.testing.assert_allclose(said, scores / scores.sum(1, keepdims=True), atol=1e-6)
+
+
+def test_labels_of_rows_are_probabilities_or_nothing() -> None:
+    rows = Rows()
+    silent = Predictor(lambda rows_BF: np.zeros((len(rows_BF), 3)))
+    assert not label_rows(silent, rows.task).any()
+    ridge = find_baseline("ridge").fit(rows.task)
+    np.testing.assert_allclose(label_rows(ridge, rows.task).sum(axis=1), 1)
+
+
+def test_regressions_that_are_fitted_together_are_those_of_stacked_targets() -> None:
+    rows = Rows()
+    taught = np.arange(ROWS)
+    draw = np.random.default_rng(0)
+    targets = [draw.random((ROWS, 3)), draw.random((ROWS, 3))]
+    together = fit_ridges(rows.task, taught, targets)
+    stacked = fit_ridge(rows.task, taught, np.hstack(targets)).scores(rows.test)
+    said = np.hstack([predictor.scores(rows.test) for predictor in together])
+    np.testing.assert_allclose(said, stacked, atol=1e-12)
+
+
+# What came back.
+
+
+def test_received_sums_are_averaged_over_the_answers_of_a_row() -> None:
+    received = Received(5)
+    received.add(torch.tensor([0, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    received.add(torch.tensor([3, 1]), torch.tensor([[5.0, 8.0], [7.0, 7.0]]))
+    average = received.average(torch.tensor([3, 0, 1, 2, -1]))
+    nothing = [np.nan, np.nan]
+    np.testing.assert_array_equal(average, [[4, 6], [1, 2], [7, 7], nothing, nothing])
+
+
+def test_received_sums_go_through_a_checkpoint() -> None:
+    received = Received(3)
+    received.add(torch.tensor([0, 2]), torch.ones(2, 4))
+    again = Received(3)
+    again.load_tensors(received.tensors())
+    positions = torch.arange(3)
+    np.testing.assert_array_equal(again.average(positions), received.average(positions))
+    empty = Received(3)
+    again.load_tensors(empty.tensors())
+    assert again.average(positions).shape == (3, 0)
+
+
+# Models of the features alone stay where they are surely better.
+
+
+def test_models_without_help_replace_pupils_that_are_surely_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = Rows(tell=8.0)
+
+    def mistake_classes(predictor: Predictor, task: SoloTask) -> FloatArray:
+        return np.roll(label_rows(predictor, task), 1, axis=1)
+
+    monkeypatch.setattr("secure_apfed.methods.pupils.label_rows", mistake_classes)
+    received = rows.received
+    made = fit_local_models(nn.Identity(), rows.task, combine="best", received_UD=received)
+    assert not made.reads_help
+    assert all(name.endswith(" of x") for name in made.used)
+    kept = fit_local_models(
+        nn.Identity(), rows.task, combine="best", inputs=["pupils"], received_UD=received
+    )
+    assert kept.reads_help
+
+
+def test_models_with_help_stay_where_they_are_better() -> None:
+    rows = Rows(tell=8.0)
+    made = fit_local_models(nn.Identity(), rows.task, combine="best", received_UD=rows.received)
+    assert made.reads_help
