@@ -7,9 +7,12 @@ Where no attack ran the table says "not attacked". Everything is derived from on
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from apfed_attacks.headlines import NOT_ATTACKED, Direction
 from apfed_experiments.columns import (
@@ -18,12 +21,12 @@ from apfed_experiments.columns import (
     Table,
     missing_leak,
     share_of_rows,
+    shown,
     stored,
-    within,
     write_text,
 )
 from apfed_experiments.study import Line, OnDone, Point, Results, Study
-from apfed_experiments.summary import Leakage, Row, Summary
+from apfed_experiments.summary import Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.methods import METHODS
@@ -69,8 +72,9 @@ _WEIGHT = 10.0
 _CLIP = 1.0
 
 READING = (
-    "Each figure is what the attack that gains most reads, minus its best baseline with the same "
-    "knowledge: mean and 95 % interval over the seeds. Features: R2 of the worst read passive (or "
+    "Each figure is what the attack that gains most reads, and in brackets by how much that is "
+    "above the best baseline that any attack of this reader has with the same knowledge: means, "
+    "and the 95 % interval over the seeds. Features: R2 of the worst read passive (or "
     "of the active), by a reader that knows 30 people wholly. Labels: balanced accuracy, four "
     "labels of each class known. The aggregator is told whose row each number is of. An interval "
     "around 0 means that these attacks found nothing, not that there is nothing; the highest of "
@@ -78,17 +82,6 @@ READING = (
     f'"{NOT_ATTACKED}": no attack ran. Epsilon: of one row\'s releases of the active, encoder held '
     "fixed, at delta 1e-5; it bounds nothing of what passives contribute."
 )
-
-
-def _read(key: str) -> Column:
-    """Return the column of one reader; a text stands where no attack ran."""
-    width = 1.0 if READERS[key].target == "labels" else float("inf")
-    return Column(
-        name=key,
-        title=_TITLES[key],
-        form=within("+.2f", least=-width, most=width),
-        keys=(),
-    )
 
 
 COLUMNS = (
@@ -102,7 +95,7 @@ COLUMNS = (
         keys=("accuracy", "accuracy_low", "accuracy_high"),
     ),
     EPSILON,
-    *map(_read, READERS),
+    *(shown(key, title) for key, title in _TITLES.items()),
     *stored("readings"),
 )
 
@@ -147,6 +140,7 @@ def points_of(base: Config, folder: Path) -> list[Point]:
 
 def compare(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
     """Return one row for each cell."""
+    results = replace(results, table=share_baselines(results.table))
     rows: list[Row] = []
     for point in points:
         summary = Summary.of(results.of(point))
@@ -164,19 +158,34 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
     return Table(COLUMNS, rows, title)
 
 
-def _leak(summary: Summary, key: str) -> Leakage | None:
-    return summary.leakage.get(READERS[key].kind)
+def share_baselines(table: pd.DataFrame) -> pd.DataFrame:
+    """Return figures whose attacks by one reader on one victim share the best of their baselines.
+
+    An attack chooses its baseline by known rows, and may choose one that is bad on the others; its
+    advantage would then seem larger than that of an attack that reads as much.
+    """
+    table = table.copy()
+    attacks = table["advantage"].notna()
+    who = table["name"].str.partition(" by ")[2]
+    keys = [table["point"], table["seed"], table["target"], who]
+    best = table["baseline"].where(attacks).groupby(keys).transform("max")
+    table["baseline"] = table["baseline"].where(~attacks, best)
+    table["advantage"] = table["score"].where(attacks) - best
+    return table
 
 
-def _reading(config: Config, summary: Summary, key: str) -> Any:
-    """Return the advantage of the worst attack of a reader, or why there is no figure."""
-    leak = _leak(summary, key)
-    return missing_leak(config, READERS[key].kind) if leak is None else leak.cut_advantage
+def _reading(config: Config, summary: Summary, key: str) -> str:
+    """Return what the worst attack of a reader reads, or why there is no figure."""
+    kind = READERS[key].kind
+    leak = summary.leakage.get(kind)
+    if leak is None:
+        return missing_leak(config, kind)
+    return f"{leak.score:.2f} ({leak.cut_advantage.text(form='+.2f')})"
 
 
 def _plain_reading(summary: Summary, key: str) -> Any:
     """Return the same for programs: attack, score, baseline, advantage; or None."""
-    leak = _leak(summary, key)
+    leak = summary.leakage.get(READERS[key].kind)
     return None if leak is None else leak.as_json()
 
 

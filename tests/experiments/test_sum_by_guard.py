@@ -17,6 +17,7 @@ from apfed_experiments.sum_by_guard import (
     lines_of,
     points_of,
     run_sum_by_guard,
+    share_baselines,
 )
 from secure_apfed.config import Config
 from tests.experiments.run_folder import assert_all_directions_attacked
@@ -51,12 +52,10 @@ def planted(points: list[Point], read: Mapping[str, float]) -> Results:
     for point in points:
         for seed in range(2):
             rows.append(figure(point, seed, "task"))
-            rows += [
-                figure(
-                    point, seed, kind, metric="r2", baseline=0.1, advantage=advantage + seed / 10
-                )
-                for kind, advantage in read.items()
-            ]
+            for kind, advantage in read.items():
+                gained = advantage + seed / 10
+                told = {"metric": "r2", "score": 0.1 + gained, "baseline": 0.1}
+                rows.append(figure(point, seed, kind, advantage=gained, **told))
     return Results(pd.DataFrame(rows))
 
 
@@ -88,13 +87,33 @@ def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> No
     read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
     table = compare(points, planted(points, read), seeds=2)
     row = dict(zip(table.header, table.cells[0], strict=True))
-    assert row["active: features of a passive, R2"].startswith("+0.45 [")
-    assert row["passive: labels, balanced accuracy"].startswith("+0.05 [")
+    assert row["active: features of a passive, R2"].startswith("0.55 (+0.45 [")
+    assert row["passive: labels, balanced accuracy"].startswith("0.15 (+0.05 [")
     assert row["aggregator: features of a passive, R2"] == "not attacked"
     assert row["passive: features of the active, R2"] == "not attacked"
     (plain,) = table.plain()
     assert plain["readings"]["active_features"]["advantage"]["mean"] == pytest.approx(0.45)
     assert plain["readings"]["aggregator_features"] is None
+
+
+def test_attacks_of_one_reader_on_one_victim_share_the_best_baseline(tmp_path: Path) -> None:
+    (point, *_) = points_of(BASE, tmp_path)
+    kind = KINDS["active_features"]
+    told = {"metric": "r2", "score": 0.7}
+    unlucky = "one (30 pairs) by active on passive-1"
+    usual = "other (30 pairs) by active on passive-1"
+    elsewhere = "one (30 pairs) by active on passive-2"
+    rows = [
+        figure(point, 0, "task"),
+        figure(point, 0, kind, name=unlucky, baseline=-0.3, advantage=1.0, **told),
+        figure(point, 0, kind, name=usual, baseline=0.2, advantage=0.5, **told),
+        figure(point, 0, kind, name=elsewhere, baseline=0.1, advantage=0.6, **told),
+    ]
+    found = share_baselines(pd.DataFrame(rows)).set_index("name")
+    assert found.loc[unlucky, "advantage"] == pytest.approx(0.5)
+    assert found.loc[usual, "baseline"] == 0.2
+    assert found.loc[elsewhere, "advantage"] == pytest.approx(0.6)
+    assert math.isnan(found.loc["task", "advantage"])
 
 
 def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
