@@ -68,6 +68,7 @@ _TITLES: Mapping[str, str] = {
     "passive_features": "passive: features of the active, R2",
     "passive_labels": "passive: labels, balanced accuracy",
 }
+_HOW_MATCHED = ("protocol", "dealer", "pairwise_overlaps")
 _WEIGHT = 10.0
 _CLIP = 1.0
 
@@ -128,6 +129,10 @@ def lines_of(base: Config) -> list[Line]:
 def points_of(base: Config, folder: Path) -> list[Point]:
     """Return one point for each cell; runs lie in a folder named by the base."""
     usual = base.model_dump(mode="json", exclude_defaults=True)
+    # How people are matched changes no reading of these attacks, so that the cheapest way serves.
+    alignment = usual.pop("alignment", {})
+    if others := {key: alignment[key] for key in alignment if key not in _HOW_MATCHED}:
+        usual["alignment"] = others
     return [
         Point(
             config=line.of(usual, name=f"{base.name}-{line.key}"),

@@ -75,6 +75,15 @@ def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
         assert config.model == BASE.model
 
 
+def test_cells_match_people_the_cheapest_way_and_keep_whom_they_match(tmp_path: Path) -> None:
+    settings: dict[str, Any] = BASE.model_dump(mode="json", exclude_defaults=True)
+    dealt = {"protocol": "circuit_crypten", "dealer": True, "pairwise_overlaps": "hidden"}
+    settings["alignment"] = {**dealt, "minimum_rows": 9}
+    for point in points_of(Config.model_validate(settings), tmp_path):
+        found = point.config.alignment.model_dump(exclude_defaults=True)
+        assert found == {"minimum_rows": 9}, point.name
+
+
 @pytest.mark.parametrize("line", lines_of(BASE), ids=lambda line: line.key)
 def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
     usual = BASE.model_dump(mode="json", exclude_defaults=True)
