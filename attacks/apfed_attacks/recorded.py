@@ -35,8 +35,8 @@ from apfed_attacks.view import (
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.methods.alignment import positions_of, rows_among
-from secure_apfed.methods.averaging import LinearViews
-from secure_apfed.methods.multiview import MultiviewSettings, Pull
+from secure_apfed.methods.averaging import AveragingSettings, LinearViews
+from secure_apfed.methods.multiview import Pull
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
@@ -382,7 +382,8 @@ def trained_alike(
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
-    settings = MultiviewSettings.of(config)
+    settings = AveragingSettings.of(config)
+    of_views = settings.of_views([*data.active.views], len(columns))
 
     @torch.no_grad()
     def parts(rows_N: Tensor) -> list[Tensor]:
@@ -395,7 +396,7 @@ def trained_alike(
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
-        views = LinearViews.begin(settings, parts(rows_n), pull, owner="adversary", seed=seed)
+        views = LinearViews.begin(of_views, parts(rows_n), pull, owner="adversary", seed=seed)
         views.train(0)
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 

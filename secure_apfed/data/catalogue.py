@@ -387,6 +387,13 @@ def view_count(settings: DataSettings) -> int:
     return len(settings.named_views) or find_dataset(settings.dataset).views
 
 
+def view_names(settings: DataSettings) -> tuple[str, ...]:
+    """Return the names of the views that columns are cut into, in order; of images none."""
+    if settings.dataset == TABLES:
+        return tuple(settings.view_columns or ())
+    return settings.named_views or tuple(find_dataset(settings.dataset).natural_views)
+
+
 def party_names(settings: DataSettings) -> tuple[str, ...]:
     """Of all parties with features, the active first."""
     if settings.dataset == TABLES:

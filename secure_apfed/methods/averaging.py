@@ -6,7 +6,10 @@ average, trains from it meanwhile, and takes the sum of all parties' weights, ea
 rows, for the next. `AveragingPassive.answer`: a passive trains from the average, and contributes
 its weights by its share. There is no server as in the paper: the aggregator adds what it cannot
 read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages.
-S-FedMV averages GRUs first, `rounds` rounds long; their last states are the views from there on.
+Views may be sequences (`model.network: gru`), whose last states under GRUs are the views. S-FedMV
+averages these GRUs first, `rounds` rounds long. Under H-FedMV each party trains its own before the
+first average: FedMV's baseline "Local Sequential H-FedMV" (Table 3), whose parties average weights
+of features that mean something else at each of them.
 
 The active emits the average of each round; a passive its part of a secure sum without noise.
 
@@ -15,35 +18,28 @@ a view, K classes, D numbers of a GRU's state.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
-from secure_apfed.data import UNLABELLED
+from secure_apfed.data.catalogue import view_names
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import (
-    ActiveNetworks,
-    Compute,
-    eager,
-    prefixed,
-    without_prefix,
-)
+from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.recurrent import SequenceViews
 from secure_apfed.learning.release import check_norms
 from secure_apfed.methods.method import Agreed, Helper, Learner, Own
 from secure_apfed.methods.multiview import (
-    FedMvSettings,
     Floats,
     MultiviewSettings,
     Pull,
+    RecurrentSettings,
     ViewModel,
     ViewsActive,
     agreed_on,
@@ -52,7 +48,9 @@ from secure_apfed.methods.multiview import (
     joint_share,
     label_terms,
     objective,
+    own_labels_of,
     pull_of,
+    scaled_rounds,
 )
 from secure_apfed.methods.sum_end import (
     ActiveSum,
@@ -63,24 +61,44 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
-from secure_apfed.models import SequenceEncoder, encoder_and_head, require_bounded
-from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
 _ONE = torch.zeros(1, dtype=torch.int64)
 """What an answer counts for: there are no rows in common, of which each would be asked for."""
 
-_RMSPROP = eager(torch.optim.RMSprop)
-_ACROSS = 64
-_RATE = 5e-3
-_DROPOUT = 0.1
+_Weight: TypeAlias = Literal["beta", "zeta"]
 
 
-class AveragingSettings(FedMvSettings):
-    """Parties average the weights of their views; see `MultiviewSettings`."""
+class AveragingSettings(RecurrentSettings):
+    """Parties average the weights of their views; see `RecurrentSettings`.
+
+    Attributes:
+        views: another beta or zeta of single views, by name (FedMV, Eqs. 15 and 16; section 8.6).
+            They are above 0.
+    """
+
+    views: Annotated[dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
+    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     averages = "weights"
+
+    def of_view(self, name: str) -> Self:
+        """The same with the beta_k and zeta_k of this view."""
+        return self.model_copy(update={str(of): by for of, by in self.views.get(name, {}).items()})
+
+    def of_views(self, names: Sequence[str], count: int) -> list[Self]:
+        """Return the settings of each of so many views; in a plan's rehearsal they lack names."""
+        return [self.of_view(name) for name in [*names, *[""] * count][:count]]
+
+    def check_views(self, names: Sequence[str]) -> None:
+        """Refuse weights that nothing reads. Raises ConfigError: names the key."""
+        for name in self.views:
+            if name not in names:
+                raise ConfigError(
+                    f"method.views.{name}: no view has that name; there are {', '.join(names)}"
+                )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Weights are of no person."""
@@ -97,15 +115,21 @@ class AveragingSettings(FedMvSettings):
 
 
 class HFedMvSettings(AveragingSettings):
-    """H-FedMV; see `MultiviewSettings`."""
+    """H-FedMV; see `AveragingSettings`.
+
+    Attributes:
+        local_epochs: of each party's own GRUs, before the first average.
+    """
 
     name: Literal["h_fedmv"]
+    local_epochs: Annotated[int, NOBODY] = Field(20, ge=1)
 
     title = "H-FedMV"
+    of_gru = ("local_epochs", "learning_rate", "dropout")
 
 
 class SFedMvSettings(AveragingSettings):
-    """S-FedMV: views are sequences, which GRUs make views of first; see `MultiviewSettings`.
+    """S-FedMV: views are sequences, which GRUs make views of first; see `AveragingSettings`.
 
     Attributes:
         rounds: in which parties average GRUs; the run's other epochs average the views' weights.
@@ -117,12 +141,12 @@ class SFedMvSettings(AveragingSettings):
     local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     title = "S-FedMV"
-    network = "gru"
+    networks = ("gru",)
     reads_sequences = True
 
     def rehearsed(self, steps: int, epochs: int) -> Self:
         """See `MethodSettings`: so many of the steps average GRUs as of the run's."""
-        return self.model_copy(update={"rounds": max(1, round(steps * self.rounds / epochs))})
+        return self.model_copy(update={"rounds": scaled_rounds(self.rounds, steps, epochs)})
 
 
 class AveragingActive(ViewsActive):
@@ -241,27 +265,30 @@ class LinearViews:
     @classmethod
     def begin(
         cls,
-        settings: MultiviewSettings,
+        settings: Sequence[MultiviewSettings],
         views: Sequence[Tensor],
         pull: Pull,
         *,
         owner: str,
         seed: int,
     ) -> Self:
-        """One party's model of its views (N, F), of the rows that train, at its start."""
+        """One party's model of its views (N, F), of the rows that train, at its start; `settings`
+        of each.
+        """
         models = [
             ViewModel.begin(
                 np.asarray(view_NF.double().cpu().numpy()),
                 pull.truth_NC.shape[1],
                 np.random.default_rng(derive_seed(seed, owner, "view", at)),
-                beta=settings.beta,
-                zeta=settings.zeta,
-                tolerance=settings.tolerance,
-                most_rounds=settings.most_rounds,
+                beta=of.beta,
+                zeta=of.zeta,
+                tolerance=of.tolerance,
+                most_rounds=of.most_rounds,
             )
-            for at, view_NF in enumerate(views)
+            for at, (of, view_NF) in enumerate(zip(settings, views, strict=True))
         ]
-        return cls(models, pull, tolerance=settings.tolerance, rounds=settings.most_rounds)
+        first = settings[0]
+        return cls(models, pull, tolerance=first.tolerance, rounds=first.most_rounds)
 
     @property
     def weights(self) -> Floats:
@@ -306,96 +333,6 @@ class LinearViews:
             view.load_tensors(without_prefix(str(index), tensors))
 
 
-class SequenceViews:
-    """A client of S-FedMV: a GRU a view, each trained under a layer of its own, 2 D numbers -> K
-    scores (Algorithm 4). `labels_N`: `UNLABELLED` where a row has none to learn from.
-    `local_epochs`: between two averages.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        *,
-        encoder: SequenceEncoder,
-        heads: nn.ModuleList,
-        features_N: Tensor,
-        labels_N: Tensor,
-        local_epochs: int,
-        batch_size: int = 128,
-        compute: Compute,
-        seed: int,
-    ) -> None:
-        self.encoder = encoder
-        self.heads = heads
-        self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
-        labelled_N = labels_N != UNLABELLED
-        self._features_N = compute.place(features_N[labelled_N])
-        self._labels_N = labels_N[labelled_N].to(compute.device)
-        self._epochs = local_epochs
-        self._batch_size = batch_size
-        self._compute = compute
-        self._owner = owner
-        self._seed = seed
-
-    @torch.no_grad()
-    def states(self, features_B: Tensor) -> list[Tensor]:
-        """The GRUs' last states of these rows, (B, 2 D), by view."""
-        return self.encoder.parts(self._compute.place(features_B))
-
-    @property
-    def weights(self) -> Floats:
-        flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
-        return np.pad(flat_P, (0, -len(flat_P) % _ACROSS)).reshape(-1, _ACROSS)
-
-    @property
-    def head(self) -> Tensor:
-        """(K, 2 D of all views): the mean of what the views' layers say."""
-        layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
-        return torch.cat(layers, dim=1).detach() / len(layers)
-
-    def load(self, weights_RW: Floats) -> None:
-        like = next(self._network.parameters())
-        size = sum(parameter.numel() for parameter in self._network.parameters())
-        flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(like)
-        vector_to_parameters(flat_P, self._network.parameters())
-
-    def train(self, step: int) -> float:
-        """Some epochs of RMSProp on the own rows."""
-        losses = []
-        optimiser = _RMSPROP(self._network.parameters(), lr=_RATE)
-        self._network.train()
-        with seeded(self._seed, self._owner, "recurrent", step):
-            for rows_B in self._batches():
-                loss = self._loss(rows_B)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                losses.append(loss.item())
-        self._network.eval()
-        return float(np.mean(losses))
-
-    def _batches(self) -> Iterator[Tensor]:
-        for _ in range(self._epochs):
-            yield from torch.randperm(len(self._labels_N)).split(self._batch_size)
-
-    def _loss(self, rows_B: Tensor) -> Tensor:
-        """Cross-entropy of each view by itself, added: no view's GRU reads another's loss."""
-        labels_B = self._labels_N[rows_B]
-        parts = self.encoder.parts(self._features_N[rows_B])
-        dropped = [F.dropout(part, _DROPOUT) for part in parts]
-        losses = [
-            F.cross_entropy(head(part), labels_B)
-            for head, part in zip(self.heads, dropped, strict=True)
-        ]
-        return torch.stack(losses).sum()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self._network.state_dict())
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        self._network.load_state_dict(tensors)
-
-
 AveragedModel: TypeAlias = LinearViews | SequenceViews
 """One party's copy of a model that all have; its weights are a matrix, (R, W), float64."""
 
@@ -403,7 +340,7 @@ AveragedModel: TypeAlias = LinearViews | SequenceViews
 class Stages:
     """The model of each step: views by their features, once GRUs have made these. `views`: makes
     the model of the views, once; recurrent: the GRUs, where views are sequences, averaged in
-    `rounds` steps.
+    `rounds` steps. In 0 of them a party trains its own, before its first step.
     """
 
     def __init__(
@@ -425,7 +362,7 @@ class Stages:
 
     def ended_before(self, step: int) -> AveragedModel | None:
         """The one whose last average all must have before this step, the first of another."""
-        return self.recurrent if step == self._rounds else None
+        return self.recurrent if 0 < step == self._rounds else None
 
     @property
     def newest(self) -> AveragedModel:
@@ -433,6 +370,8 @@ class Stages:
 
     def _of_views(self) -> LinearViews:
         if self.views is None:
+            if self.recurrent is not None and not self._rounds:
+                self.recurrent.train(0)
             self.views = self._make()
         return self.views
 
@@ -444,7 +383,8 @@ class Stages:
         if self.recurrent is not None:
             self.recurrent.load_tensors(without_prefix("recurrent", tensors))
         if views := without_prefix("views", tensors):
-            self._of_views().load_tensors(views)
+            self.views = self.views or self._make()
+            self.views.load_tensors(views)
 
 
 class Averaging(SumMethod):
@@ -456,6 +396,7 @@ class Averaging(SumMethod):
         what its features are.
         """
         check_passives(own.config, own.passives)
+        AveragingSettings.of(own.config).check_views(view_names(own.config.data))
         terms = label_terms(own, len(own.data.classes))
         held = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
         return terms.model_copy(update=held)
@@ -502,43 +443,48 @@ def _stages(own: Own) -> Stages:
             "party's columns have none; name them in data.view_columns"
         )
     features_NF = own.data.table.features[own.data.train_rows]
-    if not own.config.method.reads_sequences:
+    if own.config.model.network != "gru":
         views = [features_NF[:, view.columns] for view in own.data.views.values()]
         return Stages(lambda: _linear(own, views))
-    recurrent, settings = _recurrent(own), SFedMvSettings.of(own.config)
+    recurrent = _recurrent(own)
+    settings = own.config.method
     return Stages(
         lambda: _linear(own, recurrent.states(features_NF)),
         recurrent=recurrent,
-        rounds=settings.rounds,
+        rounds=settings.rounds if isinstance(settings, SFedMvSettings) else 0,
     )
 
 
 def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    settings = MultiviewSettings.of(own.config)
+    settings = AveragingSettings.of(own.config)
+    of_views = settings.of_views([*own.data.views], len(views))
     pull = pull_of(own, own.data.train_rows)
-    return LinearViews.begin(settings, views, pull, owner=own.name, seed=own.secrets.seed)
+    return LinearViews.begin(of_views, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
 def _recurrent(own: Own) -> SequenceViews:
     config = own.config
-    table = own.data.table
-    classes = len(own.data.classes)
-    with seeded(own.secrets.seed, own.name, "networks"):
-        encoder, _ = encoder_and_head(config.model, table.shape, classes)
-        assert isinstance(encoder, SequenceEncoder)
-        size = 2 * config.model.representation_size
-        require_bounded(size * len(encoder.sequences), classes)
-        heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
-    assert table.labels is not None
-    labels_N = torch.full_like(table.labels, UNLABELLED)
-    labels_N[own.data.labelled_rows] = table.labels[own.data.labelled_rows]
-    return SequenceViews(
+    settings = AveragingSettings.of(config)
+    _require_own_sequences(own)
+    return SequenceViews.begin(
         own.name,
-        encoder=encoder,
-        heads=heads,
-        features_N=table.features,
-        labels_N=labels_N,
-        local_epochs=SFedMvSettings.of(config).local_epochs,
+        config.model,
+        features_N=own.data.table.features,
+        labels_N=own_labels_of(own),
+        classes=len(own.data.classes),
+        training=settings.training(settings.local_epochs),
         compute=Compute.of(config.train),
         seed=own.secrets.seed,
     )
+
+
+def _require_own_sequences(own: Own) -> None:
+    """Refuse a model of other sequences than the views are. Raises ConfigError: names both."""
+    laid_out = [view.sequence for view in own.data.views.values()]
+    told = own.config.model.sequences
+    if all(laid_out) and tuple(laid_out) != told:
+        raise ConfigError(
+            f"model.sequences: the views {', '.join(own.data.views)} of {own.name} are sequences "
+            f"of {', '.join(str([*of]) for of in laid_out if of)}, in this order, got "
+            f"{', '.join(str([*of]) for of in told) or 'none'}; say the same there"
+        )

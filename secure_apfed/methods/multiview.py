@@ -15,6 +15,12 @@ cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours: und
 `rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait for the
 slowest (section 5.2).
 
+Under V-FedMV a party's view may be sequences (`model.network: gru`), of which a GRU of its own
+makes X_k (FedMV, section 6). There all parties have the labels to train it by, and do so first.
+Here the active's learns from labels, a passive's from what the active sends anyway: by the
+cross-entropy to Z, negative numbers as 0, which is the paper's where Z is Y (`SequenceView`). So
+nothing else goes round. GRUs learn in the steps 1 to `rounds`, since the first Z is random.
+
 The active emits Z, which tends to the labels; a passive its part of a secure sum without noise, and
 of test rows, of which nobody learns, its part of what all predict together (FedMV, Eqs. 12 and 13).
 The labels, which FedMV gives all parties, stay with the active; a row without one is drawn by its
@@ -42,7 +48,8 @@ from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import ActiveNetworks, Compute
+from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures import Scored, scored_by
 from secure_apfed.methods.accounts import agreed_sum, guard_for
@@ -60,6 +67,7 @@ from secure_apfed.methods.sum_end import (
 from secure_apfed.methods.terms import (
     check_passives,
     clip_of,
+    model_of,
     representation_terms,
     require_own_terms,
     settings_of,
@@ -70,6 +78,7 @@ from secure_apfed.seeds import derive_seed, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import ModelSettings
 
 Floats = NDArray[np.float64]
 
@@ -78,6 +87,7 @@ _LEAST_NORM = 1e-10
 """Epsilon of Eq. (7): of the norm of a feature's row, so that its weight stays finite."""
 _TOLERANCE = 1e-12
 _MOST_ROUNDS = 10_000
+_RECURRENT = "recurrent"
 
 
 class MultiviewSettings(MethodSettings):
@@ -90,7 +100,7 @@ class MultiviewSettings(MethodSettings):
         eta: how much the labels draw those that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge
             end; most_rounds: of them, at most. Neither is a setting.
-        network: that views are read by, `model.network` of the run.
+        networks: that views may be read by, of `model.network`.
         draws_own: whether the labels draw the own pseudo-labels of who holds them, or the common.
     """
 
@@ -99,7 +109,7 @@ class MultiviewSettings(MethodSettings):
     eta: Annotated[float, NOBODY] = Field(gt=0)
 
     predicts_alone = True
-    network: ClassVar[str] = "identity"
+    networks: ClassVar[tuple[str, ...]] = ("identity",)
     tolerance: ClassVar[float] = 1e-6
     most_rounds: ClassVar[int] = 100
     draws_own: ClassVar[bool] = False
@@ -115,11 +125,16 @@ class MultiviewSettings(MethodSettings):
                 f"moves all {self.averages} of a party, so that no noise of a guard covers it; say "
                 "none"
             )
-        if config.model.network != self.network:
-            raise ValueError(
-                f"model.network: method {self.name} takes {self.network}, got "
-                f"{config.model.network}"
-            )
+        for where, model in self.models_in(config).items():
+            if model.network not in self.networks:
+                raise ValueError(
+                    f"{where}.network: method {self.name} takes {' or '.join(self.networks)}, got "
+                    f"{model.network}"
+                )
+
+    def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
+        """Return the networks that its parties read views by, by where they stand."""
+        return {"model": config.model}
 
 
 class OneViewSettings(MultiviewSettings):
@@ -137,6 +152,14 @@ class OneViewSettings(MultiviewSettings):
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """In each round by other weights, about pseudo-labels that the active sent itself."""
         return classes * config.train.epochs
+
+    def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
+        of_passives = {
+            f"passives.{name}.model": passive.model
+            for name, passive in config.passives.items()
+            if passive.model is not None
+        }
+        return super().models_in(config) | of_passives
 
     def of_party(self, name: str) -> Self:
         return self.model_copy(
@@ -178,12 +201,62 @@ class FedMvSettings(MultiviewSettings):
     eta: Annotated[float, NOBODY] = Field(8.0, gt=0)
 
 
-class VFedMvSettings(FedMvSettings, OneViewSettings):
-    """V-FedMV; see `OneViewSettings`."""
+class RecurrentSettings(FedMvSettings):
+    """Views may be sequences, of which GRUs make views (`model.network: gru`).
+
+    Attributes:
+        learning_rate: of GRUs, by RMSProp; FedMV tries 0.001 and 0.005.
+        dropout: of the GRUs' last states while they learn; FedMV tries 0.1 and 0.3.
+    """
+
+    learning_rate: Annotated[float, NOBODY] = Field(5e-3, gt=0)
+    dropout: Annotated[float, NOBODY] = Field(0.1, ge=0, lt=1)
+
+    networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
+    of_gru: ClassVar[tuple[str, ...]] = ("learning_rate", "dropout")
+    """Settings that nothing reads without a GRU."""
+
+    def check(self, config: RunSettings) -> None:
+        super().check(config)
+        if any(model.network == "gru" for model in self.models_in(config).values()):
+            return
+        for key in self.of_gru:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"method.{key}: it is of GRUs, and no view is read by one; say model.network: "
+                    f"gru, with model.sequences, or leave {key} out"
+                )
+
+    def training(self, epochs: int) -> RecurrentTraining:
+        return RecurrentTraining(
+            epochs=epochs, learning_rate=self.learning_rate, dropout=self.dropout
+        )
+
+
+class VFedMvSettings(RecurrentSettings, OneViewSettings):
+    """V-FedMV; see `OneViewSettings` and `RecurrentSettings`.
+
+    Attributes:
+        rounds: in which GRUs learn, from the second on; the run's other epochs leave them as they
+            are.
+        local_epochs: of each party's GRU in such a round.
+    """
 
     name: Literal["v_fedmv"]
+    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
+    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     title = "V-FedMV"
+    of_gru = ("rounds", "local_epochs", "learning_rate", "dropout")
+
+    def rehearsed(self, steps: int, epochs: int) -> Self:
+        """See `MethodSettings`: GRUs learn in so many of the steps as of the run's."""
+        return self.model_copy(update={"rounds": scaled_rounds(self.rounds, steps, epochs)})
+
+
+def scaled_rounds(rounds: int, steps: int, epochs: int) -> int:
+    """Return how many of a rehearsal's steps are rounds of GRUs, at least one."""
+    return max(1, round(steps * rounds / epochs))
 
 
 class ViewsActive(SumLearner):
@@ -256,7 +329,7 @@ class MultiviewActive(ViewsActive):
         something else; Z stays as it was then.
         """
         payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
-        self.trainer.learn(rows_B)
+        self.trainer.learn(step, rows_B)
         opened_BC = await self._read(links, step, rows_B, payload)
         return self.trainer.average(rows_B, opened_BC, self._absent())
 
@@ -292,12 +365,18 @@ class MultiviewActive(ViewsActive):
         joint_BC = self.trainer.joint(rows_B, opened_BC, self._absent())
         return Scored.of_network(truth_B, joint_BC)
 
+    def solo(self) -> ActiveNetworks:
+        if self.trainer.sequence is not None:
+            state = self.trainer.sequence.recurrent.encoder.state_dict()
+            self._networks.encoder.load_state_dict(state)
+        return super().solo()
+
     @property
     def head(self) -> Tensor:
         return torch.from_numpy(self.trainer.view.weights_FC.T)
 
-    def feature_scores(self) -> Tensor:
-        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
+    def feature_scores(self) -> Tensor | None:
+        return self.trainer.feature_scores()
 
 
 class MultiviewPassive(SumHelper):
@@ -318,12 +397,12 @@ class MultiviewPassive(SumHelper):
         than what the sum carries.
         """
         admitted, common_BC = self.read(message)
-        values_BC = self.trainer.answer(admitted.rows, common_BC)
+        values_BC = self.trainer.answer(admitted.step, admitted.rows, common_BC)
         check_clip(values_BC, self._clip, me=self.name)
         await self.sum.send(links, admitted, values_BC)
 
-    def feature_scores(self) -> Tensor:
-        return torch.from_numpy(row_norms(self.trainer.view.weights_FC))
+    def feature_scores(self) -> Tensor | None:
+        return self.trainer.feature_scores()
 
     def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
         """Admit positions, with Z of them where a step is to be learnt from. Raises
@@ -365,45 +444,73 @@ def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
 class ViewTrainer:
     """A party's view, and its part of the weighted means of all. `view`: its own; zetas: of all
     parties, the active's first. `pull`: of the labels that it holds; None: it holds none.
+    `sequence`: what makes the view; None: it is of features as they are.
     """
 
     def __init__(
-        self, view: "ViewModel", zetas: Sequence[float], pull: "Pull | None" = None
+        self,
+        view: "ViewModel",
+        zetas: Sequence[float],
+        pull: "Pull | None" = None,
+        *,
+        sequence: "SequenceView | None" = None,
     ) -> None:
         self.view = view
         self.zetas = zetas
         self.pull = pull
+        self.sequence = sequence
 
-    def answer(self, rows_B: Tensor, common_BC: Floats | None) -> Floats:
+    def answer(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
         """Its share of Z, once it has learnt from Z; without Z its share of what all predict."""
         rows = rows_B.numpy()
         zeta = self.view.zeta
         if common_BC is None:
             return joint_share(zeta, self.zetas) * self.view.scores(rows)
+        if self.sequence is not None and self.sequence.learns_in(step):
+            self.sequence.train(step, rows_B, common_BC)
+            self.view.read(self.sequence.states())
         pull = self.pull and self.pull.of(rows, own=True)
         return zeta / sum(self.zetas) * self.view.learn(rows, common_BC, pull)
+
+    def feature_scores(self) -> Tensor | None:
+        """How much each feature counts; None: the view's features are a GRU's, of no column."""
+        if self.sequence is not None:
+            return None
+        return torch.from_numpy(row_norms(self.view.weights_FC))
 
     def tensors(self) -> dict[str, Tensor]:
         """Its state; what counts by position of the alignment stands apart from the weights."""
         found = self.view.tensors()
-        return {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
+        own = {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
+        if self.sequence is None:
+            return own
+        return own | prefixed(_RECURRENT, self.sequence.recurrent.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
+        if self.sequence is not None:
+            self.sequence.recurrent.load_tensors(without_prefix(_RECURRENT, tensors))
+            self.view.read(self.sequence.states())
 
 
 class ActiveTrainer(ViewTrainer):
     """The active's view, and Z, which it makes of all."""
 
     def __init__(
-        self, view: "ViewModel", zetas: Sequence[float], pull: "Pull", *, common_NC: Floats
+        self,
+        view: "ViewModel",
+        zetas: Sequence[float],
+        pull: "Pull",
+        *,
+        common_NC: Floats,
+        sequence: "SequenceView | None" = None,
     ) -> None:
-        super().__init__(view, zetas, pull)
+        super().__init__(view, zetas, pull, sequence=sequence)
         self.pull: Pull = pull
         self.common_NC = common_NC
 
-    def learn(self, rows_B: Tensor) -> None:
-        self.answer(rows_B, self.common_NC[rows_B.numpy()])
+    def learn(self, step: int, rows_B: Tensor) -> None:
+        self.answer(step, rows_B, self.common_NC[rows_B.numpy()])
 
     def average(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
@@ -423,7 +530,8 @@ class ActiveTrainer(ViewTrainer):
         that are not absent.
         """
         lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
-        return np.asarray((opened_BC + self.answer(rows_B, None)) / (1 - lacking))
+        own_BC = joint_share(self.view.zeta, self.zetas) * self.view.scores(rows_B.numpy())
+        return np.asarray((opened_BC + own_BC) / (1 - lacking))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
@@ -431,6 +539,50 @@ class ActiveTrainer(ViewTrainer):
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_tensors(tensors)
         self.common_NC = tensors["pseudo_labels.common"].numpy().copy()
+
+
+class SequenceView:
+    """What makes a party's view X_k of its sequences: a GRU, which learns in some of the steps.
+
+    Args:
+        recurrent: the GRU; rounds: steps in which it learns, from the second on.
+        features_N: all rows of the party's table, flat; rows_N: of these, the aligned people's.
+        holds_labels: whether its owner learns from labels of its own, and not from Z.
+    """
+
+    def __init__(
+        self,
+        recurrent: SequenceViews,
+        features_N: Tensor,
+        rows_N: Tensor,
+        *,
+        rounds: int,
+        holds_labels: bool,
+    ) -> None:
+        self.recurrent = recurrent
+        self._features_N = features_N
+        self._rows_N = rows_N
+        self._rounds = rounds
+        self._holds_labels = holds_labels
+
+    def learns_in(self, step: int) -> bool:
+        """Return whether it learns in this step: not in the first, whose Z is random."""
+        return 0 < step <= self._rounds
+
+    def train(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
+        """Train on these positions of the alignment, by the own labels or else towards Z."""
+        if not self._holds_labels:
+            # In the table's order: that of the alignment is random.
+            order_B = self._rows_N[rows_B].argsort()
+            shares_BC = torch.from_numpy(common_BC).clamp(min=0)
+            features_B = self._features_N[self._rows_N[rows_B][order_B]]
+            self.recurrent.learn_from(features_B, shares_BC[order_B])
+        self.recurrent.train(step)
+
+    def states(self) -> Floats:
+        """X_k of all aligned people, (N, 2 D)."""
+        (states_ND,) = self.recurrent.states(self._features_N[self._rows_N])
+        return np.asarray(states_ND.double().cpu().numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -483,6 +635,11 @@ class ViewModel:
         weights_FC = rng.standard_normal((features, classes))
         labels_NC = start(rows, classes, rng)
         return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
+
+    def read(self, x_NF: Floats) -> None:
+        """Take other features of the same rows: what made them has learnt."""
+        self.x_NF = x_NF
+        self._gram = None
 
     def learn(
         self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
@@ -671,27 +828,89 @@ class Multiview(SumMethod):
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
         common_NC[train.numpy()] = start(len(train), classes, rng)
-        view = _view(own, contract, rows, classes)
+        sequence = _sequence(own, rows, classes)
+        view = _view(own, contract, rows, classes, sequence)
+        pull = pull_of(own, rows)
         zetas = _zetas(own, contract)
-        trainer = ActiveTrainer(view, zetas, pull_of(own, rows), common_NC=common_NC)
+        trainer = ActiveTrainer(view, zetas, pull, common_NC=common_NC, sequence=sequence)
         return MultiviewActive(own, contract, rows, trainer, SessionSum.of(own, contract).active())
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
         (classes,) = contract.passives[own.name].representation.shape
         pull = None if own.data.table.labels is None else pull_of(own, rows)
-        view = _view(own, contract, rows, classes)
+        sequence = _sequence(own, rows, classes)
+        view = _view(own, contract, rows, classes, sequence)
         zetas = _zetas(own, contract)
         sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
-        trainer = ViewTrainer(view, zetas, pull)
+        trainer = ViewTrainer(view, zetas, pull, sequence=sequence)
         return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
 
 
-def _view(own: Own, contract: Contract, rows: Tensor, classes: int) -> ViewModel:
+def _sequence(own: Own, rows: Tensor, classes: int) -> SequenceView | None:
+    """Return what makes one party's view of its sequences, at its start; None: they are none."""
+    config = own.config
+    table = own.data.table
+    model = config.model if own.name == own.active else _passive_model(own)
+    if model.network != "gru":
+        return None
+    settings = VFedMvSettings.of(config)
+    if len(model.sequences) > 1:
+        raise ConfigError(
+            f"{_where_model(own)}.sequences: in method {settings.name} every party has one view, "
+            f"got {len(model.sequences)} for {own.name}; name that of {own.name} alone, and those "
+            "of passives in passives.X.model"
+        )
+    holds_labels = table.labels is not None
+    labels_N = own_labels_of(own) if holds_labels else None
+    try:
+        recurrent = SequenceViews.begin(
+            own.name,
+            model,
+            features_N=table.features,
+            labels_N=labels_N,
+            classes=classes,
+            training=settings.training(settings.local_epochs),
+            compute=Compute.of(config.train),
+            seed=own.secrets.seed,
+        )
+    except ModelError as error:
+        raise ModelError(f"{own.name}, by {_where_model(own)}: {error}") from error
+    return SequenceView(
+        recurrent, table.features, rows, rounds=settings.rounds, holds_labels=holds_labels
+    )
+
+
+def _passive_model(own: Own) -> ModelSettings:
+    """Return the networks of a passive; where its own settings name none, its view's sequence."""
+    model = model_of(own.config, own.name)
+    laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
+    if settings_of(own.config, own.name).model is not None or not laid_out:
+        return model
+    return model.model_copy(update={"sequences": tuple(laid_out)})
+
+
+def _where_model(own: Own) -> str:
+    return "model" if own.name == own.active else f"passives.{own.name}.model"
+
+
+def own_labels_of(own: Own) -> Tensor:
+    """Return the labels of a party's rows, `UNLABELLED` where it may learn from none, (N,)."""
+    labels_N = own.data.table.labels
+    assert labels_N is not None
+    known_N = torch.full_like(labels_N, UNLABELLED)
+    known_N[own.data.labelled_rows] = labels_N[own.data.labelled_rows]
+    return known_N
+
+
+def _view(
+    own: Own, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
+) -> ViewModel:
     """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
     settings = MultiviewSettings.of(own.config).of_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
+    plain_NF = own.data.table.features[rows].flatten(1).double().numpy()
     view = ViewModel.begin(
-        own.data.table.features[rows].flatten(1).double().numpy(),
+        plain_NF if sequence is None else sequence.states(),
         classes,
         np.random.default_rng(derive_seed(own.secrets.seed, own.name, "view")),
         beta=settings.beta,

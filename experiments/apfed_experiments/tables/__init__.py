@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from apfed_experiments.tables import apc_vfl, apfed, apfed_trained, mmvfl
+from apfed_experiments.tables import apc_vfl, apfed, apfed_trained, fedmv, mmvfl
 from apfed_experiments.tables.table import PaperTable
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import unknown_name
 
 __all__ = ["TABLES", "find_table"]
 
-_PAPERS = (apfed, apfed_trained, apc_vfl, mmvfl)
+_PAPERS = (apfed, apfed_trained, apc_vfl, mmvfl, fedmv)
 TABLES: Mapping[str, PaperTable] = {
     table.name: table for paper in _PAPERS for table in paper.TABLES
 }

@@ -1,0 +1,222 @@
+"""GRUs that make views of sequences, as one party trains them on its own rows.
+
+FedMV, section 6: a GRU a view, bidirectional, by RMSProp; its last states are the view's features.
+`secure_apfed.methods.multiview` (one view a party) and `secure_apfed.methods.averaging` (all views
+at each party) say when they learn, and from what. Letters: R rows of the weights' matrix, W numbers
+in each; N rows of a party, B of them in a batch, K classes, D numbers of a GRU's state.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from secure_apfed.data import UNLABELLED
+from secure_apfed.errors import DataError
+from secure_apfed.learning.descent import Compute, eager
+from secure_apfed.models import SequenceEncoder, encoder_and_head, require_bounded
+from secure_apfed.seeds import seeded
+from secure_apfed.settings.training import ModelSettings
+
+_Floats = NDArray[np.float64]
+
+_RMSPROP = eager(torch.optim.RMSprop)
+_ACROSS = 64
+_BATCH_SIZE = 128
+"""FedMV, section 8.2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentTraining:
+    """How a party trains its GRUs each time that it does (FedMV, Algorithm 4, LocalTraining).
+
+    Attributes:
+        epochs: passes over its rows.
+        learning_rate: of RMSProp; dropout: of the last states, below the layer that classifies.
+        batch_size: rows of a step.
+    """
+
+    epochs: int
+    learning_rate: float
+    dropout: float
+    batch_size: int = _BATCH_SIZE
+
+
+class SequenceViews:
+    """A party's GRUs, one a view, each trained under a layer of its own, 2 D numbers -> K scores.
+
+    Args:
+        owner: whose; seed: its own, from which batches and dropout are drawn.
+        features_N: rows to learn from, flat (`secure_apfed.models.SequenceEncoder`).
+        targets_N: their classes, int64, or shares of the classes, (N, K), not below 0. A row counts
+            by the sum of its shares.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        *,
+        encoder: SequenceEncoder,
+        heads: nn.ModuleList,
+        features_N: Tensor,
+        targets_N: Tensor,
+        training: RecurrentTraining,
+        compute: Compute,
+        seed: int,
+    ) -> None:
+        self.encoder = encoder
+        self.heads = heads
+        self._network = nn.ModuleList([encoder, heads]).to(compute.device, compute.dtype)
+        self._training = training
+        self._compute = compute
+        self._owner = owner
+        self._seed = seed
+        self.learn_from(features_N, targets_N)
+
+    @classmethod
+    def begin(
+        cls,
+        owner: str,
+        model: ModelSettings,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor | None,
+        classes: int,
+        training: RecurrentTraining,
+        compute: Compute,
+        seed: int,
+    ) -> Self:
+        """Return them at their start. `labels_N`: `UNLABELLED` where a row has none to learn from;
+        None: its owner holds no labels, and says what to learn from later.
+
+        Raises:
+            ModelError: rows are not of the sequences in `model`; DataError: a row is no sequence.
+        """
+        with seeded(seed, owner, "networks"):
+            encoder, _ = encoder_and_head(model, tuple(features_N.shape[1:]), classes)
+            assert isinstance(encoder, SequenceEncoder)
+            size = 2 * model.representation_size
+            require_bounded(size * len(encoder.sequences), classes)
+            heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
+        require_sequences(features_N, encoder.sequences, owner=owner)
+        if labels_N is None:
+            labels_N = torch.full((len(features_N),), UNLABELLED)
+        labelled_N = labels_N != UNLABELLED
+        return cls(
+            owner,
+            encoder=encoder,
+            heads=heads,
+            features_N=features_N[labelled_N],
+            targets_N=labels_N[labelled_N],
+            training=training,
+            compute=compute,
+            seed=seed,
+        )
+
+    def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
+        """Take other rows to learn from; see the class."""
+        self._features_N = self._compute.place(features_N)
+        self._targets_N = self._compute.place(targets_N)
+
+    @torch.no_grad()
+    def states(self, features_B: Tensor) -> list[Tensor]:
+        """The GRUs' last states of these rows, (B, 2 D), by view."""
+        return self.encoder.parts(self._compute.place(features_B))
+
+    @property
+    def weights(self) -> _Floats:
+        """All parameters as a matrix, (R, W), float64, zeros behind the last."""
+        flat_P = parameters_to_vector(self._network.parameters()).detach().cpu().double().numpy()
+        return np.pad(flat_P, (0, -len(flat_P) % _ACROSS)).reshape(-1, _ACROSS)
+
+    @property
+    def head(self) -> Tensor:
+        """(K, 2 D of all views): the mean of what the views' layers say."""
+        layers = [layer.weight for layer in self.heads if isinstance(layer, nn.Linear)]
+        return torch.cat(layers, dim=1).detach() / len(layers)
+
+    def load(self, weights_RW: _Floats) -> None:
+        like = next(self._network.parameters())
+        size = sum(parameter.numel() for parameter in self._network.parameters())
+        flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(like)
+        vector_to_parameters(flat_P, self._network.parameters())
+
+    def train(self, step: int) -> float:
+        """Run some epochs of RMSProp on the own rows; return the mean loss of a batch, 0 of none.
+
+        Moments begin anew each time; `step` names the draws.
+        """
+        losses = []
+        optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
+        self._network.train()
+        with seeded(self._seed, self._owner, "recurrent", step):
+            for rows_B in self._batches():
+                loss = self._loss(rows_B)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.item())
+        self._network.eval()
+        return float(np.mean(losses)) if losses else 0.0
+
+    def _batches(self) -> Iterator[Tensor]:
+        rows = len(self._targets_N)
+        for _ in range(self._training.epochs if rows else 0):
+            yield from torch.randperm(rows).split(self._training.batch_size)
+
+    def _loss(self, rows_B: Tensor) -> Tensor:
+        """Cross-entropy of each view by itself, added: no view's GRU reads another's loss."""
+        targets_B = self._targets_N[rows_B]
+        parts = self.encoder.parts(self._features_N[rows_B])
+        dropped = [F.dropout(part, self._training.dropout) for part in parts]
+        losses = [
+            F.cross_entropy(head(part), targets_B)
+            for head, part in zip(self.heads, dropped, strict=True)
+        ]
+        return torch.stack(losses).sum()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._network.state_dict())
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._network.load_state_dict(tensors)
+
+
+def require_sequences(
+    features_N: Tensor, sequences: tuple[tuple[int, int], ...], *, owner: str
+) -> None:
+    """Refuse rows that are no sequences of these (T, C), one behind the other.
+
+    Raises:
+        DataError: a number of steps in use is no whole number of 0 to T, or a step in use is not
+            finite; names the view by its place, a row, and where to say how columns are laid out.
+    """
+    widths = [1 + steps * channels for steps, channels in sequences]
+    parts = features_N.detach().flatten(1).cpu().split(widths, dim=1)
+    for place, ((steps, channels), part_NF) in enumerate(zip(sequences, parts, strict=True), 1):
+        used_N = part_NF[:, 0]
+        is_count_N = (used_N == used_N.round()) & (used_N >= 0) & (used_N <= steps)
+        steps_NTC = part_NF[:, 1:].unflatten(1, (steps, channels))
+        in_use_NT = torch.arange(steps) < used_N[:, None]
+        is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
+        where = f"{owner}: sequence {place} of [{steps}, {channels}]"
+        if not bool(is_count_N.all()):
+            row = int((~is_count_N).nonzero()[0])
+            raise DataError(
+                f"{where}: expected in its first column how many of {steps} steps are in use, a "
+                f"whole number, got {used_N[row]:g} in row {row + 1}; pad shorter sequences behind "
+                "their last step, cut longer ones, and in own tables name the columns in "
+                "data.view_columns with their sequence, so that this number is not standardised"
+            )
+        if not bool(is_finite_N.all()):
+            row = int((~is_finite_N).nonzero()[0])
+            raise DataError(
+                f"{where}: expected finite numbers in the steps in use, got others in row "
+                f"{row + 1}; fill them, or count fewer steps in the first column"
+            )
