@@ -50,7 +50,6 @@ from secure_apfed.methods.multiview import (
     objective,
     own_labels_of,
     pull_of,
-    scaled_rounds,
 )
 from secure_apfed.methods.sum_end import (
     ActiveSum,
@@ -80,7 +79,6 @@ class AveragingSettings(RecurrentSettings):
     """
 
     views: Annotated[dict[str, dict[_Weight, Annotated[float, Field(gt=0)]]], NOBODY] = {}
-    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     averages = "weights"
 
@@ -115,38 +113,21 @@ class AveragingSettings(RecurrentSettings):
 
 
 class HFedMvSettings(AveragingSettings):
-    """H-FedMV; see `AveragingSettings`.
-
-    Attributes:
-        local_epochs: of each party's own GRUs, before the first average.
-    """
+    """H-FedMV; see `AveragingSettings`."""
 
     name: Literal["h_fedmv"]
-    local_epochs: Annotated[int, NOBODY] = Field(20, ge=1)
 
     title = "H-FedMV"
-    of_gru = ("local_epochs", "learning_rate", "dropout")
 
 
 class SFedMvSettings(AveragingSettings):
-    """S-FedMV: views are sequences, which GRUs make views of first; see `AveragingSettings`.
-
-    Attributes:
-        rounds: in which parties average GRUs; the run's other epochs average the views' weights.
-        local_epochs: of each party between two averages.
-    """
+    """S-FedMV: views are sequences, which GRUs make views of first; see `AveragingSettings`."""
 
     name: Literal["s_fedmv"]
-    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
-    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     title = "S-FedMV"
     networks = ("gru",)
     reads_sequences = True
-
-    def rehearsed(self, steps: int, epochs: int) -> Self:
-        """See `MethodSettings`: so many of the steps average GRUs as of the run's."""
-        return self.model_copy(update={"rounds": scaled_rounds(self.rounds, steps, epochs)})
 
 
 class AveragingActive(ViewsActive):
@@ -446,12 +427,15 @@ def _stages(own: Own) -> Stages:
     if own.config.model.network != "gru":
         views = [features_NF[:, view.columns] for view in own.data.views.values()]
         return Stages(lambda: _linear(own, views))
-    recurrent = _recurrent(own)
-    settings = own.config.method
+    settings = AveragingSettings.of(own.config)
+    averaged_rounds = settings.rounds if settings.reads_sequences else 0
+    # Without an average between them, its rounds are one.
+    epochs = settings.local_epochs * (1 if averaged_rounds else settings.rounds)
+    recurrent = _recurrent(own, epochs)
     return Stages(
         lambda: _linear(own, recurrent.states(features_NF)),
         recurrent=recurrent,
-        rounds=settings.rounds if isinstance(settings, SFedMvSettings) else 0,
+        rounds=averaged_rounds,
     )
 
 
@@ -462,7 +446,7 @@ def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
     return LinearViews.begin(of_views, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
-def _recurrent(own: Own) -> SequenceViews:
+def _recurrent(own: Own, epochs: int) -> SequenceViews:
     config = own.config
     settings = AveragingSettings.of(config)
     _require_own_sequences(own)
@@ -472,7 +456,7 @@ def _recurrent(own: Own) -> SequenceViews:
         features_N=own.data.table.features,
         labels_N=own_labels_of(own),
         classes=len(own.data.classes),
-        training=settings.training(settings.local_epochs),
+        training=settings.training(epochs),
         compute=Compute.of(config.train),
         seed=own.secrets.seed,
     )

@@ -205,23 +205,26 @@ class RecurrentSettings(FedMvSettings):
     """Views may be sequences, of which GRUs make views (`model.network: gru`).
 
     Attributes:
+        rounds: in which GRUs learn: after the first step (v_fedmv), averaged after each (s_fedmv),
+            or all before the first step, each party by itself (h_fedmv).
+        local_epochs: of each party's GRUs in a round.
         learning_rate: of GRUs, by RMSProp; FedMV tries 0.001 and 0.005.
         dropout: of the GRUs' last states while they learn; FedMV tries 0.1 and 0.3.
     """
 
+    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
+    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
     learning_rate: Annotated[float, NOBODY] = Field(5e-3, gt=0)
     dropout: Annotated[float, NOBODY] = Field(0.1, ge=0, lt=1)
 
     networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
-    of_gru: ClassVar[tuple[str, ...]] = ("learning_rate", "dropout")
-    """Settings that nothing reads without a GRU."""
 
     def check(self, config: RunSettings) -> None:
         super().check(config)
         if any(model.network == "gru" for model in self.models_in(config).values()):
             return
-        for key in self.of_gru:
-            if getattr(self, key) != type(self).model_fields[key].default:
+        for key in ("rounds", "local_epochs", "learning_rate", "dropout"):
+            if getattr(self, key) != RecurrentSettings.model_fields[key].default:
                 raise ValueError(
                     f"method.{key}: it is of GRUs, and no view is read by one; say model.network: "
                     f"gru, with model.sequences, or leave {key} out"
@@ -232,31 +235,18 @@ class RecurrentSettings(FedMvSettings):
             epochs=epochs, learning_rate=self.learning_rate, dropout=self.dropout
         )
 
+    def rehearsed(self, steps: int, epochs: int) -> Self:
+        """See `MethodSettings`: GRUs learn in so many of the rounds as of the run's."""
+        rounds = max(1, round(steps * self.rounds / epochs))
+        return self.model_copy(update={"rounds": rounds})
+
 
 class VFedMvSettings(RecurrentSettings, OneViewSettings):
-    """V-FedMV; see `OneViewSettings` and `RecurrentSettings`.
-
-    Attributes:
-        rounds: in which GRUs learn, from the second on; the run's other epochs leave them as they
-            are.
-        local_epochs: of each party's GRU in such a round.
-    """
+    """V-FedMV; see `OneViewSettings` and `RecurrentSettings`."""
 
     name: Literal["v_fedmv"]
-    rounds: Annotated[int, NOBODY] = Field(20, ge=1)
-    local_epochs: Annotated[int, NOBODY] = Field(1, ge=1)
 
     title = "V-FedMV"
-    of_gru = ("rounds", "local_epochs", "learning_rate", "dropout")
-
-    def rehearsed(self, steps: int, epochs: int) -> Self:
-        """See `MethodSettings`: GRUs learn in so many of the steps as of the run's."""
-        return self.model_copy(update={"rounds": scaled_rounds(self.rounds, steps, epochs)})
-
-
-def scaled_rounds(rounds: int, steps: int, epochs: int) -> int:
-    """Return how many of a rehearsal's steps are rounds of GRUs, at least one."""
-    return max(1, round(steps * rounds / epochs))
 
 
 class ViewsActive(SumLearner):

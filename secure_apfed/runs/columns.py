@@ -54,8 +54,8 @@ def read_scores(path: Path) -> Scores:
     if not found:
         raise ModelError(
             f"{path}: expected {folders[0].scores.name} of a party in it or below parties/, found "
-            "none; methods mmvfl and v_fedmv score columns (method.name) that no GRU reads, once a run "
-            "has ended"
+            "none; methods mmvfl and v_fedmv score columns (method.name) that no GRU reads, once a "
+            "run has ended"
         )
     ranked = {one.party: sorted(one.scores.items(), key=lambda item: -item[1]) for one in found}
     return {party: dict(scores) for party, scores in ranked.items()}

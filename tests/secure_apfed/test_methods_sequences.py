@@ -158,9 +158,9 @@ class PlainGru:
         found = []
         for row in flat_NF.double():
             steps_TC = row[1:].reshape(sequence)[: int(row[0])]
-            both = (self.direction(steps_TC, place, ""),)
-            both += (self.direction(steps_TC.flip(0), place, "_reverse"),)
-            found.append(torch.cat(both))
+            ahead_D = self.direction(steps_TC, place, "")
+            back_D = self.direction(steps_TC.flip(0), place, "_reverse")
+            found.append(torch.cat([ahead_D, back_D]))
         return torch.stack(found)
 
     def train(
@@ -248,8 +248,8 @@ def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -
             for key, value in of.sequence.recurrent.tensors().items():
                 np.testing.assert_allclose(value, grus[name].weights[key].detach(), atol=1e-9)
     solo = active.solo()(data.active.features[people["active"]].double(), None)[0]
-    x = grus["active"].states(data.active.features[people["active"]], SEQUENCES["alphanum"])
-    np.testing.assert_allclose(solo.detach(), x.detach().numpy() @ weights["active"], atol=1e-6)
+    last = grus["active"].states(data.active.features[people["active"]], SEQUENCES["alphanum"])
+    np.testing.assert_allclose(solo.detach(), last.detach().numpy() @ weights["active"], atol=1e-6)
 
 
 def stages_of(session: Simulation) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def stages_of(session: Simulation) -> dict[str, Any]:
 
 def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
     """FedMV's baseline: no party's GRU is another's, and weights of their states are averaged."""
-    said = {"local_epochs": 2, "learning_rate": 0.02, "dropout": 0.0}
+    said = {"rounds": 2, "local_epochs": 1, "learning_rate": 0.02, "dropout": 0.0}
     apart = {"accel": {"zeta": 2.0, "beta": 0.25}, "special": {"zeta": 30.0}}
     data = horizontal_data()
     session = open_session(horizontal_config({"name": "h_fedmv", "views": apart, **said}), data)
@@ -430,7 +430,7 @@ def test_every_sum_carries_what_grus_make(method: str, name: str) -> None:
         "v_fedmv": (vertical_config, vertical_data()),
         "h_fedmv": (horizontal_config, horizontal_data()),
     }[method]
-    said = {"name": method, "local_epochs": 1}
+    said = {"name": method, "rounds": 1}
     found = []
     for sums in (CLEAR, {**pair_of(name), "clip": 64.0, "bits": 24}):
         session = open_session(make(said, secure_sum=sums), data)
@@ -438,7 +438,8 @@ def test_every_sum_carries_what_grus_make(method: str, name: str) -> None:
             session.step(step, session.learner.training_rows)
         learner: Any = session.learner
         found.append(learner.head.numpy())
-    np.testing.assert_allclose(*found, atol=1e-3)
+    clear, protected = found
+    np.testing.assert_allclose(protected, clear, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -447,7 +448,7 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(method: str, tmp_p
     apart = {"partition": "horizontal", "clients": 3} if method == "h_fedmv" else {}
     every = [(100, 4), (100, 6), (100, 3)]
     config = config_of(
-        {"name": method, "local_epochs": 1},
+        {"name": method, "rounds": 2},
         every if method == "h_fedmv" else every[:1],
         data={"dataset": "synthetic_keystrokes", "rows": 24, **apart},
         train={"epochs": 4, "device": "cpu"},
@@ -470,7 +471,7 @@ def test_grus_learn_what_no_weights_of_columns_can(network: str, low: float, hig
     config = config_of(
         {"name": "v_fedmv", **of_gru}, model=model, train={"epochs": 12, "device": "cpu"}
     )
-    data = vertical_data(people=200, trained=140)
+    data = vertical_data(people=160, trained=110)
     session = open_session(config, data)
     for step in range(12):
         session.step(step, session.learner.training_rows)

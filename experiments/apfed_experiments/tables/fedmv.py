@@ -49,7 +49,8 @@ _CLIENTS = 4
 _ITERATIONS = 10
 _ROUNDS = 5
 _INNER_ROUNDS = 5
-_SOLVER = {"tolerance": 1e-6, "most_rounds": 10}
+_TOLERANCE = 1e-6
+_REWEIGHTINGS = 10
 _BETAS = (0.1, 1.0, 4.0)
 _PULL = 8.0
 """zeta = eta of FedMV, whose paper tries 1 to 32 around it."""
@@ -98,17 +99,25 @@ def accuracy(scores_BC: Floats, labels_B: Rows) -> float:
     return 100 * float((scores_BC.argmax(1) == labels_B).mean())
 
 
+def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
+    """A view of some rows at its start."""
+    return ViewModel.begin(
+        x_NF,
+        _CLASSES,
+        rng,
+        beta=choice.beta,
+        zeta=choice.pull,
+        tolerance=_TOLERANCE,
+        most_rounds=_REWEIGHTINGS,
+    )
+
+
 def fit_vertical(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int, *, own: bool
 ) -> Weights:
     """V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), of parties with a view each."""
     rng = np.random.default_rng(seed)
-    models = [
-        ViewModel.begin(
-            numerals.views[at][rows], _CLASSES, rng, beta=choice.beta, zeta=choice.pull, **_SOLVER
-        )
-        for at in places
-    ]
+    models = [start_view(numerals.views[at][rows], choice, rng) for at in places]
     pull = Pull(numerals.truth(rows), np.full((len(rows), 1), choice.pull), own=own)
     common_NC = start(len(rows), _CLASSES, rng)
     for _ in range(_ITERATIONS):
@@ -126,7 +135,15 @@ def fit_supervised(
     for at in places:
         x_NF = numerals.views[at][rows]
         first_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
-        found.append(weights_of(x_NF, truth_NC, choice.beta, first_FC, **_SOLVER))
+        weights_FC = weights_of(
+            x_NF,
+            truth_NC,
+            choice.beta,
+            first_FC,
+            tolerance=_TOLERANCE,
+            most_rounds=_REWEIGHTINGS,
+        )
+        found.append(weights_FC)
     return found
 
 
@@ -134,10 +151,7 @@ def client(
     views: Sequence[Floats], truth_NC: Floats, choice: Choice, rng: np.random.Generator
 ) -> LinearViews:
     """One client of H-FedMV at its start."""
-    models = [
-        ViewModel.begin(x_NF, _CLASSES, rng, beta=choice.beta, zeta=choice.pull, **_SOLVER)
-        for x_NF in views
-    ]
+    models = [start_view(x_NF, choice, rng) for x_NF in views]
     pull = Pull(truth_NC, np.full((len(truth_NC), 1), choice.pull))
     return LinearViews(models, pull, tolerance=1e-4, rounds=_INNER_ROUNDS)
 
@@ -326,10 +340,7 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
         for at in every
     ]
     seen = [sequences.states(own, [at]).views[0] for at, own in enumerate(grus)]
-    models = [
-        ViewModel.begin(of[rows], _CLASSES, rng, beta=choice.beta, zeta=choice.pull, **_SOLVER)
-        for of in seen
-    ]
+    models = [start_view(of[rows], choice, rng) for of in seen]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
     pull = Pull(truth_NC, np.full((len(rows), 1), choice.pull))
     common_NC = start(len(rows), _CLASSES, rng)
@@ -416,22 +427,21 @@ def _lines_of(
     seen = sequences.states(clients[0], every)
     yield both("S-FedMV", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
 
-    own_seen = []
-    linear = []
-    for at, own in enumerate(dealt):
-        local = sequences.grus(f"client {at}", every, own, sequences.training)
+    own_seen: list[Numerals] = []
+    linear: list[LinearViews] = []
+    for at, dealt_rows in enumerate(dealt):
+        local = sequences.grus(f"client {at}", every, dealt_rows, sequences.training)
         local.train(0)
-        seen = sequences.states(local, every)
-        own_seen.append(seen)
+        own_seen.append(sequences.states(local, every))
         rng = np.random.default_rng([sequences.seed, at])
-        parts = [view_NF[own] for view_NF in seen.views]
-        linear.append(client(parts, seen.truth(own), choice, rng))
-    for each in linear:
-        each.train(0)
-    apart = zip(own_seen, [weights_by_view(each) for each in linear], strict=True)
+        parts = [view_NF[dealt_rows] for view_NF in own_seen[at].views]
+        linear.append(client(parts, own_seen[at].truth(dealt_rows), choice, rng))
+    for model in linear:
+        model.train(0)
+    apart = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
     yield both("local sequential, local MV", *apart)
-    average_clients(linear, [len(own) / len(rows) for own in dealt])
-    together = zip(own_seen, [weights_by_view(each) for each in linear], strict=True)
+    average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in dealt])
+    together = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
     yield both("local sequential, H-FedMV", *together)
 
 
