@@ -27,6 +27,10 @@ pytestmark = [
 SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 OPEN = {"mechanism": "none", "noise": "reproducible_insecure"}
 FEW = {"data": {"dataset": "breast_cancer", "labelled": 40}}
+SEQUENCES: dict[str, Any] = {
+    "data": {"dataset": "synthetic_keystrokes", "rows": 40},
+    "model": {"network": "gru", "sequences": [[100, 4]], "representation": 3},
+}
 NOISED: dict[str, Any] = {"epsilon": 4.0, "prior": "ridge"}
 DEALT = {"alignment": {"protocol": "circuit"}}
 NOISE = {"scheme": "plain", "masks": "pairwise", "clip": 0.5, "noise": {"sigma": 0.1}}
@@ -54,6 +58,7 @@ CASES: dict[str, tuple[Said, dict[str, Any]]] = {
     "votes, encrypted, dealt": ({"name": "votes_encrypted", "prior": "ridge"}, FEW | DEALT),
     "decomposed": ("vfedtrans", {}),
     "decomposed, dealt": ("vfedtrans", DEALT),
+    "sequences": ({"name": "v_fedmv", "rounds": 1}, SEQUENCES),
     "label stages": ("apfed_c", {"labels": {"mechanism": "lp_mst", "epsilon": 1.0}}),
 }
 

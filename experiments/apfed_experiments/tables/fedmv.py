@@ -57,7 +57,7 @@ _PULL = 8.0
 _MMVFL_PULL = 1000.0
 _RATES = (0.001, 0.005)
 _SIZE = 12
-_EPOCHS = 20
+_EPOCHS = 10
 _DROPOUT = 0.1
 
 
@@ -380,7 +380,9 @@ def measure_sequences(*, seed: int) -> Figures:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
         sequences = Sequences(cut, labels_N, training, seed)
         for name, held_out, tested in _lines_of(sequences, rows, judged, test):
-            best[name] = max(best.get(name, (-1.0, 0.0)), (held_out, tested))
+            # Of equal ones the first stays: test rows choose nothing.
+            if name not in best or held_out > best[name][0]:
+                best[name] = held_out, tested
     return {name: tested for name, (_, tested) in best.items()}
 
 
@@ -546,7 +548,7 @@ TABLES: tuple[PaperTable, ...] = (
         reading=_READING
         + "pix are 16 rows of 15 pixels; the numbers of the other views are cut into steps, which "
         "are no sequence by nature. 1,280 rows train, and 320 choose for every line by itself the "
-        "learning rate (0.001 or 0.005). GRUs of 12 numbers a direction, 20 epochs, dropout 0.1, "
+        "learning rate (0.001 or 0.005). GRUs of 12 numbers a direction, 10 epochs, dropout 0.1, "
         "beta 0.1, zeta = eta = 8.",
         leaves_out="",
         hours=0.3,
