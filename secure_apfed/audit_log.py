@@ -138,7 +138,7 @@ class Refused(_Written):
 
 
 class Counted(_Written):
-    """How far a counter of this party had counted; see `secure_apfed.counters`.
+    """A record of how far a counter of this party had counted; see `secure_apfed.counters`.
 
     Attributes:
         counter: name of its file in the party's folder.
@@ -234,7 +234,7 @@ class _Chain:
         self.newline = True
 
     def line(self, written: Line) -> bytes:
-        """The bytes of the next line; `wrote` says that the file holds it."""
+        """Return the bytes of the next line; `wrote` confirms that the file holds it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
         return _BEGINNING + self._next(body).hex().encode() + _BETWEEN + body + b"\n"
 
@@ -271,7 +271,7 @@ class _Chain:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether it is the mere beginning of a line, as a process leaves it that is killed."""
+    """Return whether the line is only the beginning of one, as a killed process leaves it."""
     if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
         return False
     try:
@@ -282,7 +282,7 @@ def _is_torn(line: bytes) -> bool:
 
 
 class CounterSource(Protocol):
-    """What knows how far this party's counters have counted; see `secure_apfed.counters`."""
+    """A source of this party's counters and how far they counted; see `secure_apfed.counters`."""
 
     def changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
         """Return name, number, origin and digest of each counter that counted since the last call.
@@ -443,8 +443,9 @@ class AuditLog:
             self._counters.witness(self._chain.lines, self._chain.head.hex())
 
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
-        """What all releases cost, where this payload is one: the first after a charge, and the
-        same to others.
+        """Return the epsilon of all releases so far if this payload is one, else None.
+
+        A release is the first payload after a charge, or the same payload to other receivers.
         """
         charges = self._meter.charges
         if charges != self._charged:
@@ -484,7 +485,7 @@ class Flow:
 
 @dataclass(kw_only=True)
 class Summary:
-    """What a log that holds together says.
+    """The contents of a log whose chain is intact.
 
     Attributes:
         path: of the log; head: the chain of its last line, hex.
@@ -523,7 +524,7 @@ class Summary:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """What was sent, received and refused, by peer, event and kind."""
+        """The messages that were sent, received and refused, by peer, event and kind."""
         return tuple(self._flows.values())
 
     @property
@@ -689,7 +690,9 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """Where the logs of a direction part; a line is null where its log has none there."""
+    """The place where the logs of a direction disagree; a line is null where its log has none
+    there.
+    """
 
     sent_line: int | None
     sent: str

@@ -450,7 +450,7 @@ def execute(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The entry point of the installed script, whose process is the program's own."""
+    """Run the installed script, whose process is the program's own."""
     # Loading torch makes a million objects that live to the end: they are not looked through for
     # garbage again and again, nor once more when the program ends: a quarter of a short run.
     gc.set_threshold(50_000, 20, 20)

@@ -52,7 +52,7 @@ class Participant(Settings):
 
 
 class RepresentationTerms(Settings):
-    """What a row of representations may be; the receiver refuses anything else.
+    """The bounds on a row of representations; the receiver refuses anything else.
 
     Attributes:
         shape: of one row.
@@ -94,7 +94,7 @@ class RepresentationTerms(Settings):
 
 
 class PassiveTerms(Settings):
-    """What one passive does: its objective (null under TVFL) and lambda_p, which it applies."""
+    """The task of one passive: its objective (null under TVFL) and the lambda_p that it applies."""
 
     objective: ObjectiveSettings | None
     weight: Annotated[float, FollowsFrom(("passives.*.weight",))] = Field(ge=0)
@@ -121,7 +121,7 @@ class AnsweredSteps(Settings):
 
 
 class Resumption(Settings):
-    """Where a session goes on.
+    """The place where a session resumes.
 
     Attributes:
         run: digest of the contract of the run's first session, hex.
@@ -218,7 +218,7 @@ class Contract(Settings):
 
     @property
     def at_start(self) -> bool:
-        """Whether no step was played before: what is opened once in a run is opened now."""
+        """True if no step was trained before: what is revealed once in a run is revealed now."""
         return self.resumes is None or self.resumes.step == 0
 
     def circle_of(self, step: int) -> tuple[str, ...] | None:
@@ -230,7 +230,7 @@ class Contract(Settings):
         return answered[found].passives
 
     def names(self, role: str) -> tuple[str, ...]:
-        """The parties of one role, in the contract's order."""
+        """Return the names of the parties of one role, in the contract's order."""
         return tuple(item.name for item in self.participants if item.role == role)
 
     @property

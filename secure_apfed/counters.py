@@ -53,7 +53,7 @@ _Why: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
 
 @dataclass(frozen=True)
 class Count:
-    """How far a counter has counted.
+    """The state of a counter.
 
     Attributes:
         number: releases, answers or refusals; it never falls.
@@ -75,7 +75,7 @@ class _Noted(BaseModel):
 
 
 class _Witness(BaseModel):
-    """What `counters.json` holds; `chain`: of the audit log after so many `lines`."""
+    """The contents of `counters.json`; `chain`: of the audit log after this many `lines`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -292,7 +292,7 @@ class CounterFiles:
 
 @dataclass(frozen=True)
 class _Fault:
-    """What is wrong with a counter: `noted` is what it should count at least."""
+    """A fault of a counter: `noted` is what it should count at least."""
 
     name: str
     why: _Why
@@ -303,7 +303,7 @@ class _Fault:
 
 @dataclass
 class _Record:
-    """What is on record of a folder's counters: by its audit log, else by `counters.json`."""
+    """The recorded counters of a folder, from its audit log, else from `counters.json`."""
 
     noted: dict[str, Count]
     log: Summary | None
@@ -472,7 +472,7 @@ def counted_logs(folder: Path, party: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Restart:
-    """What `restart_counter` did.
+    """The outcome of `restart_counter`.
 
     Attributes:
         line: for the audit log; aside: where the file lies now that could not be relied on; None:

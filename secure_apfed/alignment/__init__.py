@@ -111,7 +111,7 @@ def intersection(
 
 
 def most_guesses(settings: AlignmentSettings) -> Guesses:
-    """How many IDs a deviating active (`hub`) or passive tries out in an intersection, at most.
+    """Return the most IDs that a deviating active (`hub`) or passive can try in an intersection.
 
     A session plays `ecdh` in buckets, whose lists are filled up: a party may guess there, too.
     """

@@ -42,12 +42,12 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def bucket_count(largest: int) -> int:
-    """How many buckets all parties use where the largest set has so many IDs: a power of two."""
+    """Return how many buckets all parties use for a largest set of this size: a power of two."""
     return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
 
 
 def capacity(size: int, buckets: int) -> int:
-    """How many entries each bucket of a set of this size has, of all parties' knowledge.
+    """Return how many entries each bucket of a set of this size has; all parties can compute it.
 
     One of n keyed digests falls into a given one of B buckets with probability p = 1 / B. By
     Chernoff's bound more than c of them do with probability at most exp(-n KL(c / n, p)), where KL

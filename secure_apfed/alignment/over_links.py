@@ -68,7 +68,7 @@ _SMALL_BYTES = 2**20
 
 
 def signs_of_alignment(maximum_ids: int, members: int) -> int:
-    """How many signs of life a party may send for the alignment of a session, at most.
+    """Return how many signs of life a party may send for the alignment of a session, at most.
 
     It reads its IDs up to three times, and for each member blinds its own and the member's; what
     fills up buckets is a few percent.
@@ -112,7 +112,7 @@ async def align_hub(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """The hub's script; return its row at each position, (rows,).
+    """Run the hub's side of an intersection; return its row at each position, (rows,).
 
     Its IDs are read several times: no generator. `session` names the intersection, once. A folder
     of this intersection alone keeps what is needed to go on after a break; None: a break ends it.
@@ -153,7 +153,7 @@ async def align_member(
     session: str,
     folder: Path | None = None,
 ) -> Rows:
-    """A member's script, of whom `members` names all; see `align_hub`."""
+    """Run a member's side of an intersection; `members` names all members; see `align_hub`."""
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.look_back()
     known = end.unfinished.agreed
@@ -173,7 +173,7 @@ async def align_member(
 
 
 class _Opening(NamedTuple):
-    """What a member says first: `of` names the intersection that it can go on with, or nothing."""
+    """A member's first message: `of` names the intersection that it can resume, or is empty."""
 
     nonce: _Nonce
     size: Any
@@ -185,7 +185,7 @@ class _Opening(NamedTuple):
 
 
 class _Reply(NamedTuple):
-    """What the hub says to it: where and how it goes on, and whose bytes the key is made of."""
+    """The hub's answer to an opening: where and how to proceed, and the parts of the common key."""
 
     again: bool
     start: int
@@ -319,7 +319,7 @@ class _End:
             own.clear()
 
     def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
-        """How many signs the work of each peer can take, from what was announced."""
+        """Return how many signs of life each peer's work may take, from the announced sizes."""
         mine = capacity(len(self._ids), buckets)
         members = len(self._members)
         if self._me == self._hub:
@@ -420,7 +420,7 @@ class _End:
 
 
 def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
-    """The numbers in which places in all lists of a member are written."""
+    """Return the integer type that can hold any place in all lists of a member."""
     return np.dtype("<u4" if buckets * capacity(size, buckets) <= 2**32 else "<u8")
 
 
@@ -453,7 +453,7 @@ class _Checked:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What the parties of an intersection drew together; public among them."""
+    """The terms of an intersection that its parties agreed on; public among them."""
 
     session: str
     terms: bytes
@@ -490,7 +490,7 @@ class Unfinished:
 
     @classmethod
     def found(cls, folder: Path | None, terms: bytes) -> "Unfinished":
-        """The one in this folder, where it is of these terms; else a new one."""
+        """Return the intersection stored in this folder if it has these terms, else a new one."""
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
         path = folder / _AGREED
@@ -531,7 +531,7 @@ class Unfinished:
 
     @property
     def finished(self) -> int:
-        """How many buckets are done, from the first on."""
+        """The number of buckets that are done, counted from the first."""
         assert self.agreed is not None
         count = self.agreed.buckets
         lacking = (at for at in range(count) if not self._has(f"result-{at}.bin"))
@@ -543,7 +543,7 @@ class Unfinished:
         self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
     def results(self) -> Rows:
-        """What came out of all buckets, one after the other."""
+        """Return the results of all buckets, one after another."""
         assert self.agreed is not None
         names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
         kept = [np.frombuffer(self._read(name, most=_RESULT_BYTES), "<i8") for name in names]

@@ -18,7 +18,7 @@ _MOST_READ = 200_000
 
 
 class CommonPeople(BaseModel):
-    """What a party says of its own people after an alignment.
+    """A party's report on its own people after an alignment.
 
     Attributes:
         party: whose people they are.

@@ -49,7 +49,9 @@ class AlignmentHistory:
 
     @classmethod
     def of_party(cls, folder: PathLike, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
-        """The history of `party` in a folder that may hold those of others, as in simulations."""
+        """Return the history of `party` in a folder that may hold others' histories, as in
+        simulations.
+        """
         try:
             check_name(party)
         except ValueError as error:

@@ -28,7 +28,7 @@ class Pipe:
             self._changed.notify_all()
 
     def poll(self, timeout: float, /) -> bool:
-        """Whether `recv_bytes` would return or raise at once."""
+        """Return whether `recv_bytes` would return or raise at once."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: bool(self._frames) or self._ended is not None, timeout

@@ -92,7 +92,7 @@ class Calls:
         return called.take(number, frame)
 
     def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
-        """The connection of this name; a new one where the peer may dial and begins."""
+        """Return the connection of this name; make a new one where the peer may dial and begins."""
         with self._lock:
             standing = self._standing.get(caller)
             coming = self._coming.get(caller, {})
@@ -120,7 +120,7 @@ class Calls:
             self._stand(peer, fresh)
 
     def _stand(self, peer: str, fresh: "_Called") -> None:
-        """A new connection in place of the former one."""
+        """Replace the peer's former connection by a new one."""
         with self._lock:
             self._coming.get(peer, {}).pop(fresh.name, None)
             former = self._standing.get(peer)
@@ -158,7 +158,7 @@ class Calls:
             called.close()
 
     def stopped(self, peer: str, told: str) -> None:
-        """A peer's party has ended, and makes no connection any more; of others nothing is kept."""
+        """Record that a known peer's party has ended and makes no more connections."""
         if peer in self._me.known:
             self._stopped[peer] = quote_reason(told.encode("utf-8", "replace"))
 

@@ -72,8 +72,10 @@ def listed_as(pem: bytes) -> set[str]:
 
 
 def read_revoked(path: Path | None) -> frozenset[str]:
-    """What a list revokes: a line each, in hex, of a certificate's SHA-256 or serial number, or of
-    an identity (a public key); what follows a `#` is a note.
+    """Read the certificates and identities that a list revokes; without a list, none.
+
+    Each line holds, in hex, a certificate's SHA-256 or serial number, or an identity (a public
+    key). Text behind a `#` is a note.
     """
     if path is None:
         return frozenset()
@@ -119,7 +121,7 @@ class RevokedList:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a party shows and believes in TLS, in PEM; nothing of the key is printed."""
+    """The certificates and the key that a party uses in TLS, in PEM; the key is never printed."""
 
     ca: bytes
     certificate: bytes
@@ -213,13 +215,13 @@ class Authority:
     key: bytes = field(repr=False)
 
     def issue(self, name: str, *, days: float = 365) -> Credentials:
-        """A new key and certificate for a party of this name, as a server and as a client."""
+        """Make a new key and certificate for a party of this name, as a server and as a client."""
         request, key = certificate_request(name)
         made = self.sign(request, name, days=days)
         return Credentials(self.certificate, made, key)
 
     def sign(self, request: bytes, name: str, *, days: float = 365) -> bytes:
-        """A certificate in PEM for the key of a request; of what else that says nothing is taken.
+        """Return a certificate in PEM for the key of a request; ignore all else that it says.
 
         Raises RemoteProtocolError: it is no request, or not signed by its own key.
         """

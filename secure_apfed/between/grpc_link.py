@@ -111,7 +111,7 @@ class GrpcConnection(Pipe):
         self.broken(why)
 
     def pieces(self) -> Iterator[bytes]:
-        """What is sent, in pieces, until the end."""
+        """Yield the outgoing frames in pieces, until the end."""
         with contextlib.suppress(EOFError):
             while True:
                 frame = self._outgoing.recv_bytes()
@@ -120,7 +120,7 @@ class GrpcConnection(Pipe):
                     yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
     def broken(self, why: str = "") -> None:
-        """The stream is over: nothing comes or goes any more."""
+        """End both directions: the stream is over."""
         self.end(why)
         self._outgoing.end(why)
 
@@ -174,7 +174,7 @@ def dial(
 
 
 class Port:
-    """Where others dial in; each stream is handed over as it comes."""
+    """A server that others dial; each stream is handed over as it comes."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Port:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is this machine, by its address or as "localhost"."""
+    """Return whether the host is this machine, by its address or as "localhost"."""
     with contextlib.suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
@@ -282,7 +282,7 @@ _CAUSES = {
 
 
 def _told_by(error: Exception) -> str:
-    """Why a call ended, in words for people."""
+    """Return why a call ended, in words for people."""
     details = getattr(error, "details", lambda: "")() or ""
     code = getattr(getattr(error, "code", lambda: None)(), "name", "")
     cause = next((told for found, told in _CAUSES.items() if found in details), "")

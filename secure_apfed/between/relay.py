@@ -47,7 +47,7 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
 
 
 def room_of(identities: list[bytes]) -> bytes:
-    """The name of a session's room: a digest of its parties' public identities."""
+    """Return the name of a session's room: a digest of its parties' public identities."""
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 

@@ -120,7 +120,7 @@ def _config_of(
     epochs: int | None,
     delta: float | None,
 ) -> "Config":
-    """The run of the file with what the options change; a missing guard becomes gaussian."""
+    """Return the file's run with the changes of the options; a missing guard becomes gaussian."""
     from secure_apfed.config.file import load_config
 
     config = load_config(path, overrides=overrides)
@@ -235,7 +235,8 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
 def _calibrated(
     mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
 ) -> dict[str, Any]:
-    """What keeps one row's releases within (epsilon, delta), exactly and without any data.
+    """Return the noise that keeps one row's releases within (epsilon, delta), exactly, without
+    data.
 
     Each row is released once an epoch, or once in all under `frozen_gaussian`; adjacency is
     replace-one, and nothing is gained by subsampling, since passives know who is in a batch.

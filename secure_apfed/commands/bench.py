@@ -60,7 +60,10 @@ def bench(
 
 
 def _benches() -> ModuleType:
-    """What runs them, in a checkout and in no wheel; ConfigError: this is no checkout."""
+    """Import the module that runs benches, which only a checkout has.
+
+    Raises ConfigError: this is no checkout.
+    """
     try:
         return import_module("apfed_bench.table")
     except ModuleNotFoundError as error:

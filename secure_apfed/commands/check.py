@@ -136,7 +136,7 @@ class _Checks:
             yield Finding("peers", "clock, version", "optional", "compared by check --meet 60")
 
     def _tried(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-        """What it finds, how it failed, and what it warned of."""
+        """Yield the findings of one check, its failure, and its warnings."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
@@ -158,7 +158,9 @@ class _Checks:
             yield Finding(name, name, "missing", fault.message)
 
     def _limits(self) -> Iterator[Finding]:
-        """What protects less than by default, and whether the party's own file allows it."""
+        """Yield settings that protect less than the defaults; check the limits of the party's own
+        file.
+        """
         from secure_apfed.runs.party import require_own_limits
         from secure_apfed.settings.protection import find_departures
 
@@ -171,7 +173,7 @@ class _Checks:
             yield Finding("limits", "one organisation", "optional", told)
 
     def _contract(self) -> Iterator[Finding]:
-        """Whether what it would sign is what the sealed project says."""
+        """Check that the contract this party would sign agrees with the sealed project."""
         from secure_apfed.exchange.agreement import differing
         from secure_apfed.runs.project import SEALED, shared_settings
 
@@ -306,7 +308,7 @@ class _Checks:
             yield Finding("certificate", "certificate", "optional", told)
 
     def _revoked(self) -> Iterator[Finding]:
-        """Whether the list of what is revoked is read, and whom it names."""
+        """Check that the list of revoked keys is read, and report whom it names."""
         from secure_apfed.between.certificates import read_revoked
         from secure_apfed.runs.revocation import find_unread_lists, revoked_names
 
@@ -330,7 +332,9 @@ class _Checks:
         yield Finding("certificate", "revoked", "optional" if names else "ok", told)
 
     def _compare_with_sealed(self) -> Iterator[Finding]:
-        """Whether the project was sealed again, and this party still shows what came before."""
+        """Report a project that was sealed again while this party still shows its old
+        certificates.
+        """
         from secure_apfed.runs.project import SEALED
         from secure_apfed.runs.revocation import renewed_pem
 
@@ -531,7 +535,7 @@ def read_patterns(given: object, *, sender: str) -> dict[str, int]:
 
 
 def _is_pattern(text: object) -> bool:
-    """Whether a text shows kinds of characters alone, and can be shown to people."""
+    """Return whether a text shows only kinds of characters and can be shown to people."""
     if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_PATTERN:
         return False
     runs = re.findall(r"[^\W_]+", _UNSEEN.sub("-", text))

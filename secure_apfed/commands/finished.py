@@ -145,8 +145,9 @@ def _files(folder: Path) -> "Files":
 
 
 def _of_each(folder: Path) -> "tuple[AttackResult, ...]":
-    """What parties that ran apart found of what each let out: of all that are here, put together in
-    the run's folder; of the active's own folder its own.
+    """Merge the results of attacks that parties ran apart into `attacks.json` of the run's folder.
+
+    In the active's own folder only its own results are read.
     """
     from apfed_attacks.interface import AttackResult
     from secure_apfed.files import read_json
@@ -186,7 +187,7 @@ def tell_helper(folder: Path, *, quiet: bool) -> None:
 
 
 def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
-    """What the active would do without anybody, from the same rows and labels."""
+    """Measure what the active reaches locally, from the same rows and labels."""
     from apfed_experiments.solo import LEFT_OUT, beside_run
 
     assert result.folder is not None

@@ -449,7 +449,7 @@ def _served(
 def _learnt(
     proposal: "Proposal", facts: "RunFacts", links: "Sequence[Link]", **end: str
 ) -> Iterator[tuple[str, ...]]:
-    """Who, what it reads, and what remains open, by kind of message that has this end."""
+    """Yield peers, what is read, and what remains open, by kind of message that has this end."""
     from apfed_experiments.report.who_learns import Role, Rule, rule_for
     from secure_apfed.exchange import Kind
 

@@ -70,7 +70,10 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _split_reads_no_label(self) -> Self:
-        """Where training labels are private, they do not decide who tests: of own tables."""
+        """Draw test rows of own tables at random where training labels are private.
+
+        Raises ValueError: the settings ask for a split by class, which reads labels.
+        """
         if not self.labels_are_private or self.data.dataset != TABLES:
             return self
         if "split" in self.data.model_fields_set and self.data.split == "by_class":

@@ -35,7 +35,7 @@ CHECKS: Mapping[str, Callable[[Any], object]] = {
 
 
 def of_task(data: DataSettings, task: str | None) -> DataSettings:
-    """The same data; labels of own tables are numbers where the task predicts some."""
+    """Return the data settings; a regression reads the labels of own tables as numbers."""
     if TASKS.get(task or "") is not Regression or data.dataset != TABLES or data.classes:
         return data
     return data.model_copy(update={"classes": "numbers"})

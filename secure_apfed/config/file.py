@@ -92,7 +92,8 @@ def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
 
 
 def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
-    """The keys that a sentence of ours begins with, as "train.patience: ...", below its location.
+    """Return the keys that begin one of our sentences, as "train.patience: ...", below its
+    location.
 
     Where a field's own validator speaks, the location ends in that field already.
     """
@@ -186,7 +187,7 @@ def _inside(given: Any, key: str | int) -> Any:
 
 
 def _named(model: type[BaseModel], given: Any) -> type[BaseModel]:
-    """The class that the given name is of, where one class stands for those derived from it."""
+    """Return the class with the given name, if one class stands for those derived from it."""
     name = _inside(given, "name") if isinstance(given, dict) else given
     if isinstance(name, str) and name in _tags(model):
         return model

@@ -70,7 +70,7 @@ class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
 
 
 def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
-    """A job that plays these at their sites, and ends where one of them is gone."""
+    """Return a job that runs these parties at their sites, and ends when one of them is gone."""
     job = FedJob(name, len(parties), list(parties), fail_fast=True)
     job.set_app_packages(["secure_apfed"])
     server = job.to_server(Server(), id="server")
@@ -139,7 +139,7 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
 
 
 def _without_code(content: dict[str, Any]) -> dict[str, Any]:
-    """The same rights by role, but none that submits code of its own."""
+    """Return the same rights by role, without the right to submit own code."""
     roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
     every = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}

@@ -103,7 +103,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def playing(self) -> bool:
-        """Whether its party goes on; where nobody answers, the site is gone."""
+        """Return whether its party still runs; if nobody answers, the site is gone."""
         return self._playing
 
     def _play(self, site: str, meet: Connect) -> None:
@@ -206,7 +206,7 @@ class Site:
         )
 
     def _begin(self, calls: Calls) -> Calls:
-        """Connections of a new session, in place of those of the one before."""
+        """Replace the connections of the former session by those of a new one."""
         with self._lock:
             former = self._calls
             self._calls = calls
@@ -267,7 +267,7 @@ class Server:
 
 
 def _plays(site: Any) -> bool:
-    """Whether its party goes on, as far as the server can hear."""
+    """Return whether the site's party still runs, as far as the server can learn."""
     try:
         return site(timeout=_CALL_S).playing() is True
     except (CollabCallError, RunAborted):
@@ -288,14 +288,14 @@ def _party_file(site: str) -> Path:
 
 
 def _for_all(error: Exception) -> str:
-    """An error in words for all: of one that may repeat what is a party's own, the kind alone."""
+    """Return an error in words for all; of an error that may hold private data, only its kind."""
     open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
     failure = str(error) if open_to_all else f"its own {_LOG} says more"
     return f"{type(error).__name__}: {failure}"
 
 
 def _one_line(said: object) -> str:
-    """What another site says, of which nothing is known: a line, and not a long one."""
+    """Return another site's untrusted text as one short line."""
     return plain_text(str(said).encode("utf-8", "replace"))
 
 

@@ -93,7 +93,7 @@ def _check_names(model: SoloModel) -> None:
 
 
 class _Predicting(nn.Module):
-    """What `SoloModel.predict` computes, in the precision of the parameters."""
+    """A module that computes `SoloModel.predict`, in the precision of the parameters."""
 
     def __init__(self, model: SoloModel) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def _one_of(holds: Callable[[str], object]) -> str:
 
 @functools.cache
 def _blanks() -> str:
-    """What `str.strip` takes away."""
+    """Return a pattern of the characters that `str.strip` removes."""
     return _one_of(str.isspace)
 
 
@@ -231,7 +231,7 @@ class _Graph:
         return self.node("Cast", [scaled], own, to=_FLOAT)
 
     def refuse(self, features: str, output: str) -> str:
-        """The features, NaN in rows that are refused, and where they are infinite."""
+        """Add the features, with NaN in refused rows and where features are infinite."""
         none = self.constant("encoding/none", _FLOAT, [math.nan])
         infinite = self.node("IsInf", [features], "encoding/infinite")
         refused = [infinite]
@@ -240,7 +240,7 @@ class _Graph:
         return self.node("Where", [*refused, none, features], output)
 
     def _category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
-        """A text's features; the graph compares texts as they are given."""
+        """Add a text column's features; the graph compares texts exactly as they are given."""
         blank = _blanks()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
         empty = self._matches(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
@@ -273,7 +273,7 @@ class _Graph:
         return self.node("RegexFullMatch", [column.name], output, pattern=pattern)
 
     def _spelled(self, own: str, column: CategoricalColumn) -> str:
-        """The column, with other spellings of its categories as these."""
+        """Add the column with other spellings of its categories replaced by these."""
         if len(column.spellings) == len(column.categories):
             return column.name
         return self.node(
@@ -287,7 +287,7 @@ class _Graph:
         )
 
     def strip(self, encoding: ImageEncoding) -> None:
-        """This party's rows of whole images, in [0, 1]."""
+        """Add this party's rows of whole images, in [0, 1]."""
         whole = ["rows", encoding.channels, encoding.height, encoding.width]
         self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
         first = self.constant("encoding/first_row", _INT64, [encoding.first_row])
@@ -338,7 +338,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
 
 
 def _decided(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
-    """The place of the class that each row is given, as `SoloModel.decide`."""
+    """Add the index of the class decided for each row, as `SoloModel.decide` does."""
     if threshold is None:
         return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
     graph.initializer.extend(

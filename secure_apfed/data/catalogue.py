@@ -395,7 +395,7 @@ def view_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def party_names(settings: DataSettings) -> tuple[str, ...]:
-    """Of all parties with features, the active first."""
+    """Return the names of all parties with features, the active first."""
     if settings.dataset == TABLES:
         names: Iterable[str] = settings.parties or {}
     elif settings.columns is not None:

@@ -29,7 +29,7 @@ _Place = Callable[[Path], Path]
 
 
 def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Table:
-    """The rows of the query; `place` says where a file lies that the settings name."""
+    """Return the rows of the query; `place` resolves the path of a file named by the settings."""
     tables: list[pyarrow.Table] = []
     try:
         for names, rows in _chunks(database, place, party):
@@ -100,7 +100,10 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
 
 
 def _of_file(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
-    """Of SQLite and DuckDB, where the file lies and what opens it to be read alone."""
+    """Return the URL and the options that open an SQLite or DuckDB file read-only.
+
+    URLs of other databases are returned unchanged.
+    """
     kind = url.get_backend_name()
     if kind not in ("sqlite", "duckdb") or url.database in (None, ":memory:"):
         return url, {}

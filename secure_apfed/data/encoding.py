@@ -84,8 +84,9 @@ class _Encoded(NamedTuple):
 
 @dataclass
 class CellCounts:
-    """Of rows that were encoded, by column: empty cells, and those that count for nothing: an
-    unknown category, another value of a column that was constant.
+    """The counts of encoded cells by column: empty cells, and ignored ones.
+
+    A cell is ignored if it holds an unknown category, or another value in a constant column.
     """
 
     rows: int = 0
@@ -139,7 +140,7 @@ class NumericColumn(Settings):
 def _numbers(
     column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
-    """The finite numbers (N,) that are standardised; NaN where a cell is empty."""
+    """Return the finite numbers (N,) to standardise; NaN where a cell is empty."""
     if kind == "date":
         numbers = days_of(column, source=source, formats=formats)
     else:
@@ -177,9 +178,11 @@ class CategoricalColumn(Settings):
         return self.known(text for own in self.categories for text in self._written(own))
 
     def known(self, texts: Iterable[str]) -> dict[str, str]:
-        """The category that each of these stands for: itself, or the one that has its meaning, as a
-        number, a moment or, where all are true or false or 1 or 0, a truth. Of texts that could
-        stand for two, none is there.
+        """Return the category that each of these texts stands for.
+
+        This is the text itself, or the category of the same meaning, as a number, a moment or, if
+        all are true or false or 1 or 0, a truth. A text that could stand for two categories is left
+        out.
         """
         own = {column_name(category): category for category in self.categories}
         alike = defaultdict[str, set[str]](set)
@@ -213,7 +216,7 @@ class CategoricalColumn(Settings):
 
     @property
     def texts(self) -> frozenset[str]:
-        """Of the words that mean an empty cell, those that are texts here."""
+        """The words for an empty cell that are ordinary texts in this column."""
         return frozenset({*self.words, *self.categories}) & EMPTY - {""}
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
@@ -265,7 +268,7 @@ class ColumnEncoding(Settings):
 
     @property
     def layout(self) -> list[dict[str, Any]]:
-        """What each column is: kind, name and categories, in plain values."""
+        """The kind, name and categories of each column, in plain values."""
         told = {"kind", "name", "categories"}
         return [column.model_dump(mode="json", include=told) for column in self.columns]
 
@@ -619,7 +622,7 @@ class ImageEncoding(Settings):
 
     @property
     def layout(self) -> tuple[int, ...]:
-        """What each feature is: its place in a strip of this shape."""
+        """The shape of the strip in which each feature has its place."""
         return self.shape
 
     def feature_name(self, index: int) -> str:

@@ -76,7 +76,7 @@ class Download:
 
 
 def default_folder() -> Path:
-    """The first of `data_folders(None)`: where a download goes unless told otherwise."""
+    """Return the first of `data_folders(None)`, to which downloads go by default."""
     return data_folders(None)[0]
 
 
@@ -185,7 +185,7 @@ def _is_right(path: Path, file: DataFile) -> bool:
 
 
 def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
-    """What an address of the catalogue sends, and no more of it than the file may have."""
+    """Download a file of the catalogue from an address, and no more bytes than it may have."""
     # What gzip may take, at its worst, for what does not compress.
     most = file.size + file.size // 100 + 2**12
     content = bytearray()
@@ -332,7 +332,9 @@ Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 @cache
 def _of_sklearn(name: str) -> Any:
-    """What scikit-learn loads, parsed once: a study reads it for every run and its attacks."""
+    """Load a data set of scikit-learn, parsed once: a study reads it for every run and its
+    attacks.
+    """
     return getattr(import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
 
 
@@ -344,7 +346,7 @@ def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 
 def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
-    """A table that scikit-learn has by the name of the set."""
+    """Read the table that scikit-learn has under the name of the data set."""
     bunch = _of_sklearn(dataset.name)
     kind = np.float64 if dataset.numeric_labels else np.int64
     return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))

@@ -125,7 +125,7 @@ _WIDEST = 2**20  # of a line that is looked at above the names
 
 @dataclass(frozen=True)
 class CsvHead:
-    """What stands above the names of a CSV file.
+    """The part of a CSV file above the column names.
 
     Attributes:
         lines: so many lines are no part of the table: comments, and one that names the separator.
@@ -137,7 +137,7 @@ class CsvHead:
 
 
 def collected(frame: Any, *, party: str) -> Any:
-    """The frame itself; the rows of a lazy one."""
+    """Return the frame itself, or the computed rows of a lazy one."""
     import narwhals.stable.v2 as nw
 
     require_dense(frame, party=party)
@@ -186,7 +186,9 @@ def require_dense(frame: Any, *, party: str) -> None:
 
 
 def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
-    """The same rows as a pandas frame with columns named by text; the caller's is left alone."""
+    """Return the rows as a pandas frame with columns named by text; the caller's frame is
+    unchanged.
+    """
     import narwhals.stable.v2 as nw
 
     repeated = DataError(
@@ -223,7 +225,9 @@ def is_table(path: Path) -> bool:
 
 
 def files_of(path: Path, *, source: str) -> list[Path]:
-    """The file itself; or the files of a folder, however deep, or of a pattern, by their names."""
+    """Return the file itself, or all files in a folder (at any depth) or of a pattern, sorted by
+    name.
+    """
     if path.suffix.lower() in (".xls", ".xlsx", ".ods"):
         raise DataError(
             f"{source}: {path} is a workbook, and tables are CSV or Parquet; export its sheet as "
@@ -298,7 +302,7 @@ def read_frame(
 
 
 def _whole(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of CSV files, one after another."""
+    """Return the rows of CSV files, one after another."""
     whole = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     whole.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
     return whole
@@ -323,8 +327,9 @@ def _unpacked(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
 
 
 def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
-    """Of Parquet or Arrow files, which may have numbers of several kinds in one column; in a
-    folder, those below country=de have a column more.
+    """Open Parquet or Arrow files, whose columns may hold numbers of several kinds.
+
+    In a folder, files below a folder such as country=de get one more column.
     """
     from pyarrow import dataset  # slow to import
 
@@ -428,7 +433,7 @@ def _read_separator(sign: str, *, where: str) -> str:
 
 
 def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
-    """Whether a line that begins with # has as many cells as the line behind it."""
+    """Return whether a line that begins with # has as many cells as the next line."""
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
     behind = next((line for line in lines[number:] if line.strip()), "#")
@@ -496,8 +501,10 @@ def _open_below(path: Path, head: CsvHead) -> Iterator[Any]:
 
 
 def _plain_csv(path: Path, names: Sequence[Any], head: CsvHead) -> pd.DataFrame | None:
-    """The cells of a whole file as texts, as pandas reads them, in a fraction of its time; None of
-    what only pandas takes, or refuses with a reason: rows of other lengths, an open quote.
+    """Return the cells of a whole file as texts, as pandas reads them, in a fraction of its time.
+
+    None for files that only pandas can read, or refuses with a reason: rows of different lengths,
+    an open quote.
     """
     if len(names) < 2 or not all(isinstance(name, str) for name in names):
         return None
@@ -531,7 +538,7 @@ def _check_names(
     source: str,
     heads: Sequence[CsvHead] = (),
 ) -> None:
-    """Of each file's columns; those of one table have the same."""
+    """Check the columns of each file; all files of one table must have the same."""
     for path, own, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
         refuse_names(own, path, source, separator=head.separator)
         if parts := {*map(str, own)} ^ {*map(str, names[0])}:
@@ -626,8 +633,9 @@ def plain_cells(
     ids: Sequence[str] = (),
     source: str = "the input",
 ) -> pd.DataFrame:
-    """The same with decimals, and objects that are all numbers, as floats, else categories;
-    half precision as single.
+    """Return the frame with decimals and all-number objects as floats, other objects as categories.
+
+    Numbers of half precision become single precision.
 
     Columns in `but` stay as they are: a number as an ID has every digit. So do `ids`, of these, in
     half precision, so that it is known how few digits they have.
@@ -652,7 +660,7 @@ def plain_cells(
 
 
 def _kind_of(column: "pd.Series") -> str:
-    """What pandas infers of cells that may be decimals or other numbers; else empty."""
+    """Return what pandas infers of cells that may be decimals or other numbers; else ""."""
     if str(column.dtype).startswith("decimal"):
         return "decimal"
     if column.dtype != object:
@@ -704,7 +712,7 @@ def to_texts(column: "pd.Series") -> list[str | None]:
 
 
 def cell_text(cell: object) -> str:
-    """A cell that is not empty, as text; whole numbers without a decimal point.
+    """Return a cell that is not empty as text; whole numbers without a decimal point.
 
     A column of whole numbers becomes one of floats as soon as one cell is empty.
     """
@@ -718,7 +726,7 @@ def holds_texts(column: "pd.Series") -> bool:
 
 
 def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
-    """Where a reader finds a row: the line of a CSV file, else the row from 0.
+    """Return where a reader finds a row: the line of a CSV file, else the row counted from 0.
 
     Blank lines of the file, and line breaks within cells, are not counted.
     """
@@ -730,7 +738,7 @@ def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
 
 
 def is_numeric(column: "pd.Series") -> bool:
-    """Whether a column was read as numbers; true and false are categories."""
+    """Return whether a column was read as numbers; true and false are categories."""
     dtype = column.dtype
     return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
 
@@ -771,7 +779,7 @@ def _require_all(
 
 
 def _number(cell: Any) -> float:
-    """Of one cell that is not empty; NaN where it is no number."""
+    """Return the number in one cell that is not empty; NaN if it holds none."""
     if isinstance(cell, str):
         number = pd.to_numeric(cell, errors="coerce")  # strict where float() takes 1_000
         return float(TRUTHS.get(cell, number))
@@ -852,7 +860,7 @@ def _text(cell: Any) -> str:
 
 
 def plain_text(text: str) -> str:
-    """A number, a time or a moment in one of its spellings; any other text as it is.
+    """Return a number, a time or a moment in its plain spelling, and any other text unchanged.
 
     Digits behind leading zeros, or with an exponent without sign, are codes and no numbers. Moments
     are in UTC where they have a time zone, and a midnight without one is its date.
@@ -882,7 +890,7 @@ def _moment_text(moment: datetime.datetime) -> str:
 
 
 def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
-    """Whether each cell (N,) is null, or a text that says one of these words."""
+    """Return whether each cell (N,) is null, or a text that says one of these words."""
     nulls: NDArray[np.bool_] = column.isna().to_numpy(dtype=bool, copy=True)
     if holds_texts(column):
         nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
@@ -892,8 +900,8 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
 
 
 def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Whether a column holds dates: read as such, or texts in ISO 8601 alone (2026-01-31), or in
-    one of these formats.
+    """Return whether a column holds dates: read as such, or only texts in ISO 8601 (2026-01-31) or
+    in one of these formats.
     """
     if column.dtype.kind == "M":
         return True
@@ -901,17 +909,17 @@ def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
 
 
 def is_duration(column: "pd.Series") -> bool:
-    """Whether a column holds durations: read as such, or texts like 3 days 12:00:00 alone."""
+    """Return whether a column holds durations: read as such, or only texts like 3 days 12:00:00."""
     return column.dtype.kind == "m" or _all(column, _is_duration)
 
 
 def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
-    """Whether a column holds numbers, dates or durations."""
+    """Return whether a column holds numbers, dates or durations."""
     return is_numeric(column) or is_date(column, formats) or is_duration(column)
 
 
 def are_padded_codes(column: "pd.Series") -> bool:
-    """Whether its texts all say numbers, and some begin with a zero that a number would lose.
+    """Return whether all texts are numbers, and some begin with a zero that a number would lose.
 
     Such a zero has a digit behind it, also in 01.5, -01 and +0123; 0, 0.5 and -0.5 are numbers.
     """
@@ -923,7 +931,7 @@ def are_padded_codes(column: "pd.Series") -> bool:
 
 
 def typed(column: "pd.Series") -> "pd.Series":
-    """A column of a CSV file, read as texts, as numbers or truths where it holds nothing else.
+    """Return a column of texts from a CSV file as numbers or truths if it holds nothing else.
 
     Numbers of which one has a leading zero stay texts. So do words that mean an empty cell, among
     texts.
@@ -971,7 +979,7 @@ def _is_duration(cell: Any) -> bool:
 
 
 def _all(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
-    """Whether this holds of every cell that is not empty, and there is one."""
+    """Return whether `holds` is true of every cell that is not empty, and there is one."""
     if column.dtype.kind in "biufcm":
         return False
     cells, empty = _cells(column)
@@ -991,7 +999,9 @@ def _cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
 def _each(
     column: "pd.Series", read: Callable[[Any], float]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Which cells are not empty, and each as a number; NaN where it is empty, or none."""
+    """Return which cells are not empty, and each cell as a number; NaN if it is empty or no
+    number.
+    """
     cells, empty = _cells(column)
     pairs = zip(cells, empty.tolist(), strict=True)
     return ~empty, np.array([np.nan if none else read(cell) for cell, none in pairs], np.float64)

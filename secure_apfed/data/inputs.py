@@ -80,7 +80,7 @@ def load_blocks(
 
 
 def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
-    """What names the rows of a block, of which the first has this number."""
+    """Return the texts that name the rows of a block whose first row has this number."""
     return id_texts(
         column,
         party=source,
@@ -132,7 +132,7 @@ class ColumnDrift:
 
     @property
     def notable(self) -> str:
-        """What is unusual of it, for people; empty where nothing is."""
+        """The unusual facts about the column, for people; empty if there are none."""
         many = self.rows >= FEWEST_ROWS
         ignored, empty = (
             f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)

@@ -51,7 +51,7 @@ _LETTERS = {"t": "true", "y": "yes", "f": "false", "n": "no"}
 
 
 class TargetScale(BaseModel):
-    """What was subtracted from targets, and what they were divided by; both in their unit."""
+    """The mean and scale that standardise targets; both in the targets' unit."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -171,7 +171,7 @@ def warn_of_empty_words(
 
 
 def _short(label: str) -> str:
-    """A label as messages show it: with escapes where letters alone do not tell two apart."""
+    """Return a label as messages show it: escaped where letters alone do not distinguish two."""
     text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
 
@@ -186,7 +186,7 @@ def _plain(label: str) -> str:
 
 
 def _meaning(text: str, words: set[str]) -> object:
-    """What people read in it: the same for spellings of one label."""
+    """Return a key for the meaning of a label: the same for different spellings of one label."""
     word = _LETTERS.get(text, text)
     text = word if word in words else text
     text = _TRUTHS.get(text, text)

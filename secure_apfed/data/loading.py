@@ -94,13 +94,13 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
 
 
 def _classes_of(pool: Pool) -> Rows:
-    """The classes by which rows are drawn; where labels are numbers, all are of one."""
+    """Return the classes by which rows are drawn; numeric labels all count as one class."""
     numbers = np.issubdtype(pool.labels.dtype, np.floating)
     return np.zeros(len(pool.labels), np.int64) if numbers else pool.labels
 
 
 class _People:
-    """Which rows of the pool each party holds, in its own order, and whose labels it knows."""
+    """The rows of the pool that each party holds, in its own order, and the labels it knows."""
 
     def __init__(self, pool: Pool, labels_N: Rows, settings: DataSettings, seed: int) -> None:
         self._labels_N = labels_N
@@ -137,7 +137,7 @@ class _People:
         return generator(self._seed, f"order of {party}").permutation(own)
 
     def labels(self, party: str, rows: Rows) -> Rows:
-        """Of these rows, as far as the party knows them: a passive, none of test rows."""
+        """Return the labels of these rows that the party knows: a passive knows no test labels."""
         labels_N = self._labels_N[rows]
         if party == self._active:
             return labels_N
@@ -147,7 +147,10 @@ class _People:
         return passive_labels(labels_N, labelled, seed=self._seed, choice=choice, party=party)
 
     def active_split(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Of the active's table the training rows, the test rows, and those with a label."""
+        """Return the training rows, the test rows and the labelled rows of the active's table.
+
+        The labelled rows are None if all training rows have a label.
+        """
         settings = self._settings
         rows = self.rows(self._active)
         is_test = np.isin(rows, self._test)
@@ -160,7 +163,9 @@ class _People:
         return torch.from_numpy(train), test, known
 
     def scale_of(self, numbers_N: NDArray[Any]) -> TargetScale:
-        """Of the pool's labels, which are numbers, those of the active's labelled training rows."""
+        """Return the scale of the active's labelled training rows; `numbers_N`: the pool's
+        labels.
+        """
         train, _, labelled = self.active_split()
         known = (train if labelled is None else labelled).numpy()
         return TargetScale.of(numbers_N[self.rows(self._active)][known], party=self._active)
@@ -191,7 +196,7 @@ def cut_strips(
 def _encoded(
     pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
-    """Of each party its rows of the pool, their features and encoding, and where its views are."""
+    """Yield each party's name, rows of the pool, features, encoding, and places of its views."""
     names = party_names(settings)
     if isinstance(pool, ImagePool):
         channels, height, width = pool.pixels.shape[1:]

@@ -141,8 +141,8 @@ def _column(available: Sequence[str], column: int | str, party: str) -> str:
 
 
 class Holdings(NamedTuple):
-    """Which training rows of the pool all parties hold, the active's others, and the passives' that
-    the active lacks, in no party's order.
+    """The training rows of the pool: those that all parties hold, the active's others, and those of
+    passives that the active lacks, in no party's order.
 
     Strangers are the same for all passives, so that these know people in common whom the active
     must not learn of.

@@ -95,7 +95,7 @@ class PartyTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnData:
-    """What one party holds of a run's data.
+    """The part of a run's data that one party holds.
 
     Attributes:
         table: its rows.
@@ -116,7 +116,7 @@ class OwnData:
 
     @classmethod
     def of_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
-        """What a passive holds that has this table; with labels, where the table has any."""
+        """Return the data of a passive with this table; with labels, if the table has any."""
         if table.labels is None:
             return cls(table=table)
         labelled = torch.nonzero(table.labels != UNLABELLED).flatten()
@@ -138,8 +138,8 @@ class OwnData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VerticalData(OwnData):
-    """What the active holds, and all passives' tables, for simulation: across organisations each
-    party holds its own.
+    """The active's data and all passives' tables, for simulation; across organisations each party
+    holds only its own.
 
     Attributes:
         labels_at: passives that hold labels, too.
@@ -159,14 +159,14 @@ class VerticalData(OwnData):
         return (self.table, *self.passives)
 
     def own(self, name: str) -> OwnData | None:
-        """What the party of this name holds; None where it holds nothing (an aggregator)."""
+        """Return the data of the party of this name; None if it holds nothing (an aggregator)."""
         if name == self.table.name:
             return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
         held = (OwnData.of_passive(each, self.classes) for each in self.passives)
         return next((own for own in held if own.table.name == name), None)
 
     def with_own(self, own: OwnData) -> "VerticalData":
-        """The same, with this in place of what the active holds."""
+        """Return the same data with `own` in place of the active's."""
         return replace(self, **vars(own))
 
     def compare_ids(self, rule: Callable[[str], str]) -> None:

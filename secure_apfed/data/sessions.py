@@ -54,7 +54,10 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
 
 
 def _flat(steps_TC: _Floats) -> NDArray[np.float32]:
-    """Of more steps than 100, evenly thinned out."""
+    """Return the steps of one session as a flat row, which begins with their number.
+
+    Of more than 100 steps, 100 at even distances are taken.
+    """
     if len(steps_TC) > _STEPS:
         steps_TC = steps_TC[np.linspace(0, len(steps_TC) - 1, _STEPS).round().astype(np.int64)]
     flat = np.zeros(1 + _STEPS * steps_TC.shape[1], dtype=np.float32)

@@ -154,7 +154,9 @@ def warn_of_labels(
 
 
 def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Whether its values, or cuts between them, part the classes; empty cells come last."""
+    """Return whether the column's values, or cuts between them, separate the classes; empty cells
+    come last.
+    """
     classes = truth.nunique()
     if not 1 < classes <= len(truth) / 2:
         return False
@@ -172,7 +174,7 @@ def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
 
 
 def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
-    """Whether labels that are numbers rise or fall with it throughout."""
+    """Return whether numeric labels rise or fall with the column throughout."""
     if not is_numeric(column):
         return False
     numbers = column.to_numpy(np.float64, na_value=np.nan)
@@ -216,7 +218,7 @@ class RawTable:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which columns are features: numeric ones, dates among them, and categorical ones.
+    """The columns that are features: numeric ones, including dates, and categorical ones.
 
     Attributes:
         suspects: those of them with a fault.
@@ -378,7 +380,7 @@ def _drop_empty(
 def _labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
-    """Of "NA" and the like there is a label only where it is a class."""
+    """Return each row's label, or None; "NA" and the like are labels only if they are classes."""
     if column is None:
         return (None,) * len(frame)
     texts = to_texts(frame[column])
@@ -396,7 +398,7 @@ def _labels(
 
 
 def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
-    """A path, or what the query of this party tells now."""
+    """Return the path of this party's table, or the current rows of its query."""
     party = (settings.parties or {})[name]
     if party.database is None:
         if party.file is None:
@@ -585,7 +587,7 @@ def _also(columns: Sequence[str]) -> str:
 
 
 def _without_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
-    """A column of a CSV file, where words such as NA count as empty, even among texts."""
+    """Return a column of a CSV file, in which words such as NA count as empty, even among texts."""
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
     if words := Counter(text for text in texts if text):
@@ -657,7 +659,7 @@ def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[
 
 
 def has_table_here(settings: DataSettings, name: str) -> bool:
-    """Whether the settings name a file of this party that is on this machine."""
+    """Return whether the settings name a file of this party that is on this machine."""
     party = (settings.parties or {}).get(name)
     if settings.dataset != TABLES or party is None or party.file is None:
         return False
@@ -683,7 +685,9 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
 
 
 def _digest(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
-    """Of a file, of all files of a folder or a pattern, or of a query's columns and rows."""
+    """Return digests of a file, of all files of a folder or pattern, or of a query's columns and
+    rows.
+    """
     if given is None:
         return None
     if not isinstance(given, Path):
@@ -848,9 +852,9 @@ def _gather_column_faults(
 def _encoded(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
 ) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
-    """The features of all rows, how they were encoded, and where the party's views are among them.
+    """Return the features of all rows, their encoding, and the places of the party's views.
 
-    A given encoding tells of none of its rows; else it is fitted to these.
+    A given encoding is used unchanged; otherwise one is fitted to these rows.
     """
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
@@ -904,7 +908,7 @@ def _given_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
 
 
 def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict[str, ViewColumns]:
-    """The party's views by the columns of its own; one of all columns where none are named."""
+    """Return the party's views by its columns; one view of all columns if none are named."""
     columns = tuple(map(str, features.columns))
     if not columns:
         raise DataError(NO_FEATURES.format(source=name))
