@@ -34,7 +34,9 @@ _SMALLEST = 1e-9
 
 @dataclass(frozen=True)
 class Leaving:
-    """Where a gradient goes, with the true labels (B,) of its rows where the party knows them."""
+    """A gradient's step and receiver, with the true labels (B,) of its rows if the party knows
+    them.
+    """
 
     step: int
     receiver: str
@@ -233,13 +235,15 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
 
 
 def who_applies(kind: str, method: MethodSettings) -> str:
-    """Who runs a defence, in words: whoever lets out what it protects; empty if nobody does."""
+    """Return who runs a defence, in words: the party that sends what it protects; empty if nobody
+    does.
+    """
     senders = map(method.sender_of, DEFENCES[kind].protects)
     return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
 
 
 def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
-    """What to say of defences where a run's guarantee is told; nothing without any."""
+    """Return a run's sentences on its defences; none if it has none."""
     run_by = ", ".join(f"{choice.kind} by {who_applies(choice.kind, method)}" for choice in choices)
     return [f"defences without a guarantee: {run_by}"] if choices else []
 
@@ -247,7 +251,7 @@ def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> li
 def gradient_defences(
     choices: Sequence[DefenceSettings], released: Released, *, noise: NoiseSource, classes: int
 ) -> tuple[GradientDefence, ...]:
-    """What the party that sends such gradients does to them, one after the other."""
+    """Return the defences that a party applies, in this order, to the gradients that it sends."""
     return tuple(
         DEFENCES[choice.kind](choice, noise=noise, classes=classes)
         for choice in choices

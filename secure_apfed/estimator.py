@@ -367,7 +367,9 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         return normed
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The label of each row, (N,): the likeliest, or as `settings["threshold"]` decides."""
+        """Return the label of each row, (N,): the likeliest, or as `settings["threshold"]`
+        decides.
+        """
         shares_NK = torch.from_numpy(self.predict_proba(X))
         best_N = self.model_.decide(shares_NK).numpy()
         labels: NDArray[Any] = self.classes_[best_N]
@@ -418,7 +420,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
 
     @undisturbed()
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """The prediction of each row, (N,), in the unit of the labels."""
+        """Return the prediction of each row, (N,), in the unit of the labels."""
         predicted_N: NDArray[np.float64] = self._read(X).numpy()
         return predicted_N
 
@@ -447,13 +449,13 @@ def _storable(X: Any) -> Any:
 
 
 def _in_another_order(columns: "pd.Index[Any]") -> bool:
-    """Whether columns are named by their places from 0, and do not stand there."""
+    """Return whether columns are named by their positions from 0, but stand in another order."""
     places = list(range(len(columns)))
     return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
 
 
 def _frame(X: Any, raw: Any) -> pd.DataFrame:
-    """The rows with names: of columns and people where the caller gave some."""
+    """Return the rows with column names; columns and people keep the names that the caller gave."""
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
     if raw.dtype == object:

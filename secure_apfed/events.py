@@ -16,14 +16,14 @@ from secure_apfed.runs.outcome import Progress
 
 
 class Moment(Status):
-    """Where a party stands, where that changed, and every half minute; at: seconds since 1970."""
+    """A party's status at each change, and every half minute; at: seconds since 1970."""
 
     at: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Progress):
-    """How far the training is; seconds_left: of all its epochs at this pace, null: too early."""
+    """The progress of training; seconds_left: for all its epochs at this pace, null: too early."""
 
     seconds_left: float | None = None
 

@@ -42,7 +42,7 @@ Remedy: TypeAlias = tuple[SettingLine, ...]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a table.
+    """A fault of a table.
 
     Attributes:
         message: party, column, count, place and what to do.
@@ -75,7 +75,7 @@ class TableError(DataError):
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """What to do with the proposed settings, and these as they are pasted."""
+        """The advice for the proposed settings, and these settings ready to paste."""
         return describe_pasting("the run's file"), self.settings
 
 

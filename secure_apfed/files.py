@@ -54,7 +54,7 @@ PAYLOADS = "transcript-*.bin"
 
 
 def _why_missing(folder: Path) -> str:
-    """What is to be done about a file of a run's folder that is not there."""
+    """Return what to do about a missing file of a run's folder."""
     if not folder.is_dir():
         return "there is no such folder"
     begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
@@ -137,7 +137,7 @@ def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, however long it is."""
+    """Return how many lines a file has, however long it is."""
     with open_plain(path) as file:
         return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
 
@@ -356,7 +356,7 @@ def _finite(content: Any) -> Any:
 
 
 def cell(value: object) -> object:
-    """The value, or a text that no spreadsheet takes for a formula."""
+    """Return the value, or a text that no spreadsheet reads as a formula."""
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         return _FORMULA.sub(_with_apostrophe, value)
     return value
@@ -369,7 +369,7 @@ def _with_apostrophe(found: re.Match[str]) -> str:
 
 
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
-    """The frame without its index, every cell and name of a column as `cell` gives it.
+    """Return the frame as CSV without its index, every cell and column name as `cell` gives it.
 
     For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
     names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),

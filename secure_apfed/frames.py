@@ -86,9 +86,9 @@ class FramesModel:
         return normed
 
     def predict(self, frame: Any) -> NDArray[Any]:
-        """The label of each row (N,): the likeliest, or as the run's `threshold` decides.
+        """Return the label of each row (N,): the likeliest, or as the run's `threshold` decides.
 
-        Of a regression numbers in the unit of the labels.
+        A regression returns numbers in the unit of the labels.
 
         Raises:
             DataError: see `predict_proba`.
@@ -106,7 +106,7 @@ class FramesModel:
 
 @dataclass(frozen=True, kw_only=True)
 class FramesResult:
-    """What a run of frames gave.
+    """The result of a run on frames.
 
     Attributes:
         config: of the run, complete; run: what it told, with what was sent and spent.
@@ -131,7 +131,7 @@ class FramesResult:
 
     @property
     def model(self) -> FramesModel:
-        """What the active keeps.
+        """The model that the active keeps.
 
         Raises:
             ModelError: the method needs every party to predict.
@@ -156,10 +156,11 @@ class FramesResult:
 
     @property
     def gain(self) -> float | None:
-        """How much better than the best that the active does alone, by the headline measure; None:
-        not measured, or not defined by the test rows. One run shows no gain, only several seeds
-        do: `seed` draws the split, and each party its initial weights from a secret seed unless
-        `party_seeds` says otherwise.
+        """The gain over the best local model, by the headline measure.
+
+        None: not measured, or not defined by the test rows. One run shows no gain, only several
+        seeds do: `seed` draws the split, and each party its initial weights from a secret seed
+        unless `party_seeds` says otherwise.
         """
         if self.alone is None or math.isnan(self.score.value):
             return None
@@ -180,7 +181,9 @@ class FramesResult:
         return self.run.wire_bytes
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each measure: value, interval, and of the headline the best alone and gain."""
+        """Return a row for each measure with its interval; the headline also has best local and
+        gain.
+        """
         table = pd.DataFrame(
             {name: (told.value, told.low, told.high) for name, told in self.measures.items()},
             index=["value", "low", "high"],
@@ -269,7 +272,9 @@ def run_frames(
 
 
 def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
-    """How IDs are compared, where the settings say; what is wrong there `_config` tells."""
+    """Return how IDs are compared; None if the settings of that are wrong, which `_config`
+    reports.
+    """
     alignment = settings.get("alignment") or {}
     try:
         return id_rules(AlignmentSettings.model_validate(alignment))
@@ -318,7 +323,7 @@ def _parties(
 
 
 def _plain(value: Any) -> Any:
-    """A setting that JSON has no word for: numpy's numbers, paths."""
+    """Return a plain value for a setting that JSON cannot write: numpy's numbers, paths."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
@@ -331,7 +336,7 @@ def _result(
     baselines: bool,
     keeps: bool,
 ) -> FramesResult:
-    """What the finished run's folder says."""
+    """Read the result of a run from its finished folder."""
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import beside_run
 
@@ -357,7 +362,7 @@ def _result(
 
 
 def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
-    """Who learns what, and the page; nothing without the extra that makes them."""
+    """Return who learns what, and the page; nothing without the extra that makes them."""
     try:
         from apfed_experiments.report import read_run, write_report
         from apfed_experiments.report.contents import learned_by
@@ -401,7 +406,7 @@ def checked_frames(
 
 
 def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
-    """The labels as the frame has them, by the texts that name classes in a run."""
+    """Return the labels as in the frame, by the texts that name classes in a run."""
     labels = frame[label].dropna().unique().tolist()
     # Of texts that differ in surrounding blanks, the one without stands for all.
     texts = ((cell_text(own), own) for own in labels)

@@ -67,10 +67,11 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
 
 
 def influence(scored: Scored, measure: Measure) -> FloatArray:
-    """What each row (B,) moves the measure by: the values of the jackknife, whose mean is about 0.
+    """Return how much each row (B,) moves the measure: jackknife values, whose mean is about 0.
 
-    (B - 1) times what the measure falls by where the row is left out; of accuracy, whether the row
-    is told right, less the accuracy. NaN where the others do not define the measure.
+    A value is (B - 1) times the fall of the measure if the row is left out. For accuracy this is
+    whether the row is predicted correctly, less the accuracy. NaN if the other rows do not define
+    the measure.
     """
     rows = len(scored.truth)
     redrawn = REDRAWN[measure.name]
@@ -86,7 +87,7 @@ def influence(scored: Scored, measure: Measure) -> FloatArray:
 
 
 def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927), which few or no rows of it do not break."""
+    """Return the 95 % interval of a share (Wilson 1927), valid even for few or no rows."""
     found = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
     return float(found.low), float(found.high)
 
@@ -94,10 +95,11 @@ def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
 def gain_between(
     one: Scored, other: Scored, measure: Measure, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate | None:
-    """How much better one model is than another on the same rows, with a 95 % interval over them.
+    """Return how much better one model is than another on the same rows, with a 95 % interval.
 
-    Paired: both are measured on each draw of the rows, so that what both find hard cancels. None
-    where they speak of other rows, or the measure is not defined there.
+    The interval is over rows and paired: both models are measured on each draw of the rows, so that
+    rows hard for both cancel. None if they were tested on other rows, or the measure is not defined
+    there.
     """
     if not np.array_equal(one.truth, other.truth):
         return None
@@ -114,10 +116,10 @@ def gain_between(
 
 
 def _with_one_more(scored: Scored) -> Iterator[Scored]:
-    """The same rows where a class has few, with one more of the rarest: told worst, or best.
+    """Yield the same rows with one more of a rare class: predicted worst, then best.
 
-    So an interval of few rows that are all told holds what another such row would change; without
-    it it would be of no width at all.
+    This applies only where a class has few rows. Otherwise, the interval of few rows that are all
+    predicted correctly would have no width.
     """
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
@@ -148,7 +150,7 @@ def _spans(
 
 
 def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
-    """How often each row is drawn, (R, B), some resamples at a time."""
+    """Yield how often each row is drawn, (R, B), some resamples at a time."""
     truth_B = scored.truth
     if resamples * len(truth_B) > _KEPT_CELLS:
         return _fresh_draws(truth_B, resamples, seed)
@@ -205,7 +207,7 @@ class _Curve:
 
     @cached_property
     def shares(self) -> tuple[FloatArray, FloatArray]:
-        """Of all rows of the class, and of all others; from none on, (T + 1, R)."""
+        """The shares of all rows of the class, and of all others; from none on, (T + 1, R)."""
         return _share(self.true), _share(self.false)
 
 
@@ -240,7 +242,7 @@ class Redrawn:
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
-        """Of each class in question; a class that has no row, or all, has none."""
+        """The curves of each class in question; a class that has no row, or all, has none."""
         return tuple(self._curves())
 
     def _curves(self) -> Iterator[_Curve]:

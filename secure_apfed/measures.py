@@ -68,7 +68,9 @@ class Scored:
 
     @classmethod
     def of_classes(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
-        """Of labels (B,), and probabilities (B, K) or, of two classes, (B,) of the second."""
+        """Return scores from labels (B,) and probabilities (B, K) or, of two classes, (B,) of the
+        second.
+        """
         labels_B = np.asarray(truth, dtype=np.int64)
         shares = np.asarray(probabilities, dtype=np.float64)
         shares_BK = np.column_stack([1 - shares, shares]) if shares.ndim == 1 else shares
@@ -88,9 +90,10 @@ class Scored:
 
     @classmethod
     def of_network(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
-        """Of labels (B,) and what a network gives, (B, K), whose softmax `predict` tells.
+        """Return scores from labels (B,) and a network's outputs, (B, K), as the softmax in
+        `predict`.
 
-        A training that diverged gives what is not finite, of which measures are NaN.
+        A diverged training gives outputs that are not finite, whose measures are NaN.
         """
         shares_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
         return cls(truth=np.asarray(truth, dtype=np.int64), scores=shares_BK)
@@ -102,7 +105,7 @@ class Scored:
 
     @cached_property
     def finite(self) -> bool:
-        """Whether each score is a finite number; of a training that diverged some are none."""
+        """True if each score is a finite number; a diverged training gives others."""
         return bool(np.isfinite(self.scores).all())
 
     @cached_property
@@ -116,7 +119,7 @@ class Scored:
         return replace(self, threshold=threshold)
 
     def rows(self, places: NDArray[np.int64]) -> Self:
-        """Some of the rows, or some more than once."""
+        """Return some of the rows, or some more than once."""
         return replace(self, truth=self.truth[places], scores=self.scores[places])
 
 
@@ -128,15 +131,15 @@ def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 def scored_by(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
-    """The scores (B, K) that a model gives `rows` of a table, beside their labels."""
+    """Return the scores (B, K) that a model gives `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
     return Scored.of_network(labels_N[here].cpu(), outputs_of(predict, here))
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
-    """What scores say that are meant to be probabilities, and may leave 0 to 1 as a regression's.
+    """Return probabilities from scores that may leave 0 to 1, as a regression's do.
 
-    Those below 0 count as 0, and a row adds up to 1; a row that says nothing has all alike.
+    Scores below 0 count as 0, and a row adds up to 1; a row without a positive score has all equal.
     """
     shares_BK = scores_BK.clip(min=0.0)
     total_B1 = shares_BK.sum(axis=1, keepdims=True)
@@ -183,7 +186,7 @@ class Measure:
             return float(self.function(scored))
 
     def why_not(self, scored: Scored) -> str:
-        """Why these rows do not define it; empty where they do."""
+        """Return why these rows do not define the measure; empty if they do."""
         rows = len(scored.truth)
         if not rows:
             return "no row was tested"
@@ -199,7 +202,7 @@ class Measure:
         return reached - reference if self.higher_is_better else reference - reached
 
     def rank(self, value: float | None) -> float:
-        """A number that is highest for the best value; None and NaN come last."""
+        """Return a number that is highest for the best value; None and NaN come last."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
@@ -220,7 +223,7 @@ class Measure:
 
 
 def _metrics() -> Any:
-    """Imported where it is needed: settings know the names of measures, and start fast."""
+    """Import scikit-learn's metrics when needed: settings know measures by name, and start fast."""
     from sklearn import metrics
 
     return metrics
@@ -228,13 +231,15 @@ def _metrics() -> Any:
 
 @lru_cache(maxsize=1)  # three measures read the same curves
 def _rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
-    """The shares of false and of true alarms by threshold, for each class in question."""
+    """Return the shares of false and of true alarms by threshold, for each class in question."""
     return tuple(_metrics().roc_curve(alarm_B, said_B)[:2] for alarm_B, said_B in _ranked(scored))
 
 
 def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
-    """Whether rows are of a class, and the scores that say so: of the second of two classes, and of
-    each of several. A class that has no row, or all, has no rank.
+    """Yield which rows are of a class, and the scores for it.
+
+    Of two classes this is the second, else each class. A class that has no row, or all, is left
+    out.
     """
     for label in range(scored.classes) if scored.classes > 2 else (1,):
         alarm_B = scored.truth == label
@@ -266,7 +271,9 @@ def _f1(scored: Scored) -> float:
 
 
 def _balanced(scored: Scored) -> float:
-    """The mean recall of the classes that have rows; scikit-learn's own warns of the others."""
+    """Return the mean recall of the classes that have rows; scikit-learn's own warns of the
+    others.
+    """
     present = np.unique(scored.truth)
     recalls = _metrics().recall_score(
         scored.truth, scored.decided, labels=present, average="macro", zero_division=0
@@ -372,7 +379,7 @@ def measure_all(scored: Scored) -> dict[str, float]:
 
 
 def undefined_in(scored: Scored) -> dict[str, str]:
-    """Why, by name, of the measures that these rows do not define."""
+    """Return, by name, why these rows do not define some measures."""
     reasons = {name: MEASURES[name].why_not(scored) for name in names_of(task_of(scored))}
     return {name: why for name, why in reasons.items() if why}
 
@@ -384,7 +391,8 @@ THRESHOLDS: Mapping[str, str] = MappingProxyType(
 
 
 def balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
-    """A weight for each class (K,) with which all classes count alike, and a labelled row 1.
+    """Return a weight for each class (K,): all classes count alike, and a labelled row 1 on
+    average.
 
     Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; a class without a
     row has weight 0, as nothing is learnt of it.
@@ -397,11 +405,11 @@ def balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
 
 
 def best_threshold(scored: Scored, measure: str) -> float:
-    """The threshold of the second of two classes with the highest value of a measure.
+    """Return the threshold of the second of two classes with the highest value of a measure.
 
-    Candidates lie half-way between neighbouring scores, and are 200 of them at most, at even
-    quantiles; of equals the one nearest to 0.5 is taken. Labels of the rows may be learnt from:
-    they are never test rows.
+    Candidates lie half-way between neighbouring scores, at even quantiles, at most 200. Of equal
+    ones the nearest to 0.5 is taken. Labels of the rows may be learnt from: they are never test
+    rows.
     """
     if measure not in THRESHOLDS:
         raise DataError(
@@ -412,7 +420,9 @@ def best_threshold(scored: Scored, measure: str) -> float:
 
 
 def cheapest_threshold(scored: Scored, cost: float) -> float:
-    """The same with the least cost: of a missed row of the second class, of a false alarm 1."""
+    """Return the threshold with the least cost: `cost` for a missed row of class 1, 1 for a false
+    alarm.
+    """
 
     def spared(decided: Scored) -> float:
         missed = (decided.truth == 1) & (decided.decided == 0)
@@ -494,8 +504,10 @@ class LiftRow(BaseModel):
 
 
 def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
-    """Of two classes, the rows by their probability of the second in tenths; equal scores are not
-    parted, so that few different scores make fewer. Empty where one class has no row.
+    """Return the rows of two classes by tenths of their probability of the second class.
+
+    Equal scores are kept together, so that few different scores make fewer parts. Empty if one
+    class has no row.
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")

@@ -31,7 +31,7 @@ _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, ValidationError, R
 
 @dataclass(frozen=True, kw_only=True)
 class Greeting:
-    """What a party says of itself; public.
+    """A party's first statement about itself; public.
 
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
@@ -103,7 +103,7 @@ def _read_answered(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What all parties hold when they have agreed."""
+    """The contract of all parties with its signatures."""
 
     contract: Contract
     signatures: Mapping[str, bytes]

@@ -32,7 +32,7 @@ _MALFORMED = (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What the receiver accepts: the dtype, and a shape in which None is any size."""
+    """The dtype that the receiver accepts, and a shape in which None is any size."""
 
     dtype: torch.dtype
     shape: tuple[int | None, ...]
@@ -52,7 +52,7 @@ def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -
 
 
 def unpack_own(payload: bytes) -> dict[str, Tensor]:
-    """The tensors of a payload that this party packed itself."""
+    """Return the tensors of a payload that this party packed itself."""
     return load(payload[_LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "big") :])
 
 

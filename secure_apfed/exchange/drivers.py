@@ -46,13 +46,13 @@ class Transport(Protocol):
         """
 
     def returned(self, names: Collection[str]) -> Collection[str]:
-        """Those of these peers, who left, that wait for a new session; none is heard in this one.
+        """Return which of these peers, who left, wait for a new session; none is heard in this one.
 
         Some transports find out in the background, from the first time that they are asked.
         """
 
     def broken(self) -> Mapping[str, BrokenLink]:
-        """The links, by peer, that are broken and may come back."""
+        """Return the links, by peer, that are broken and may come back."""
 
     def close(self) -> None:
         """Let the peers have what was sent, and end."""
@@ -229,7 +229,7 @@ class InMemory:
         ended = {name for name, role in self._roles.items() if role.ended}
 
         def left(awaited: Awaited) -> tuple[str, ...]:
-            """Who has left, where too few are there still."""
+            """Return the awaited senders that left, if too few remain; else none."""
             gone = tuple(name for name in awaited.senders if name in ended)
             return gone if len(awaited.senders) - len(gone) < awaited.least else ()
 

@@ -24,7 +24,7 @@ _FIELD_TYPES = [int, str, int, str, str, str, int]
 
 
 class Kind(StrEnum):
-    """What a payload is; also the table of all messages that exist."""
+    """The kind of a payload; also the table of all messages that exist."""
 
     GREETING = "greeting"
     SESSION = "session"
@@ -163,7 +163,7 @@ class Envelope:
 
 
 def plain_text(said: bytes, most: int = 400) -> str:
-    """What a peer says, at most so many letters of it, as one line that no terminal obeys."""
+    """Return a peer's text as one line that no terminal obeys, of at most `most` bytes."""
     return escape_text(said[:most].decode("utf-8", "replace"))
 
 

@@ -56,7 +56,7 @@ _DONE = struct.Struct(">Q")
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """What a role waits for: the next message from any of `senders`, of one of these kinds.
+    """The next message that a role waits for: from any of `senders`, of one of these kinds.
 
     Attributes:
         step: that it must be of; None: of any.
@@ -230,7 +230,10 @@ class Links:
         patience: int = 1,
         most: int = MOST_BYTES,
     ) -> Envelope:
-        """The next message of one of these senders, in parts at most `most` bytes; see `Awaited`.
+        """Return the next message of one of these senders, of at most `most` bytes in all its
+        parts.
+
+        See `Awaited`.
 
         Raises:
             PartyLeftError: nothing came.
@@ -266,7 +269,7 @@ class Links:
         return message
 
     def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
-        """The message that is whole with this envelope, if one is."""
+        """Return the message that this envelope completes, or None."""
         sender = envelope.sender
         kind = envelope.kind
         gathering = self._gathering[envelope.sender]
@@ -346,7 +349,7 @@ class Links:
                 )
 
     def _open(self, sender: str, frame: bytes) -> Envelope:
-        """What a frame holds; observers see it opened, or refused."""
+        """Open a frame and return its envelope; observers see it opened, or refused."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
@@ -383,8 +386,8 @@ class Links:
 
 
 def stopped_for_good(error: PartyLeftError) -> bool:
-    """Whether a peer, this one's or another's, stopped for what no new session mends: settings,
-    tables, folders or a budget.
+    """Return whether a peer, this one's or another's, stopped for a reason that no new session
+    removes: settings, tables, folders or a budget.
     """
     return any(kind in str(error) for kind in _FOR_GOOD)
 
@@ -406,7 +409,9 @@ def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[b
 
 
 class Gathering:
-    """What came of the message that one peer is sending, and how many were whole."""
+    """The parts received so far of the message that one peer is sending, and a count of whole
+    ones.
+    """
 
     def __init__(self, me: str, peer: str, size: int | None = None) -> None:
         self._me = me
@@ -419,7 +424,7 @@ class Gathering:
 
     @property
     def midway(self) -> str:
-        """How much came of a message that is not whole, in words; empty between messages."""
+        """The progress of an unfinished message, in words; empty between messages."""
         if not self.kind:
             return ""
         return (
@@ -482,8 +487,10 @@ class Gathering:
 
 
 def most_signs(work: int) -> int:
-    """How many signs a party may send for its own work on so many IDs: twice as many as it makes,
-    since of a party that it waits for, too, others hear from it (see `Signs.relays`).
+    """Return how many signs of life a party may send for its own work on this many IDs.
+
+    This is twice as many as it makes: others also hear from it about a party that it waits for (see
+    `Signs.relays`).
     """
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
 

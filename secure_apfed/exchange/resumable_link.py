@@ -70,7 +70,7 @@ class RelayAbsentError(ConnectionError):
 
 
 class Refusal(str):
-    """Why one end refused the other, in words: it does so until somebody changes something."""
+    """A reason in words why one end refuses the other, until somebody changes something."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ other, that the relay is not reached, or nothing."""
 
 
 class Connection(Protocol):
-    """What is used of `multiprocessing.connection`; OSError or EOFError: it is broken."""
+    """The used part of `multiprocessing.connection`; OSError or EOFError: it is broken."""
 
     def send_bytes(self, buf: bytes, /) -> None: ...
 
@@ -158,22 +158,24 @@ class ResumableLink:
 
     @property
     def connected(self) -> bool:
-        """Whether there has been a connection to this peer, who has not begun anew."""
+        """True once there was a connection to this peer, which has not restarted."""
         return bool(self._peer_id)
 
     @property
     def failure(self) -> str:
-        """Why nothing comes any more; empty while something may."""
+        """The reason why nothing can arrive any more; empty while something may."""
         return "" if self._inbox else self._failure
 
     @property
     def state(self) -> str:
-        """Why there is no connection, in words; what broke the last one, or the last attempt."""
+        """The reason why there is no connection, in words: what broke the last one, or the last
+        attempt.
+        """
         return self._failure or self._trouble or f"{self._peer} did not come"
 
     @property
     def absence(self) -> str:
-        """Why this peer has not come, as `Missed` is told it."""
+        """The reason why this peer has not come, as passed to `Missed`."""
         return Refusal(self.refusal) if self.refusal else self.without_relay
 
     @property
@@ -226,8 +228,10 @@ class ResumableLink:
         self._check()
 
     def receive(self, timeout_s: float) -> bytes:
-        """The peer's next message; TimeoutError: none came in this time; RemoteProtocolError: the
-        link is broken for good, or the peer closed it; LocalProtocolError: in a forked process.
+        """Return the peer's next message.
+
+        Raises TimeoutError: none came in this time; RemoteProtocolError: the link is broken for
+        good, or the peer closed it; LocalProtocolError: in a forked process.
         """
         self._fork_check.require()
         with self._changed:
@@ -271,7 +275,7 @@ class ResumableLink:
             )
 
     def _delivered(self) -> bool:
-        """Whether the peer has everything; who never came lacks no goodbye."""
+        """Return whether the peer has everything; a peer that never came needs no goodbye."""
         return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.connected)
 
     def _check(self) -> None:
@@ -313,7 +317,7 @@ class ResumableLink:
                 self._leave(wire)
 
     def _may_change(self) -> bool:
-        """Whether another peer in this one's place is as good; who said goodbye is forgotten."""
+        """Return whether another peer may take this one's place; forget one that said goodbye."""
         with self._changed:
             used = self._sent or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
@@ -452,14 +456,14 @@ class ResumableLink:
             return _FRAME.pack(kind, number, self._told) + part
 
     def _lacks(self) -> bool:
-        """Whether there are parts that were not written to this wire."""
+        """Return whether some parts were not yet written to this wire."""
         return self._written < self._confirmed + len(self._unconfirmed)
 
     def _untold(self) -> int:
         return self._to_tell() - self._told
 
     def _to_tell(self) -> int:
-        """How many parts are confirmed: all that came, unless too much waits here."""
+        """Return how many parts to confirm: all that came, unless too much waits here."""
         return self._received if self._held <= _MOST_HELD else self._told
 
     def _leave(self, wire: _Wire) -> None:
@@ -606,9 +610,9 @@ class Linked:
         return min(deadline - now, grace, _LONGEST_WAIT_S)
 
     def returned(self, names: Collection[str]) -> list[str]:
-        """Those that were there lately, ready to greet; looked for since they were first asked for.
+        """Return which of these peers were there lately, ready to greet.
 
-        Their links are over from then on.
+        A peer is looked for from the first call with its name. Its link is over from then on.
         """
         for name in set(names) - set(self._lookouts):
             self._lookouts[name] = _Lookout(self._connect[name], self._links[name])

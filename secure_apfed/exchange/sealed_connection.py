@@ -45,7 +45,9 @@ class Carrier(Connection, Protocol):
     """A connection below the seal: it takes few bytes of an end until it is told who that is."""
 
     def trust(self) -> None:
-        """The other end proved itself: frames of `MOST_SEALED` bytes, of which a few may wait."""
+        """Accept frames of `MOST_SEALED` bytes, of which a few may wait: the other end proved
+        itself.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +204,10 @@ def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
 
 
 def read_before(connection: Connection, deadline: float) -> bytes:
-    """The next message; OSError, EOFError: none comes in time, or the other end refuses."""
+    """Return the next message.
+
+    Raises OSError, EOFError: none comes in time, or the other end refuses.
+    """
     if not connection.poll(max(0.0, deadline - time.monotonic())):
         raise TimeoutError("the other end is silent")
     message = connection.recv_bytes()
@@ -342,7 +347,7 @@ class Door:
             former.close()
 
     def connect(self, name: str) -> Connection:
-        """The peer's newest connection."""
+        """Return the peer's newest connection."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
                 kind, told = self._trouble.get(name, (TimeoutError, self._absent))

@@ -103,7 +103,7 @@ def dial(address: Address) -> SocketConnection:
 
 
 class Port:
-    """Where others dial in; each connection is handed over as it comes."""
+    """A server that others dial; each connection is handed over as it comes."""
 
     def __init__(
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]

@@ -126,7 +126,7 @@ class Status(_Frozen):
 
 
 class Meter(Protocol):
-    """What a party promises: `charges` grows with every batch, `promise` is of all."""
+    """The account of a party's promise: `charges` grows with every batch, `promise` covers all."""
 
     @property
     def charges(self) -> int: ...
@@ -205,7 +205,7 @@ class StatusKeeper:
             self._read_broken = read_broken
 
     def __enter__(self) -> Self:
-        """Of all sessions; after the block they are over."""
+        """Return this keeper of all sessions; they are over after the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -49,7 +49,7 @@ _Way = tuple[str, str, Kind]
 
 
 def free_megabytes(folder: Path | None = None) -> float:
-    """Of the disk on which payloads of runs in `folder` lie; None: of runs without one."""
+    """Return the free megabytes on the disk of a run's payloads; None: of runs without a folder."""
     return shutil.disk_usage(folder or tempfile.gettempdir()).free / 1e6
 
 
@@ -73,7 +73,7 @@ class Flow:
 
 
 class _Folder:
-    """Where payloads lie; a folder of our own making goes with the last of this process who may
+    """A folder of payloads; one of our own making is removed with the last of this process who may
     read it, unless the process is killed.
     """
 
@@ -89,8 +89,9 @@ def _remove(folder: Path, maker: int) -> None:
 
 
 class _Epoch:
-    """What is kept of one epoch. Equal payloads (the same representations to each passive) are
-    written once, and read when somebody asks.
+    """The stored messages of one epoch.
+
+    Equal payloads (the same representations to each passive) are written once, and read on request.
     """
 
     def __init__(self, number: int, folder: _Folder) -> None:
@@ -180,7 +181,7 @@ class Transcript:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """What was sent, by sender, receiver and kind."""
+        """The messages that were sent, by sender, receiver and kind."""
         return tuple(Flow(*way, *numbers) for way, numbers in [*self._flows.items()])
 
     @property

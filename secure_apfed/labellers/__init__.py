@@ -64,7 +64,10 @@ def make_labeller(
 
 
 def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
-    """The name of a labeller for oneself, against whom no noise is needed, or of `also`."""
+    """Return the name of a labeller for one's own use, which needs no noise, or one of `also`.
+
+    Raises ValueError: another name.
+    """
     known = (*also, *(other for other in LABELLERS if other != PrivateLogistic.name))
     if name not in known:
         raise ValueError(unknown_name(name, known))

@@ -35,12 +35,12 @@ _ROUNDING = 1 + 1e-9
 
 
 def vote_distance(*, signed: bool) -> float:
-    """How far two rows of votes lie apart at most, L2: sqrt 2, or 2 where some are negative."""
+    """Return the largest L2 distance of two rows of votes: sqrt 2, or 2 if some are negative."""
     return 2.0 if signed else math.sqrt(2)
 
 
 def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: bool = False) -> float:
-    """The same in steps of fixed point.
+    """Return `vote_distance` in steps of fixed point.
 
     Args:
         steps: L, what 1 becomes: `FixedPoint.levels / clip_norm`. The clip to a ball brings no two
@@ -79,7 +79,7 @@ def summed_votes(
 
 @dataclass(frozen=True, kw_only=True)
 class TableGuarantee:
-    """What holds for one person at one passive, at `delta`; infinite where nothing is claimed.
+    """A guarantee for one person at one passive, at `delta`; infinite: no guarantee.
 
     Attributes:
         vote: one vote, the labeller held fixed.
@@ -110,7 +110,7 @@ class TableGuarantee:
         )
 
     def statement(self) -> str:
-        """What is guaranteed, for the report."""
+        """Return the guarantee in words, for the report."""
         if math.isfinite(self.epsilon):
             whole = (
                 f"epsilon_table {_figure(self.epsilon)} at delta {self.delta:g} covers the whole "
@@ -152,8 +152,9 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
 def calibrate_votes(
     labeller: Labeller, release: Callable[[int], SummedRelease], *, epsilon: float, delta: float
 ) -> int:
-    """The least deviation of each honest party, in steps, that keeps one vote within epsilon, the
-    labeller held fixed. `release` goes from a deviation to `summed_votes`.
+    """Return the least noise deviation of each honest party that keeps one vote within epsilon.
+
+    It is in steps, with the labeller held fixed. `release` maps a deviation to `summed_votes`.
     """
     return least_deviation(
         lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,

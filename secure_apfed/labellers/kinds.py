@@ -56,11 +56,15 @@ class Labeller(ABC):
 
     @property
     def model(self) -> Mechanism:
-        """What replacing the features of a labelled person does to the fitted classifier."""
+        """The privacy mechanism of the fitted classifier, when a labelled person's features are
+        replaced.
+        """
         return NoPrivacy()
 
     def about(self, question: bytes) -> "Labeller":
-        """The same for one question, which names the people and labels: noise is never shared."""
+        """Return the same labeller for one question, which names people and labels: noise is never
+        shared.
+        """
         return self
 
     @abstractmethod
@@ -84,15 +88,15 @@ class Labeller(ABC):
     def vote(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """The same, but on each labelled row as if its own label were not known.
+        """Return votes as `label` does, but for each labelled row without its own label.
 
-        So whoever knows the labels can tell what votes are worth on rows that have none. Of more
-        than `MOST_JUDGES` labelled rows the others have no vote.
+        So a party that knows the labels can measure what votes are worth on rows without labels. At
+        most `MOST_JUDGES` labelled rows receive votes.
         """
 
     @abstractmethod
     def statement(self) -> str:
-        """What it does and whom a row moves, in words for the report."""
+        """Return what the labeller does and whose votes a row moves, in words for the report."""
 
 
 class LinearLabeller(Labeller):
@@ -115,8 +119,9 @@ class LinearLabeller(Labeller):
         """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
 
     def matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        """The same without each labelled row's own label: of it the column is dropped from the row,
-        which is divided by its norm anew.
+        """Return the matrix without each labelled row's own label.
+
+        The row's own column is dropped from it, and it is divided by its new norm.
 
         Of label spreading these are the votes without that label; of ridge regression, too, but for
         the scale of the features: the fit without a row is, at this row, (A Y - a y) / (1 - a) with
@@ -259,7 +264,7 @@ class Spreading(LinearLabeller):
     def label(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """A Y without A, which takes 4 GB for 22,500 labels of as many rows.
+        """Return A Y without computing A, which takes 4 GB for 22,500 labels of as many rows.
 
         Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
         """
@@ -269,8 +274,9 @@ class Spreading(LinearLabeller):
     def vote(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Of labelled rows by the others' columns of A alone: what is left of a sum after its
-        largest term is taken off is rounding.
+        """Return votes; those of labelled rows come from the other labels' columns of A alone.
+
+        Subtracting the largest term from a sum would leave only rounding.
         """
         features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
         graph_UU = self._normalised_graph(features_UF)
@@ -282,7 +288,7 @@ class Spreading(LinearLabeller):
         return votes_UK
 
     def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
-        """What the labelled rows' columns are at all rows, (U, C)."""
+        """Return the labelled rows' columns spread to all rows, (U, C)."""
         term_UC = placed(len(features_UF), labelled_n, columns_nC)
         return self.along(self._normalised_graph(features_UF), term_UC)
 
@@ -314,10 +320,10 @@ class Spreading(LinearLabeller):
 
 
 def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
-    """The nearest other rows of each, the nearest first, (U, neighbours) or all others.
+    """Return the nearest other rows of each, the nearest first, (U, neighbours) or all others.
 
-    Of more than `_EXACT` rows about the nearest, by a graph that is walked (Malkov and Yashunin
-    2018, HNSW), whose time hardly grows faster than the rows.
+    Above `_EXACT` rows these are approximate, found in a graph (Malkov and Yashunin 2018, HNSW),
+    whose time hardly grows faster than the rows.
     """
     from sklearn.neighbors import NearestNeighbors
 
@@ -376,7 +382,7 @@ def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
 
 
 def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
-    """These columns at the labelled of so many rows, (rows, C); 0 at the others."""
+    """Return these columns at the labelled rows of `rows`, (rows, C); 0 at the others."""
     placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
     return placed_UC
@@ -388,8 +394,8 @@ def left_out(
     known_nK: Floats,
     alphas: Sequence[float],
 ) -> list[Floats]:
-    """What labels that stand for `known_nK` spread to labelled rows without their own, (n, K) for
-    each alpha.
+    """Return what labels `known_nK` spread to labelled rows without their own, (n, K) for each
+    alpha.
 
     The same paths serve all alphas, and (I - alpha S)^-1 is symmetric, so that the columns C of the
     rows that judge are enough. S lengthens no column, so what paths beyond t edges add to the entry
@@ -490,7 +496,9 @@ class Logistic(Labeller):
     def vote(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Of labelled rows by regressions on nine tenths of the labels, each without its own."""
+        """Return votes; a labelled row's comes from a regression on nine tenths without its
+        label.
+        """
         votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
         for first in range(min(_PARTS, len(labelled_n)) if len(labelled_n) > 1 else 0):
@@ -615,8 +623,10 @@ class PrivateLogistic(Labeller):
     def vote(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Of labelled rows, too, by the one noisy regression: others would be further releases. A
-        row's own label moves its weights by no more than their noise covers.
+        """Return votes of the one noisy regression, of labelled rows, too: others would be more
+        releases.
+
+        A row's own label moves its weights by no more than their noise covers.
         """
         votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
@@ -626,7 +636,7 @@ class PrivateLogistic(Labeller):
         return rows_of_norm_one(features_UF, order=2)
 
     def fit(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
-        """The weights without noise; never released."""
+        """Return the weights without noise; never released."""
         return minimiser(
             x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
         )

@@ -101,7 +101,7 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
 def _few_of(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
-    """Some labelled and some other rows, in a fixed order; every class that has a label, if few."""
+    """Return some labelled and some other rows, in a fixed order."""
     others = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
     generator = np.random.default_rng(_SEED)
     kept_n = generator.permutation(len(labelled_n))[:_LABELLED]
@@ -112,7 +112,7 @@ def _few_of(
 def _replacements(
     features_UF: Floats, labelled_n: Integers
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
-    """Which people without a label are replaced, and all features with theirs."""
+    """Return which people without a label are replaced, and all features with the replacements."""
     rows = len(features_UF)
     labelled = len(labelled_n)
     places = np.arange(labelled, rows)

@@ -60,7 +60,7 @@ class DistillationSettings(Settings):
 
     @classmethod
     def among(cls, settings: Settings) -> Self:
-        """What other settings say of these, as those of a method that distils; defaults beside."""
+        """Return these settings as a distilling method's settings give them; defaults otherwise."""
         return cls.model_validate(settings.model_dump(include=set(cls.model_fields)))
 
 
@@ -86,7 +86,7 @@ class Autoencoder(nn.Module):
 
     @torch.no_grad()
     def codes(self, features_NF: Tensor) -> Tensor:
-        """The codes of these rows, (N, D)."""
+        """Return the codes of these rows, (N, D)."""
         codes_ND: Tensor = self.encoder(features_NF)
         return codes_ND
 
@@ -94,9 +94,9 @@ class Autoencoder(nn.Module):
 def new_autoencoder(
     owner: str, name: str, model: ModelSettings, features: Shape, *, seed: int, compute: Compute
 ) -> Autoencoder:
-    """An autoencoder at its reproducible start, which follows from owner, name and seed.
+    """Return an autoencoder at its reproducible start, which follows from owner, name and seed.
 
-    Of a network that gives the row beside its code, the code's.
+    Of a network that returns the row beside its code, only the code's part is used.
     """
     family = family_for(model, features)
     with seeded(seed, owner, name):
@@ -160,7 +160,7 @@ def fit_autoencoder(
 
 
 class _Loss:
-    """Of rows, with what the codes of some are to resemble; Eqs. (1) and (5)."""
+    """The loss of rows whose codes, for some, are to resemble given vectors; Eqs. (1) and (5)."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Loss:
 
 @dataclass(frozen=True, eq=False)
 class EncoderQuality:
-    """What a classifier reached on the columns and on their code.
+    """The scores that a classifier reached on the columns and on their code.
 
     Attributes:
         columns, codes: scores of the k folds, 0 to 1, on the same folds.

@@ -31,7 +31,7 @@ _FARTHEST = 30.0
 
 
 def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
-    """Whether these labels are of two classes, of which the rarer has a share below this."""
+    """Return whether labels have two classes, of which the rarer has a share below `share`."""
     counts_K = np.bincount(labels_n, minlength=classes)
     return classes == 2 and 0 < counts_K.min() < share * counts_K.sum()
 
@@ -64,7 +64,7 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
 
 
 def _offset(z_N: Floats, rate: float) -> float:
-    """What makes the mean probability of these log-odds the rate."""
+    """Return the offset with which the mean probability of these log-odds is the rate."""
     far = _FARTHEST + float(np.abs(z_N).max())
     expit = scipy.special.expit
     return float(scipy.optimize.brentq(lambda by: expit(z_N + by).mean() - rate, -far, far))

@@ -29,8 +29,9 @@ _DONE = "steps done"
 
 
 def find_device(choice: str) -> torch.device:
-    """The device of "auto" (a GPU where there is one), "cpu", "cuda", or of one GPU as "cuda:1".
-    Raises ConfigError: something else, or a GPU that torch does not see.
+    """Return the device of "auto" (a GPU if there is one), "cpu", "cuda", or one GPU as "cuda:1".
+
+    Raises ConfigError: another choice, or a GPU that torch does not see.
     """
     if not DEVICE.fullmatch(choice):
         raise ConfigError(f"device: expected auto, cpu, cuda or one GPU, as cuda:1; got {choice!r}")
@@ -48,8 +49,9 @@ def find_device(choice: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and in which precision a party computes; `dtype` is also that of what is sent,
-    `autocast` runs the networks' forward passes in bfloat16.
+    """The device and precision of a party's computation.
+
+    `dtype` is also that of what is sent. `autocast` runs the networks' forward passes in bfloat16.
     """
 
     device: torch.device
@@ -104,7 +106,7 @@ class ActiveNetworks(nn.Module):
 
 
 def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
-    """A copy on the CPU of what predicts, features -> class scores; None where nothing does."""
+    """Return a copy on the CPU of the network that predicts, features -> class scores; or None."""
     if networks is None:
         return None
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
@@ -119,8 +121,10 @@ def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
 
 
 def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
-    """The same optimizer without torch's compiler, which loads for a second; neither to be pickled
-    nor for `differentiable`. Of a step no hook is called: they take half of a small one.
+    """Return the optimizer without torch's compiler, which takes a second to load.
+
+    It cannot be pickled, nor used with `differentiable`. Its steps call no hooks, which take half
+    of a small step.
     """
     minded = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in minded}
@@ -137,7 +141,7 @@ _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def rate_after(train: TrainSettings, done: int) -> float:
-    """The learning rate of a party's next step, after so many of its own."""
+    """Return the learning rate of a party's next step, after this many of its own."""
     warm = train.warmup_steps
     rate = train.learning_rate
     if done < warm:
@@ -253,11 +257,11 @@ class Trainer(Descent):
 
 
 def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with `name.` before each of their names; as they are under an empty name."""
+    """Return the tensors with `name.` before each of their names; unchanged under an empty name."""
     return {f"{name}.{key}" if name else key: value for key, value in tensors.items()}
 
 
 def without_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the tensors that `prefixed` put under `name`, by their own names again."""
+    """Return the tensors that `prefixed` put under `name`, by their own names again."""
     prefix = f"{name}." if name else ""
     return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

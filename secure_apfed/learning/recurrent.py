@@ -34,7 +34,7 @@ _BATCH_SIZE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentTraining:
-    """How a party trains its GRUs each time that it does (FedMV, Algorithm 4, LocalTraining).
+    """The settings of one training of a party's GRUs (FedMV, Algorithm 4, LocalTraining).
 
     Attributes:
         epochs: passes over its rows.
@@ -126,7 +126,7 @@ class SequenceViews:
 
     @torch.no_grad()
     def states(self, features_B: Tensor) -> list[Tensor]:
-        """The GRUs' last states of these rows, (B, 2 D), by view."""
+        """Return the GRUs' last states of these rows, (B, 2 D), by view."""
         return self.encoder.parts(self._compute.place(features_B))
 
     @property

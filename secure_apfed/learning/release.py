@@ -75,7 +75,7 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
 
 
 def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
-    """Whether these rows point in fewer directions than the contract asks for."""
+    """Return whether these rows point in fewer directions than the contract asks for."""
     return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
 
 
@@ -92,13 +92,13 @@ def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> No
 
 
 def spread_of(z_BD: Tensor) -> float:
-    """How far the directions of a batch are from one line, and its rows from each other.
+    """Return how far a batch's directions are from one line, and its rows from each other.
 
-    The lesser of two numbers from 0 (a line, or groups of equal directions) to 1: the mean over
-    pairs of rows of sin^2 of their angle; and, from 16 numbers a row, ten times the median over
-    rows of sin^2 of the angle to the nearest other row. Opposite directions count as one.
-    The smallest of honest runs without noise (one seed each, B from 32 to 128, from the first step
-    on) was 0.0019 on digits, 0.024 on breast cancer, 0.3 on handwritten, 0.018 on credit card, and
+    This is the lesser of two numbers from 0 (a line, or groups of equal directions) to 1: the mean
+    over pairs of rows of sin^2 of their angle; and, from 16 numbers a row, ten times the median
+    over rows of sin^2 of the angle to the nearest other row. Opposite directions count as one. The
+    smallest of honest runs without noise (one seed each, B from 32 to 128, from the first step on)
+    was 0.0019 on digits, 0.024 on breast cancer, 0.3 on handwritten, 0.018 on credit card, and
     there 0.0018 under APFed-R at a learning rate of 0.05, where half of all batches lay below
     0.0053; above that rate the encoder can collapse to 0. With the guard's noise at epsilon 8 it
     was 0.93 or more. So the default of the rule is 0.0005.
@@ -204,7 +204,7 @@ class ContributionNoise:
 
 @cache
 def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]:
-    """What a message of representations holds: rows (B,) and z (B, *shape)."""
+    """Return the tensors in a message of representations: rows (B,) and z (B, *shape)."""
     dtype = torch.float64 if terms.dtype == "float64" else torch.float32
     return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
 

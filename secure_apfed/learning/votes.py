@@ -54,7 +54,7 @@ class Judges:
 
 @dataclass(frozen=True)
 class Help:
-    """What labelled rows say of help, each judged without its own label.
+    """The measured worth of help on labelled rows, each judged without its own label.
 
     Attributes:
         rows: that judge, J.
@@ -79,12 +79,12 @@ class Help:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the gain is larger than its own uncertainty, and own columns can tell it."""
+        """True if the gain exceeds its own uncertainty, and own columns can learn it."""
         return self.gain > self.deviation and self.learnt >= 0
 
     @property
     def used(self) -> bool:
-        """Whether the finished model learnt from votes."""
+        """True if the finished model learnt from votes."""
         return self.always or self.averaged or self.is_sure
 
     def __str__(self) -> str:
@@ -172,7 +172,7 @@ class _Pool:
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
     def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
-        """The most likely a and b by these rows; alone: b is 0."""
+        """Return the most likely a and b for these rows; alone: b is 0."""
 
         def loss(ab: Floats) -> float:
             a, b = map(float, ab)
@@ -188,7 +188,10 @@ class _Pool:
         return a, b
 
     def judged(self, seed: int, *, right: Integers) -> Help:
-        """What votes add on rows that took no part in weighing them; `right`: what votes name."""
+        """Measure what votes add on rows that took no part in weighing them.
+
+        `right`: the classes that votes name.
+        """
         rows = len(self.labels_J)
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
         gain_J = np.zeros(rows)

@@ -109,10 +109,11 @@ ALONE: MethodSettings = next(
 
 
 def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:
-    """The settings of a method, as a run says them. `said`: its key in `METHODS`; a mapping with
-    that as `name`, and its settings; or what was made of these before. `as_json`: whether lists are
-    taken for tuples, and nothing else for what it is not. Raises ValueError: no method has that
-    name, or it has other settings.
+    """Return the settings of a method, as a run gives them.
+
+    `said`: its key in `METHODS`; a mapping with that as `name`, and its settings; or settings made
+    before. `as_json`: whether lists are taken for tuples, and no other value is converted. Raises
+    ValueError: no method has that name, or it has other settings.
     """
     if isinstance(said, MethodSettings):
         return said

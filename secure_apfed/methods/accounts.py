@@ -52,7 +52,7 @@ def fresh_secrets(
     keeper: Keeper | None = None,
     logs: Path | None = None,
 ) -> Secrets:
-    """What a party brings that begins: fresh secrets, or what the configuration derives."""
+    """Return the secrets of a party that begins: fresh ones, or those the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return Secrets(
@@ -65,7 +65,7 @@ def fresh_secrets(
 
 
 def guard_for(own: Own) -> RepresentationGuard:
-    """The guard of one party that releases representations, for as often as it is asked."""
+    """Return the guard of one party that releases representations, for as often as it is asked."""
     config = own.config
     return make_guard(
         config.guard,
@@ -85,7 +85,7 @@ def open_ledger(
     rows: int,
     figure: ReleaseFigure = "epsilon_x",
 ) -> PrivacyLedger:
-    """An account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
+    """Open an account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
     ledger = PrivacyLedger(
         mechanism,
         delta=delta,
@@ -130,7 +130,8 @@ def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> Privacy
 
 
 def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | None:
-    """What makes this party's updates private, one an epoch for each of its rows; None: nothing.
+    """Return what makes this party's updates private, one an epoch for each of its rows, or None.
+
     `guard`: of its representations, whose releases share the budget. Raises ConfigError: the
     guard's releases alone exceed dp_sgd.epsilon.
     """
@@ -166,7 +167,7 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
 def whole_training(
     config: RunSettings, releases: PrivacyLedger, private: PrivateUpdates | None
 ) -> WholeTraining | None:
-    """The joint account of the releases and the updates; None where updates are not private."""
+    """Return the joint account of releases and updates; None if updates are not private."""
     if config.dp_sgd is None or private is None:
         return None
     return WholeTraining(
@@ -179,7 +180,7 @@ def whole_training(
 
 
 def defences_of(own: Own, released: Released) -> tuple[GradientDefence, ...]:
-    """What this party does to gradients that it lets out, as the run's settings say."""
+    """Return this party's defences of gradients that it sends, as the run's settings say."""
     key = derive_key(own.secrets.noise_key, b"secure-apfed defences v1")
     return gradient_defences(
         own.config.defences,
@@ -191,7 +192,7 @@ def defences_of(own: Own, released: Released) -> tuple[GradientDefence, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisePlan:
-    """What is agreed about the noise.
+    """The agreed noise of passives.
 
     Attributes:
         steps: deviation of each passive's noise on each number, in steps of fixed point.
@@ -205,7 +206,8 @@ class NoisePlan:
 def sum_and_noise(
     config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
-    """The configured sum between these passives, and the noise under it; None: there is none.
+    """Return the configured sum between these passives, and the noise under it, or None.
+
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
     """
@@ -244,7 +246,7 @@ def agreed_sum(own: Own, session: str, shape: Shape) -> dict[str, Any]:
 def contribution_noise(
     own: Own, shape: Shape, *, plan: NoisePlan | None, aligned: int
 ) -> ContributionNoise | None:
-    """A passive's noise and its account; None where none is agreed."""
+    """Return a passive's noise and its account; None if none is agreed."""
     config = own.config
     noise = config.method.noise(config)
     if noise is None or plan is None:
@@ -268,7 +270,7 @@ def contribution_noise(
 def summed_release(
     config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
 ) -> SummedRelease:
-    """What one sum costs a person at this passive."""
+    """Return the privacy cost of one sum to a person at this passive."""
     return SummedRelease(
         deviation=plan.steps,
         honest=plan.honest,
@@ -301,17 +303,17 @@ def _steps(
 
 
 def _numbers(config: RunSettings, shape: Shape) -> int:
-    """How many numbers of a contribution one person may move."""
+    """Return how many numbers of a contribution one person may move."""
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 
 def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
-    """How far one person's features move this passive's contribution, in steps.
+    """Return how far one person's features move this passive's contribution, in steps.
 
-    One row, if neither the objective nor a defence mixes rows; all of them else.
-    Of representations one row, the encoder held fixed.
-    Of votes one row, the labeller held fixed.
+    If neither the objective nor a defence mixes rows, one row moves; else all rows of the batch.
+    For representations one row moves, with the encoder held fixed. For votes one row moves, with
+    the labeller held fixed.
     """
     if config.method.opens_votes:
         quantiser = _quantiser(config)

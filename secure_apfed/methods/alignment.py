@@ -64,14 +64,16 @@ def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
 
 
 def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
-    """The alignment position of each of these rows of a party, all aligned, in their order."""
+    """Return the alignment position of each of these rows of a party, all aligned, in their
+    order.
+    """
     position_N = torch.full((1 + max(aligned.tolist(), default=-1),), -1, dtype=torch.int64)
     position_N[aligned] = torch.arange(len(aligned))
     return position_N[rows]
 
 
 def needs_dealer(settings: AlignmentSettings) -> bool:
-    """Whether the configured intersection takes one more party."""
+    """Return whether the configured intersection takes one more party."""
     return SET_INTERSECTIONS[settings.backend].needs_dealer
 
 
@@ -144,7 +146,7 @@ def describe_people(own: Own, rows_U: Tensor) -> CommonPeople:
 
 
 async def deal(own: Own, links: Links, session: str) -> None:
-    """The dealer's script: randomness for each intersection."""
+    """Run the dealer's side: send the randomness for each intersection."""
     for name, members in _intersections(own, session):
         protocol = _protocol(own, links, name)
         dealer = protocol.dealer(own.active, members)
@@ -156,7 +158,7 @@ async def deal(own: Own, links: Links, session: str) -> None:
 
 
 async def next_dealt(links: Links) -> Envelope:
-    """The dealer's next message, after its word that it is done with an alignment."""
+    """Return the dealer's next message; skip its notice that an alignment is done."""
     message = await links.receive(DEALER, Kind.DEALT, Kind.READY)
     return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
@@ -173,7 +175,7 @@ def _in_buckets(settings: AlignmentSettings) -> bool:
 
 
 def _folder(own: Own, members: Sequence[str]) -> Path | None:
-    """Where this intersection is kept while it is unfinished."""
+    """Return the folder of this intersection while it is unfinished; None: nothing is stored."""
     if own.secrets.logs is None:
         return None
     among = "all" if own.config.alignment.mode == "all" else members[0]
@@ -263,7 +265,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int 
 
 
 def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
-    """Those of these rows that are among `only`; all of them where that is None."""
+    """Return which of these rows are among `only`; all of them if that is None."""
     return rows if only is None else rows[torch.isin(rows, only)]
 
 
@@ -356,8 +358,9 @@ def _warn_of_few_positives(
     taught: "Counter[float]",
     tested: "Counter[float]",
 ) -> None:
-    """Of two classes one of which is rare; how many labels are of it is told where no promise is
-    made for labels.
+    """Warn of few rows of a rare class, where there are two classes.
+
+    The number of labelled rows is given only where no promise is made for labels.
     """
     every = taught + tested
     if len(held.classes) != 2 or len(every) < 2:
@@ -388,7 +391,7 @@ def _counts(held: OwnData, rows: Tensor) -> Counter[float]:
 
 
 def _name(held: OwnData, counts: "Counter[float] | list[float]") -> str:
-    """The first of these labels, as people know it."""
+    """Return the first of these labels, as people know it."""
     label = next(iter(counts))
     if held.targets is None:
         return f"of class {held.classes[int(label)]}"

@@ -280,7 +280,7 @@ class ApfedActive(SumLearner):
         return None if self.withholds(batch.step, released.z) else released
 
     def withholds(self, step: int, z_BD: Tensor) -> bool:
-        """Whether passives would refuse this batch as near-constant; warns then."""
+        """Return whether passives would refuse this batch as near-constant; then warn."""
         least = self._least_spread
         spread = 1.0
         if least:
@@ -420,9 +420,10 @@ class ApfedPassive(SumHelper):
         await self.sum.send(links, *self.gradients(message))
 
     def gradients(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
-        """What it contributes: lambda_p times the gradient of each row's own loss, (B, D). Raises
-        RemoteProtocolError: the batch breaks a rule of the contract; nothing is sent, and, unless
-        it may be a batch that was answered in another session, computed.
+        """Return the contribution: lambda_p times the gradient of each row's own loss, (B, D).
+
+        Raises RemoteProtocolError: the batch breaks a rule of the contract. Then nothing is sent,
+        and nothing computed unless the batch may be one that was answered in another session.
         """
         admitted, z_BD = self.read(message)
         gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD).flatten(1)
@@ -616,7 +617,7 @@ class ActiveTrainer(Trainer):
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
 
     def scored(self, rows: Tensor) -> Scored:
-        """What the model says of `rows` of its own table, alone (Eq. 11)."""
+        """Return the local scores of `rows` of the active's own table (Eq. 11)."""
         with self.evaluating():
             return scored_rows(self.task, self._predict, rows, self.labels_N)
 
@@ -672,8 +673,10 @@ class ActiveTrainer(Trainer):
 
 @draws_nothing
 class RowsOut(nn.Module):
-    """What leaves the active's networks for each row: the representation that is sent, and, where
-    all of it `is_whole` under one bound, the scores beside it.
+    """The outputs of the active's networks for each row.
+
+    These are the representation that is sent and, where all of it `is_whole` under one bound, the
+    scores beside it.
     """
 
     def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
@@ -727,7 +730,7 @@ class PassiveTrainer(Trainer):
 
 
 def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
-    """What the head hands to its last layer."""
+    """Return the input of the head's last layer."""
     read: list[Tensor] = []
     hook = linear.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
     try:
@@ -770,7 +773,9 @@ class Apfed(SumMethod, SingleView):
         self.settings = settings
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
-        """Of people whom only the active knows, too, unless the settings leave them out."""
+        """Return the labelled rows to learn from, with unaligned people if `use_unaligned` is
+        set.
+        """
         everybody = config.train.use_unaligned
         return held.labelled_rows if everybody else super().labels_learnt(config, held, aligned)
 
@@ -842,7 +847,9 @@ class Apfed(SumMethod, SingleView):
 def active_of(
     kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None
 ) -> ActiveT:
-    """An active of this kind with its networks at their reproducible start; see `ApfedActive`."""
+    """Return an active of this kind with networks at their reproducible start; see
+    `ApfedActive`.
+    """
     config = own.config
     table = own.data.table
     guard = guard_for(own)
@@ -864,7 +871,7 @@ def active_of(
 
 
 def _networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
-    """The active's networks at their reproducible start, and the shape of one row of z."""
+    """Return the active's networks at their reproducible start, and the shape of one row of z."""
     model = own.config.model
     seed = own.secrets.seed
     features = own.data.table.shape

@@ -162,8 +162,9 @@ class CodeStudent(Student):
         )
 
     def _held_out(self, beside: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
-        """What its model says of labelled rows, taught by this teacher without them; None where
-        none can be held out.
+        """Return held-out scores of labelled rows, taught by this teacher without them.
+
+        None if no rows can be held out.
         """
         parts = held_out(self.labels, FOLDS, seed)
         if not parts:
@@ -222,7 +223,9 @@ def _encoder_of(networks: ActiveNetworks) -> CrossView:
 
 
 def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:
-    """Of every fourth row the sum is held out to choose the strength of the ridge."""
+    """Fit the forecast of sums; every fourth row is held out to choose the strength of the
+    ridge.
+    """
     every_V = np.arange(len(phi_VD))
     fit_linear(encoder.foretold, phi_VD, told_VD, taught_V=every_V, labelled_n=every_V[::4])
 
@@ -324,8 +327,10 @@ class ApfedCode(SumMethod):
     settings = ApfedCodeSettings
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """Of a passive: how many numbers of a person it lets be summed, at most what is asked for.
-        Raises ConfigError: more are asked for than half of its columns, which it alone counts.
+        """Return, at a passive, how many numbers of a person it lets be summed.
+
+        This is at most what is asked for. Raises ConfigError: more are asked for than half of its
+        columns, which it alone counts.
         """
         if own.name == own.active:
             return None
@@ -389,7 +394,10 @@ def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
 
 
 def _lets_all_be_read(own: Own) -> bool:
-    """Whether this passive takes any D. Raises ConfigError: the settings say so, its file not."""
+    """Return whether this passive accepts any D.
+
+    Raises ConfigError: the settings say so, and its own file does not.
+    """
     said = settings_of(own.config, own.name).allow_reading_all
     if said and not own.allow_reading_all:
         raise ConfigError(

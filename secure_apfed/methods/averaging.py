@@ -83,7 +83,7 @@ class AveragingSettings(RecurrentSettings):
     averages = "weights"
 
     def of_view(self, name: str) -> Self:
-        """The same with the beta_k and zeta_k of this view."""
+        """Return the same settings with the beta_k and zeta_k of this view."""
         return self.model_copy(update={str(of): by for of, by in self.views.get(name, {}).items()})
 
     def of_views(self, names: Sequence[str], count: int) -> list[Self]:
@@ -169,7 +169,7 @@ class AveragingActive(ViewsActive):
 
     @property
     def head(self) -> Tensor:
-        """What all views say, where FedMV's Eqs. (18) and (19) end."""
+        """The scores of all views, the result of FedMV's Eqs. (18) and (19)."""
         return self.stages.newest.head
 
 
@@ -342,7 +342,9 @@ class Stages:
         return self._of_views()
 
     def ended_before(self, step: int) -> AveragedModel | None:
-        """The one whose last average all must have before this step, the first of another."""
+        """Return the model whose last average all need before this step, the first of the next, or
+        None.
+        """
         return self.recurrent if 0 < step == self._rounds else None
 
     @property
