@@ -75,7 +75,7 @@ def require_all(need: str, came: Collection[str], expected: Sequence[str]) -> No
 
 
 def is_whole(value: object) -> bool:
-    """Whether it is a whole number, of Python's type or of NumPy's; a truth value is none."""
+    """Return whether a value is an integer of Python's or NumPy's type; a bool is not."""
     return type(value) is int or isinstance(value, np.integer)
 
 

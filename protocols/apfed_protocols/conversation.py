@@ -43,7 +43,7 @@ class Conversation(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether this role needs no further message."""
+        """True once this role needs no further message."""
         ...
 
 

@@ -338,7 +338,10 @@ class IdReader:
         self._types = set[str]()
 
     def texts(self, column: Iterable[object]) -> list[str]:
-        """One a row of this piece; of no use unless `all_taken`. Raises DataError: no column."""
+        """Return one text for each row of this piece; they are usable only if `all_taken`.
+
+        Raises DataError: it is no column.
+        """
         return [text for piece in self.pieces(column) for text in piece]
 
     def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
@@ -360,7 +363,7 @@ class IdReader:
         return [self._row(value, bits, row) for row, value in enumerate(values, first)]
 
     def _quick(self, values: list[Any], *, part: bool) -> list[str] | None:
-        """The texts where all cells are text or small whole numbers, and nothing is refused."""
+        """Return the texts of cells that are all plain text or all small integers, else None."""
         kinds = {*map(type, values)}
         if kinds == {str} and _is_valid("".join(values)):
             if part and any(JOINT in text for text in values):
@@ -484,7 +487,10 @@ def _columns(ids: Any) -> list[tuple[str, Any]] | None:
 
 
 def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
-    """The cells of a column, and how many bits its floats have."""
+    """Return the cells of a column as a list, and the number of bits of its floats.
+
+    Raises DataError: the type is that of no column.
+    """
     if isinstance(ids, list):
         return ids, _DOUBLE_BITS
     if (parts := _parts(ids)) is not None:
@@ -533,13 +539,13 @@ _BITS = (
 
 
 def _bits_of(kind: object) -> int:
-    """How many bits the floats of a type have, or of its categories."""
+    """Return the number of bits of a type's floats, or of its categories'."""
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)
     return next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
 
 
 def _parts(ids: Any) -> list[Any] | None:
-    """The columns of rows that each have a type of their own; None: it is one column."""
+    """Return the columns of a MultiIndex or a structured array; None for a single column."""
     if hasattr(ids, "get_level_values"):  # an index of pandas
         levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
         return levels if len(levels) > 1 else None
@@ -710,7 +716,7 @@ class IdNormalisation:
 
     @property
     def encoding(self) -> str:
-        """What parties agree on as `IntersectionAgreement.encoding`, in canonical text."""
+        """The canonical text that parties agree on as `IntersectionAgreement.encoding`."""
         agreed = asdict(self)
         if not self.drop_punctuation:  # who does not use the rule agrees with those who lack it
             del agreed["drop_punctuation"]
@@ -718,8 +724,10 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def plain(self, texts: list[str]) -> list[str] | None:
-        """What `text` gives of each, all at once; None: not all are ASCII of one column, or numbers
-        and dates have rules.
+        """Return what `text` gives for each, all at once; None where each must be read alone.
+
+        Each must be read alone where one is not ASCII or has several columns, and where rules for
+        numbers, dates or punctuation apply.
         """
         together = "".join(texts)
         rewrites = self.whole_numbers or self.date_formats or self.drop_punctuation
@@ -744,7 +752,7 @@ class IdNormalisation:
         return JOINT.join(parts)
 
     def _value(self, text: str) -> str:
-        """The agreed form of a number or a date; other texts stay."""
+        """Return the agreed form of a number or a date; return other texts unchanged."""
         if (found := read_date(text, self.date_formats)) is not None:
             return found.isoformat()
         if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):

@@ -38,7 +38,7 @@ class Labels:
 
     @property
     def are_positions(self) -> bool:
-        """Whether no axis has labels besides its positions."""
+        """True if no axis has labels besides its positions."""
         return all(names is None for names in self.names)
 
     def arrange(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -99,7 +99,7 @@ class _Bits:
         return words
 
     def below(self, bound: int, count: int) -> Integers:
-        """Uniform integers in 0..bound - 1, by rejection; bound at most 2^62."""
+        """Draw uniform integers in 0..bound - 1 by rejection; bound is at most 2^62."""
         width = (bound - 1).bit_length()
         if width == 0:
             return np.zeros(count, dtype=np.int64)
@@ -115,7 +115,7 @@ class _Bits:
 
 
 def _laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
-    """Values of the discrete Laplace distribution, at most `proposals` of them (Algorithm 2)."""
+    """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2)."""
     u_n = bits.below(scale, proposals)
     u_n = u_n[_exp_minus(bits, u_n, scale)]
     v_n = _count_while(lambda number: _exp_minus_one(bits, number), len(u_n))
@@ -128,7 +128,7 @@ def _laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
 
 
 def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
-    """Coins that fall heads with probability exp(-numerator / denominator) (Algorithm 1)."""
+    """Toss coins that fall heads with probability exp(-numerator / denominator) (Algorithm 1)."""
     whole_n = numerator_n // denominator
     rest_n = numerator_n % denominator
     heads_n = _exp_minus_fraction(bits, rest_n, denominator)
@@ -146,7 +146,7 @@ def _exp_minus_one(bits: _Bits, count: int) -> Flags:
 
 
 def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
-    """The same for numerator <= denominator.
+    """Toss coins as `_exp_minus` does, for numerator <= denominator.
 
     Toss coins of probability (numerator / denominator) / k for k = 1, 2, ... until one falls
     tails: the number of that toss is odd with probability exp(-numerator / denominator). A coin
@@ -165,7 +165,7 @@ def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) ->
 
 
 def _count_while(heads: Callable[[int], Flags], count: int) -> Integers:
-    """How often each coin falls heads before its first tails."""
+    """Count how often each coin falls heads before its first tails."""
     times_n = np.zeros(count, dtype=np.int64)
     left = np.arange(count)
     while len(left):

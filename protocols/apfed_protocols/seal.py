@@ -52,14 +52,17 @@ class Identity:
 
     @classmethod
     def restored(cls, private: bytes) -> "Identity":
-        """The key pair of 32 secret bytes. Raises LocalProtocolError: another number of bytes."""
+        """Restore the key pair from its 32 secret bytes.
+
+        Raises LocalProtocolError: another number of bytes.
+        """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(f"an Ed25519 private key has 32 bytes, got {len(private)}")
         key = Ed25519PrivateKey.from_private_bytes(private)
         return cls(key.public_key().public_bytes_raw(), key)
 
     def secret_bytes(self) -> bytes:
-        """The 32 secret bytes, for the owner's own file."""
+        """Return the 32 secret bytes, for the owner's own file."""
         return self._private.private_bytes_raw()
 
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
@@ -112,7 +115,7 @@ class RunKey:
         return cls(key.public_key().public_bytes_raw(), key)
 
     def secret_bytes(self) -> bytes:
-        """The 32 secret bytes, for what the owner seals for itself."""
+        """Return the 32 secret bytes, for what the owner seals for itself."""
         return self._private.private_bytes_raw()
 
     def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:

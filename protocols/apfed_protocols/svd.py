@@ -151,7 +151,7 @@ class SvdAgreement:
 
 
 def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
-    """A uniformly random orthogonal matrix, (size, size), of this key and context."""
+    """Return a uniformly random orthogonal matrix, (size, size), of this key and context."""
     stream = keystream(key, b"orthogonal mask v1", *context, length=8 * size * size)
     words = np.frombuffer(stream, dtype="<u8") >> np.uint64(64 - _BITS)
     normals = scipy.special.ndtri((words + 0.5) * 2.0**-_BITS).reshape(size, size)
@@ -166,7 +166,7 @@ def block_sizes(rows: int, most: int) -> tuple[int, ...]:
 
 
 def rows_masked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    """P X, of the mask that this seed gives for these people."""
+    """Return P X for the mask P that this seed gives for these people."""
     blocks = _blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
 
@@ -401,7 +401,7 @@ class SvdServer(_SvdRole):
         return self._frames.open(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _vectors(self, masked_NF: Floats) -> Floats:
-        """The first left singular vectors of the sum, zeros beyond its numerical rank."""
+        """Return the first left singular vectors of the sum, zeros beyond its numerical rank."""
         count = self.agreement.vectors
         try:
             left, values, _ = np.linalg.svd(masked_NF, full_matrices=False)

@@ -51,7 +51,7 @@ class Flattened:
     _tree: Any
 
     def restored(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
-        """Numbers of the matrix in the form of what was flattened: structure, type and device.
+        """Return the matrix in the form of what was flattened: structure, type and device.
 
         Args:
             off: how far each number may be off. Raises LocalProtocolError where integers would
@@ -95,7 +95,7 @@ class _Leaf:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What JSON says of its shape and, where it has any, of its labels."""
+        """The shape for JSON and, where it has any, its labels."""
         if self.labels is None or self.labels.are_positions:
             return {"shape": self.shape}
         return {"shape": self.shape, "labels": self.labels.names}
@@ -170,7 +170,7 @@ def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
-    """The same structure with other leaves, taken in the order of `_walk`."""
+    """Rebuild the same structure with other leaves, taken in the order of `_walk`."""
     if isinstance(node, Mapping):
         found = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
@@ -251,7 +251,7 @@ def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
 
 
 def _real(values: NDArray[Any]) -> Matrix:
-    """Of float32 or float64: shorter floats become the first, all else the second."""
+    """Return values in float32 or float64: shorter floats become the first, all else the second."""
     if values.dtype in (np.float32, np.float64):
         return values
     short = values.dtype.kind not in "iu" and values.dtype.itemsize < 4

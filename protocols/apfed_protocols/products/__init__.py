@@ -192,7 +192,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def readable_bits(self) -> float:
-        """What an active with labels of its choice and a proper key reads of one person, in bits.
+        """The bits of one person that an active with chosen labels and a proper key reads, at most.
 
         K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
         under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
@@ -216,7 +216,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def malicious(self) -> str:
-        """What an active reads that breaks the protocol; a sentence for reports."""
+        """A sentence for reports: what an active that breaks the protocol reads."""
         one = (
             "Labels of one person alone give that person's column, summed over the passives, and "
             "no single passive's. "
@@ -240,7 +240,7 @@ class SumOfProducts(DescribedSum):
         return self.headroom.kept_bits // 8
 
     def words(self, block: int) -> Sequence[int]:
-        """Words of each ciphertext of a block: K for each of its people, and N."""
+        """Return the words of each ciphertext of a block: K for each of its people, and N."""
         people = len(self.people_of(block))
         rows = self.headroom.rows
         counts = (min(rows, people - first) for first in range(0, people, rows))
@@ -319,7 +319,7 @@ def _expand_key(ring: Ring, seed: bytes) -> Digits:
 
 
 def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
-    """The uniform half of the label at this place."""
+    """Return the uniform half of the label at this place."""
     return ring.expand(seed, b"products label", place.to_bytes(4, "big"))
 
 
@@ -328,13 +328,16 @@ def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
 
 
 def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> list[bytes]:
-    """Parts of a request (public seed, b of the key and of every label); a root is used once."""
+    """Return the parts of a request: public seed, b of the key and of every label.
+
+    A root is used once.
+    """
     ring, seed = described.ring, derive_key(root, b"products seed")
     secret_H = transform(_secret_of(described, root))
     step = ring.bits - described.headroom.plain_bits
 
     def zero(uniform_LN: Digits, place: int) -> Digits:
-        """-a s + e for this a."""
+        """Return -a s + e for this a, with e the error of this place."""
         product_LN = inverse(transform(ring.centred(uniform_LN)) * secret_H)
         zero_LN = -np.rint(product_LN).astype(np.int64)
         key = derive_key(root, b"products error", place.to_bytes(4, "big"))
@@ -405,7 +408,7 @@ class LabelValues(KeepsSecrets):
 
 
 def _shifted(numbers_LN: Digits, power: int) -> Digits:
-    """Times X^power: X^N is -1."""
+    """Multiply the polynomials by X^power, where X^N is -1."""
     shifted_LN = np.roll(numbers_LN, power, axis=1)
     shifted_LN[:, :power] *= -1
     return shifted_LN
@@ -439,7 +442,7 @@ class Candidates(KeepsSecrets):
         self.commitment = described.request((self._hashes,))
 
     def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
-        """The message of step 3, and the secret key of the request that is kept; once."""
+        """Return the message of step 3 and the secret key of the request that is kept; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
         kept = _agreed_challenge(described, self._frames, challenges, self._hashes)
@@ -549,7 +552,7 @@ def _open_audited(described: SumOfProducts, coin: PublicCoin, request: bytes) ->
 
 
 def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
-    """The labels of the request of these secret bytes: uniform to within 2^-50."""
+    """Draw the labels of a request from its secret bytes, uniform to within 2^-50."""
     agreed = described.products
     key = derive_key(root, b"products classes")
     words = np.frombuffer(keystream(key, length=8 * agreed.labelled), "<u8")
@@ -612,11 +615,11 @@ class ProductReceiver(SumReceiver):
         self._made(described.request(blobs), _secret_of(described, root))
 
     def commitment(self) -> bytes:
-        """The hashes of all candidates, the same bytes for every passive."""
+        """Return the hashes of all candidates, the same bytes for every passive."""
         return self._audited().commitment
 
     def request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
-        """The encrypted labels, the same bytes for every passive.
+        """Return the encrypted labels, the same bytes for every passive.
 
         Args:
             challenges: of each passive, by its authenticated name; given the first time, and
@@ -640,7 +643,7 @@ class ProductReceiver(SumReceiver):
         self._digest = hashlib.sha256(request).digest()
 
     def open(self, block: int, combined: bytes) -> FloatArray:
-        """The sum of products of one block's people, (people, K) in float64."""
+        """Decrypt the sum of products of one block's people, (people, K) in float64."""
         described = self._sum
         self.request()  # where it is due still, there is nothing to open
         shape = len(described.people_of(block)), described.products.columns
@@ -665,7 +668,7 @@ class ProductReceiver(SumReceiver):
         return described.fixed_point.dequantise(integers_BK)
 
     def _folded(self, phase_US: Words) -> Words:
-        """For each class what its one or two powers of X hold."""
+        """Add, for each class, the numbers at its one or two powers of X."""
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
         parts = phase_US[:, : folds * columns].reshape(-1, folds, columns)
@@ -673,7 +676,7 @@ class ProductReceiver(SumReceiver):
         return folded
 
     def _times_secret(self, c1_N: Words) -> Words:
-        """c1 s modulo 2^64, exactly: 16 bits of c1 at a time."""
+        """Multiply c1 by s modulo 2^64, exactly: 16 bits of c1 at a time."""
         assert self._secret is not None
         total_N = np.zeros_like(c1_N)
         for shift in range(0, self._sum.headroom.kept_bits, 16):
@@ -683,7 +686,7 @@ class ProductReceiver(SumReceiver):
         return total_N
 
     def _step_of(self, phase: Words, binding: StepBinding) -> IntArray:
-        """The integers modulo t nearest to these words, all within the bound of honest noise."""
+        """Round these words to integers modulo t; raise if noise is beyond the honest bound."""
         found = self._sum.headroom
         unused = np.uint64(64 - found.kept_bits)
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
@@ -719,7 +722,7 @@ class ProductContributor(Role):
         super().__init__(frames, self._seeds)
 
     def toss(self, commitment: bytes) -> Conversation:
-        """The conversation among the passives that draws which candidate is kept."""
+        """Start the conversation among the passives that draws which candidate is kept."""
         described = self._products
         if described.products.candidates is None:
             raise LocalProtocolError("this agreement has no candidates: accept the request")
@@ -731,7 +734,7 @@ class ProductContributor(Role):
         return self._coin
 
     def challenge(self) -> bytes:
-        """Which one is kept, for the active."""
+        """Return the challenge that tells the active which candidate is kept."""
         return self._tossed().challenge()
 
     def _tossed(self) -> PublicCoin:
@@ -753,7 +756,7 @@ class ProductContributor(Role):
         self._labels = LabelValues.of(described, request, blobs)
 
     def answer(self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None) -> bytes:
-        """The protected products of one block's people; blocks go up, each is answered once.
+        """Return the protected products of one block's people; blocks rise, each is answered once.
 
         Args:
             block: its index.
@@ -798,7 +801,10 @@ class ProductContributor(Role):
         return scaled_Bn.astype(np.int64)
 
     def _ciphertexts(self, integers_Bn: IntArray, labels: LabelValues) -> tuple[Digits, Digits]:
-        """Digits of (c0, c1), smudged: (L, C, U, K), where numbers are asked for, and (L, C, N)."""
+        """Return the digits of smudged c0, where a number is asked for, and of c1.
+
+        Their shapes are (L, C, U, K) and (L, C, N).
+        """
         found = self._products.headroom
         ring = self._products.ring
         count = -(-len(integers_Bn) // found.rows)
@@ -823,7 +829,7 @@ class ProductContributor(Role):
         return c0_LCUK, c1_LCN
 
     def _zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
-        """Fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
+        """Return fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
         u_CN = ternary(count * self._products.ring.degree).reshape(count, -1)
         return inverse(labels.key[:, :, None] * transform(u_CN))
 

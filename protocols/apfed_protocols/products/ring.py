@@ -49,7 +49,7 @@ _CANDIDATES = (2, 1024)
 
 
 def split(bits: int, widest: int) -> tuple[int, ...]:
-    """As few widths as there can be, hardly different, none above `widest`, that sum to `bits`."""
+    """Return the fewest widths, nearly equal and none above `widest`, that sum to `bits`."""
     count = -(-bits // widest)
     return tuple(bits * (k + 1) // count - bits * k // count for k in range(count))
 
@@ -78,7 +78,7 @@ class Ring:
         return -(-self.bits // 8)
 
     def expand(self, seed: bytes, *context: bytes) -> Digits:
-        """The uniform polynomial that a public seed stands for: AES-256 in counter mode."""
+        """Expand a public seed into its uniform polynomial, by AES-256 in counter mode."""
         octets = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
         octets_CO = octets.reshape(self.degree, -1).copy()
         octets_CO[:, -1] >>= 8 * self._octets - self.bits
@@ -119,7 +119,7 @@ class Ring:
         return digits_LC
 
     def carried(self, numbers_L: Digits) -> Digits:
-        """The same numbers with each digit in [0, 2^width)."""
+        """Return the same numbers with each digit in [0, 2^width)."""
         carried_L = numbers_L.copy()
         carry = np.int64(0)
         for digit, width in zip(carried_L, self.widths, strict=True):
@@ -129,7 +129,7 @@ class Ring:
         return carried_L
 
     def centred(self, numbers_L: Digits) -> Digits:
-        """The same with each digit in [-2^(width - 1), 2^(width - 1)], small in products."""
+        """Return them with digits in [-2^(width - 1), 2^(width - 1)], small in products."""
         centred_L = self.carried(numbers_L)
         carry = np.int64(0)
         for digit, width in zip(centred_L, self.widths, strict=True):
@@ -154,7 +154,7 @@ class Ring:
         self.add_at(numbers_L, bits - 1, -1)
 
     def rounded(self, numbers_L: Digits, kept: int) -> Words:
-        """The numbers divided by 2^(k - kept) and rounded, modulo 2^kept; a digit begins there."""
+        """Divide the numbers by 2^(k - kept) and round, modulo 2^kept; a digit begins there."""
         first = self.offsets.index(self.bits - kept)
         carry: Any = np.int64(0)
         for place in range(first):
@@ -169,14 +169,14 @@ class Ring:
 
 @lru_cache(maxsize=8)
 def _twist(size: int) -> Spectrum:
-    """Powers of exp(i pi / size), half of them: their power size / 2 is i."""
+    """Return the first half of the powers of exp(i pi / size): their power size / 2 is i."""
     turns: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
     turns.setflags(write=False)
     return turns
 
 
 def transform(polynomial_U: NDArray[Any]) -> Spectrum:
-    """Values of real polynomials modulo Y^U + 1, along the last axis, at half of the roots.
+    """Evaluate real polynomials modulo Y^U + 1, along the last axis, at half of the roots.
 
     Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and what a real one is modulo the second factor follows
     from what it is modulo the first. Products are products of values.
@@ -190,7 +190,7 @@ def transform(polynomial_U: NDArray[Any]) -> Spectrum:
 
 
 def inverse(values_H: Spectrum) -> NDArray[np.float64]:
-    """The polynomials that have these values along the last axis."""
+    """Return the polynomials that have these values along the last axis."""
     folded = np.fft.ifft(values_H)
     folded *= _twist(2 * values_H.shape[-1]).conj()
     return np.concatenate((folded.real, folded.imag), axis=-1)
@@ -267,7 +267,7 @@ class ProductAgreement:
 
     @cached_property
     def blocks_sum(self) -> SumAgreement:
-        """What the products are to the aggregator: one sum of (people, columns) for each block."""
+        """The products as the aggregator sees them: one sum of (people, columns) for each block."""
         return SumAgreement(
             session=self.session,
             receiver=self.receiver,
@@ -341,7 +341,7 @@ class ProductHeadroom:
 
 
 def row_limit(agreement: ProductAgreement) -> int:
-    """R: the most that the magnitudes of a row of integers add up to."""
+    """Return R, the most that the magnitudes of a row of integers add up to."""
     return int(2 ** (agreement.bits - 1) - 1) + agreement.labelled // 2 + 1
 
 
@@ -397,7 +397,7 @@ def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
 
 
 def _widest_digit(labelled: int, rows: int, degree: int, most: int) -> int | None:
-    """Bits of the widest digit with which products in float64 are exact; None: too few."""
+    """Return the bits of the widest digit whose products in float64 are exact; None: too few."""
     # sum_j |A_j| |c_j| over the labels j, norms of U coefficients, by Cauchy and Schwarz: all of
     # A has at most U rows of norm R. The zero that is added is a product of N and N coefficients.
     norms = math.sqrt(labelled * rows) * most * math.sqrt(rows)

@@ -183,17 +183,19 @@ class CircuitIntersection(DealtIntersection):
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub compares one ID a bin; a member one a slot, in one of the ID's three bins or all.
+        """Return the guesses: the hub compares one ID a bin, a member one a slot.
 
-        An ID that a member has in one slot alone is found with a chance of a third.
+        A member puts an ID into one of its three bins or into all. An ID that it has in one slot
+        alone is found with a chance of a third.
         """
         bins = bins_for(maximum_ids)
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
     @classmethod
     def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """A member fills as many bins as the hub's IDs take, hub and dealer compare as many slots.
+        """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
 
+        A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
         Where the hub has few IDs, a large set takes many slots of each of its few bins.
         """
         bins = bins_for(size)
@@ -289,13 +291,15 @@ class CircuitIntersection(DealtIntersection):
         return hashing.slots_for(member_size, bins)
 
     def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
-        """The tags in all slots, shape (K, B), or None where they do not fit."""
+        """Return the tags in all slots, shape (K, B), or None where they do not fit."""
         return hashing.member_table(prints, bins_of, bins, slots)
 
     @property
     def longest(self) -> int:
-        """Of a chunk, 64 bits a slot; of an intersection, a token of each ID; and what the hub
-        repeats of each member, of whom a message counts 2^16 at most.
+        """The bytes of the longest message.
+
+        A chunk takes 64 bits a slot, an intersection one token an ID. The hub adds what it repeats
+        of each member; a message counts at most 2^16 of them.
         """
         most = self.agreement.largest_size
         slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
@@ -316,7 +320,7 @@ class CircuitIntersection(DealtIntersection):
     def serve(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        """Steps 2 and 3 of one intersection; `hub_size` is what the hub announced to the dealer."""
+        """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer."""
         total = 0
         most = self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
@@ -465,7 +469,7 @@ def _meet_as_member(
     keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
 
     def fill(key: bytes) -> _Filled | None:
-        """The fingerprints and the tags (K, B); None where this key does not do."""
+        """Return the fingerprints and the tags (K, B); None where this key does not do."""
         prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
         table = backend.table(prints, bins_of, bins, slots[place])
         return None if table is None else ((prints, bins_of, tokens), table)
@@ -746,9 +750,9 @@ class OpprfIntersection(CircuitIntersection):
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub has one ID a bin; a member's store solves three equations a cell.
+        """Return the guesses: the hub has one ID a bin, a member three equations a cell.
 
-        An ID takes three, or one for a chance of a third.
+        A member's store solves them. An ID takes three, or one for a chance of a third.
         """
         member = PLACES * vole.vector_elements(maximum_ids)
         return Guesses(hub=bins_for(maximum_ids), member=member)
@@ -762,7 +766,10 @@ class OpprfIntersection(CircuitIntersection):
 
     @classmethod
     def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Beside the circuit, the dealer makes an element for each bin, for one member at once."""
+        """Return the circuit's bytes, or more if the dealer's take more.
+
+        The dealer makes an element for each bin, for one member at once.
+        """
         dealt = vole.DEALING_ELEMENT_BYTES * bins_for(size)
         return max(dealt, super().announced_bytes(size, own=own, members=members))
 
@@ -830,7 +837,7 @@ def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
 
 
 def _digests(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """What the rows of IDs follow from, in stores of any size."""
+    """Return the digests that give the rows of IDs, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
     found = np.empty((len(elements), _BLOCKS, 2), np.uint64)

@@ -161,7 +161,7 @@ class _EcdhRole(Aligner, ABC):
 
     @abstractmethod
     def _play(self) -> Script:
-        """From the first message to the last."""
+        """Play the role from the first message to the last."""
 
     def _blinding(self, me: str, peer: str) -> _Blinding:
         secret = self._backend.secret
@@ -224,7 +224,7 @@ class EcdhIntersection(SetIntersection):
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
-        """Each list has as many points as were announced, each of one ID."""
+        """Return the guesses: each list has as many points as were announced, each of one ID."""
         return Guesses(hub=maximum_ids, member=maximum_ids)
 
     def __init__(
@@ -286,7 +286,7 @@ class EcdhHub(_EcdhRole):
 
     @property
     def places(self) -> dict[str, Rows]:
-        """Where each of `rows` is in the list of each member; known to the hub alone."""
+        """The place of each of `rows` in the list of each member; known to the hub alone."""
         rows = self.rows
         return {member: place[rows] for member, place in self._places.items()}
 

@@ -235,11 +235,11 @@ class And(Protocol):
         ...
 
     def masked(self) -> Words:
-        """This party's shares of d and e, stacked: shape (2, ...)."""
+        """Return this party's shares of d and e, stacked: shape (2, ...)."""
         ...
 
     def share(self, opened: Words) -> Words:
-        """This party's share of x AND y from the opened (d, e); called once."""
+        """Return this party's share of x AND y from the opened (d, e); call it once."""
         ...
 
 

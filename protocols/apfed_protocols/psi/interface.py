@@ -193,7 +193,7 @@ class IntersectionAgreement:
         return max(self.sizes.values(), default=self.maximum_ids)
 
     def size_of(self, party: str) -> int:
-        """How many IDs it announces, where that is agreed."""
+        """Return how many IDs the party announces; LocalProtocolError if that is not agreed."""
         if party not in self.sizes:
             raise LocalProtocolError(
                 f"no size is agreed for {party}, only for {', '.join(self.sizes) or 'nobody'}"
@@ -201,7 +201,10 @@ class IntersectionAgreement:
         return self.sizes[party]
 
     def announced_by(self, me: str, true_size: int) -> int:
-        """How many IDs this party announces, which has so many."""
+        """Return how many IDs this party announces if it has `true_size` of them.
+
+        Raises LocalProtocolError: it has more than it agreed to announce.
+        """
         agreed = self.size_of(me) if self.sizes else true_size
         if true_size > agreed:
             raise LocalProtocolError(
@@ -311,7 +314,7 @@ class Aligner:
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
     def _run(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
-        """Up to the next turn at once; what need not wait follows as the messages are read."""
+        """Play up to the next turn at once; do what need not wait as the messages are read."""
         return itertools.chain(self._resume(messages), self._rest())
 
     def _rest(self) -> Iterator[Outgoing]:
@@ -346,7 +349,7 @@ class Aligner:
 
     @property
     def size(self) -> int:
-        """How many IDs all parties share."""
+        """The number of IDs that all parties share."""
         opened = self._opened()
         if opened.size is not None:
             return opened.size
@@ -477,7 +480,7 @@ def message_bytes(size: int) -> int:
 
 
 def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.uint8]:
-    """What a hash that was given its key makes of each ID, shape (n, bytes of a digest).
+    """Hash each ID under the key that `keyed` was given, shape (n, bytes of a digest).
 
     They are as secret as the IDs: who has the key can try out guessed IDs.
     """
@@ -495,7 +498,10 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
 
 
 def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    """Uniform triples of different places below `size`, up to a bias of size / 2^63; (n, 3)."""
+    """Return uniform triples of different places below `size`, (n, 3).
+
+    Their bias is at most size / 2^63.
+    """
     first, second, third = (
         ((words_n3[:, k] >> np.uint64(1)) % np.uint64(size - k)).astype(np.int64)
         for k in range(PLACES)
@@ -511,7 +517,7 @@ def three_different(words_n3: NDArray[np.uint64], size: int) -> NDArray[np.int64
 def _common_rows(
     me: str, places: Mapping[str, Rows], minimum: int
 ) -> Rows | IntersectionTooSmallError:
-    """The hub's rows that all share, in a random order; or why they stay closed.
+    """Return the hub's rows that all share, in a random order; or why they stay closed.
 
     `places` say for each member where it has each of the hub's rows, -1 for nowhere; shape (n,).
     """
@@ -545,9 +551,9 @@ def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub
 
 
 def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
-    """The hub's last message to each member: where in its list is what all share, or a refusal.
+    """Send the hub's last message to each member: where its list has the common IDs, or a refusal.
 
-    Where the hub alone is to know, it is empty, and the size where only that is to open.
+    The message is empty where the hub alone is to know, and the size where only that is to open.
     """
     rows = _common_rows(desk.me, places, desk.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
@@ -568,7 +574,7 @@ def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
 def opened_rows(
     desk: Desk[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
 ) -> Opened | IntersectionTooSmallError:
-    """What a member learns by it; `order` is its own row at each place of its list."""
+    """Read the hub's last message; `order` is the own row at each place of the member's list."""
     minimum = desk.agreement.minimum_rows
     output = desk.agreement.output
     if minimum and desk.kind_of(inbox, hub) is desk.kinds["REFUSAL"]:
@@ -646,9 +652,9 @@ class SetIntersection(ABC):
     @staticmethod
     @abstractmethod
     def most_guesses(maximum_ids: int) -> Guesses:
-        """What a party can try out that announces `maximum_ids` and sends what it likes.
+        """Return what a party that announces `maximum_ids` and sends what it likes can try out.
 
-        IDs by chance or search left aside: each costs 2^40 hashes or more.
+        IDs found by chance or search do not count: each costs 2^40 hashes or more.
         """
 
     @classmethod
@@ -674,15 +680,15 @@ class SetIntersection(ABC):
 
     @abstractmethod
     def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        """The active's side."""
+        """Return the active's side."""
 
     @abstractmethod
     def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        """A passive's side; as `hub`."""
+        """Return a passive's side; as `hub`."""
 
     @abstractmethod
     def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
-        """The dealer's side. Raises LocalProtocolError if the backend needs none."""
+        """Return the dealer's side. Raises LocalProtocolError if the backend needs none."""
 
     def _enter(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
         """Check all that can be checked before the first message."""

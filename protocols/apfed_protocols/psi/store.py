@@ -101,7 +101,7 @@ def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
 
 
 def targets_of(digests: Digests) -> Elements:
-    """128 bits of each ID, shape (n, 2): what `apfed_protocols.psi.vole` encodes."""
+    """Return 128 bits of each ID, shape (n, 2), which `apfed_protocols.psi.vole` encodes."""
     return np.ascontiguousarray(digests[:, _ONES + 1 :])
 
 
@@ -110,7 +110,7 @@ def _chunks(rows: int) -> Iterator[slice]:
 
 
 def decode(store: Elements, rows: Rows) -> Elements:
-    """The value of each row, of as many words as a cell of the store; shape (n, w)."""
+    """Return the value of each row, of as many words as a cell of the store; shape (n, w)."""
     dense = _subset_sums(store[-DENSE:])
     found = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _chunks(len(rows)):
@@ -134,7 +134,10 @@ class Encoder:
         self._rounds, self._left = _peel(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
-        """A store in which each row has its value, (cells + DENSE, w), or DependentRowsError."""
+        """Return a store in which each row has its value, (cells + DENSE, w).
+
+        Raises DependentRowsError: rows that could not be peeled are linearly dependent.
+        """
         rows = self._rows
         cells = self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
@@ -177,7 +180,7 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
 
 
 def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
-    """Each of these numbers once, and where; without sorting."""
+    """Return each of these numbers once, and where it is, without sorting."""
     index = np.arange(len(numbers))
     scratch[numbers] = index
     kept = np.flatnonzero(scratch[numbers] == index)
@@ -269,7 +272,7 @@ class Multiplier:
 
 
 def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
-    """A view of rows of words as one item each, which numpy moves as a whole.
+    """View rows of words as one item each, which numpy moves as a whole.
 
     Rows are put in place several times as fast so. Nothing is computed with these items.
     """
@@ -280,7 +283,7 @@ def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
 
 
 def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
-    """Tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
+    """Return tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
 
     Entry b of a table is the sum of those of its elements whose bits are set in b.
     """

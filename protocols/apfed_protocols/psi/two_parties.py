@@ -194,7 +194,7 @@ class _Terms:
         return ()
 
     def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
-        """Terms with the same fields, of the same types, as this party's own."""
+        """Parse terms with the same fields, of the same types, as this party's own."""
         found = dict[str, Any]()
         fits = False
         try:

@@ -140,18 +140,21 @@ class VoleIntersection(DealtIntersection):
 
     @staticmethod
     def most_guesses(maximum_ids: int) -> Guesses:
-        """The hub's store solves as many equations as it has cells; a member's tag is of one ID.
+        """Return the guesses: the hub has one a cell of its store, a member one an announced ID.
 
-        So an announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for
-        each. A store of n cells alone would be a polynomial of degree n - 1, which takes n log^2 n
+        The hub's store solves as many equations as it has cells; a member's tag is of one ID. So an
+        announced n lets the hub try out about 1.3 n + 88 IDs at each member, with a store for each.
+        A store of n cells alone would be a polynomial of degree n - 1, which takes n log^2 n
         multiplications to find.
         """
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
     def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """The dealer makes a vector for as many IDs as the hub orders, for one member at once; the
-        hub matches as many tags as a member has IDs.
+        """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
+
+        The dealer makes a vector for as many IDs as the hub orders, for one member at once; the hub
+        matches as many tags as a member has IDs.
         """
         del own, members
         return max(DEALING_ELEMENT_BYTES * vector_elements(size), _MATCHED_TAG_BYTES * size)
@@ -321,7 +324,7 @@ class MemberShare:
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
     def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
-        """K = B + (A + P) Delta."""
+        """Return K = B + (A + P) Delta from the masked vector A + P that the hub sent."""
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
             raise RemoteProtocolError(
@@ -389,7 +392,7 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
 
 
 def evaluated(store: Elements, rows: Rows) -> Elements:
-    """What the store holds for each of these rows, shape (n, 2)."""
+    """Return what the store holds for each of these rows, shape (n, 2)."""
     values = np.empty((len(rows), 2), "<u8")
     for start in range(0, len(rows), _EVALUATED):
         chunk = slice(start, start + _EVALUATED)
@@ -477,14 +480,17 @@ class Dealing(Generic[AnyKind]):
     elements: Callable[[int], int]
 
     def ordered(self, desk: AnyDesk[AnyKind], size: int) -> Turn:
-        """The hub's order for one member."""
+        """Return the turn with the hub's order for one member."""
         dealer = desk.agreement.dealer
         return desk.turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
 
     def hub_shares(
         self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
     ) -> Generator[Turn, Inbox, dict[str, HubShare]]:
-        """What was made for each member, ordered one by one; `inbox` answers the first order."""
+        """Order one by one what is made for each member, and return it.
+
+        `inbox` answers the first order.
+        """
         dealer = desk.agreement.dealer
         length = hub_dealt_bytes(self.elements(size))
         shares = dict[str, HubShare]()
@@ -522,22 +528,22 @@ _DEALING = Dealing(Kind.DEAL, Kind.DEALT, vector_elements)
 
 
 def vector_bytes(elements: int) -> int:
-    """What the hub sends a member: the name of the dealing, and a masked vector so long."""
+    """Return the bytes that the hub sends a member: the name of the dealing, a masked vector."""
     return DEALING_BYTES + ELEMENT_BYTES * elements
 
 
 def hub_dealt_bytes(elements: int) -> int:
-    """What the dealer sends the hub for one member: the name of the dealing, a seed, and C."""
+    """Return the bytes that the hub is dealt for one member: name of the dealing, a seed, and C."""
     return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES * elements
 
 
 def member_dealt_bytes() -> int:
-    """What the dealer sends a member: the name of the dealing, a seed, and Delta."""
+    """Return the bytes that a member is dealt: the name of the dealing, a seed, and Delta."""
     return DEALING_BYTES + KEY_BYTES + ELEMENT_BYTES
 
 
 def tag_bytes(hub_size: int, member_size: int) -> int:
-    """Bytes of a tag.
+    """Return the bytes of a tag.
 
     But with probability 2^-40 no ID of a member has the tag of another one of the hub, nor of
     another one of the member, which would be refused.

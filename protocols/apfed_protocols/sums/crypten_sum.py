@@ -109,7 +109,7 @@ class CryptenContributor(SumContributor):
         self._own: tuple[StepBinding, Shares] | None = None
 
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """The keys of the others' shares, each sealed for its holder; the rest is the own share."""
+        """Seal the keys of the others' shares for their holders; keep the rest as the own share."""
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
             for peer in self._others
@@ -120,7 +120,7 @@ class CryptenContributor(SumContributor):
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
-        """See `SumContributor`: this party's share of the sum, sealed for the active."""
+        """Return this party's share of the sum, sealed for the active; see `SumContributor`."""
         frame = self._frames.open_request(request, self.me)
         agreement = self._sum.agreement
         if len(frame.blobs) != len(self._others):

@@ -164,7 +164,7 @@ def _read_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
 def fingerprint(
     agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
 ) -> bytes:
-    """SHA-256 over agreement, parameters and public key: equal at all parties."""
+    """Return SHA-256 over agreement, parameters and public key: equal at all parties."""
     canonical = json.dumps(dict(parameters), sort_keys=True).encode()
     parts = b"".join(len(part).to_bytes(8, "big") + part for part in (canonical, key))
     return hashlib.sha256(b"secure-apfed sum v1" + agreement.digest + parts).digest()
@@ -223,7 +223,7 @@ class AgreedFrames:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
     def leave(self) -> int:
-        """The last step, for the role that goes on elsewhere; this one uses no further step."""
+        """Close these frames and return their last step, for the role that goes on elsewhere."""
         self._closed = True
         return self._last_step
 
@@ -231,7 +231,7 @@ class AgreedFrames:
         self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
-        """The step after the last one that this party used, bound to what is added alone."""
+        """Return the binding of this party's next step, to what is added alone."""
         session = self.agreement.session
         return StepBinding.of(session, self._last_step + 1, rows=flat.digest, message=b"")
 
@@ -239,7 +239,7 @@ class AgreedFrames:
         return replace(self.of_all(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
 
     def of_all(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
-        """A frame without blobs that belongs to no step and to no single contributor."""
+        """Return a frame without blobs that belongs to no step and to no single contributor."""
         return Frame(
             kind=kind,
             name=self.name,

@@ -139,7 +139,7 @@ class HomomorphicSum(SecureSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """Of two polynomials of residues, over the values that lie in their slots."""
+        """The bytes of a value: two polynomials of residues, over the values in their slots."""
         ciphertext = 2 * DEGREE * math.ceil(self.headroom.primes[0] / 8)
         return ciphertext / (self.packing.slots * self.packing.fields)
 
@@ -319,7 +319,7 @@ class CiphertextAdder(OneRoundCombiner):
 
 
 def fresh_noise(contributors: int) -> float:
-    """Standard deviation of one coefficient of the noise in a sum of fresh ciphertexts.
+    """Return the standard deviation of a noise coefficient in a sum of fresh ciphertexts.
 
     Each keeps its whole error u e + e0 + e1 * s: u and s ternary, each e of variance 21/2
     (SEAL's centred binomial), so 10.5 (1 + 4N/3) a coefficient. (Cheon et al. 2017, section 3.4.)
@@ -328,7 +328,7 @@ def fresh_noise(contributors: int) -> float:
 
 
 def slot_noise(contributors: int) -> float:
-    """Standard deviation of a decrypted slot at scale 1.
+    """Return the standard deviation of a decrypted slot at scale 1.
 
     A fresh public-key ciphertext is divided by the key-switching prime, which leaves the
     rounding error e0 + e1 * s with e uniform in [-1/2, 1/2] and s ternary: variance
@@ -339,7 +339,7 @@ def slot_noise(contributors: int) -> float:
 
 
 def fresh_slot_noise(contributors: int) -> float:
-    """The same without a key-switching prime (measured 1.07e4 at M = 1)."""
+    """Return `slot_noise` without a key-switching prime (measured 1.07e4 at M = 1)."""
     return fresh_noise(contributors) * math.sqrt(DEGREE / 2)
 
 
@@ -351,7 +351,10 @@ Fit = Callable[[FixedPoint, int, tuple[int, ...]], Headroom | None]
 
 
 def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]]) -> Headroom:
-    """What `fit` finds for two fields a slot, or else for one, with the first primes that fit."""
+    """Return the headroom of two fields a slot, or else of one, with the first primes that fit.
+
+    Raises LocalProtocolError: none fit; it says how many bits would.
+    """
     for fields, chain in itertools.product((2, 1), chains):
         found = fit(fixed_point, fields, chain)
         if found is not None:
@@ -396,7 +399,7 @@ class CkksCipher(SealCipher):
         self._encoder = seal.CKKSEncoder(self._seal)
 
     def _set_more(self, parameters: Any) -> None:
-        """The scale belongs to the encoding."""
+        """Do nothing: the scale belongs to the encoding."""
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
         self._encoder.encode(numbers_S.astype(np.float64).tolist(), 2.0**self._bits, plain)
@@ -453,7 +456,7 @@ class CkksSum(HomomorphicSum):
 
 
 def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """`count` secret numbers, uniform on {-1, 0, 1}; a function of the key where one is given."""
+    """Draw `count` secret numbers, uniform on {-1, 0, 1}; a function of the key if one is given."""
     drawn = np.zeros(0, dtype=np.uint8)
     while len(drawn) < count:
         # A 255th is rejected on average; a 32nd more than that makes a second draw very rare.
@@ -466,7 +469,7 @@ def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
 
 
 def centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
-    """`count` secret numbers, each the difference of two sums of 21 fair bits: -21 to 21.
+    """Draw `count` secret numbers, each the difference of two sums of 21 fair bits: -21 to 21.
 
     They are a function of the key where one is given.
     """
@@ -512,12 +515,12 @@ class BfvCipher(SealCipher):
         parameters.set_plain_modulus(1 << self._bits)
 
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
-        """Any integers; they count modulo t."""
+        """Encode any integers; they count modulo t."""
         words_S = (numbers_S & self._mask).astype(_WORD, copy=False)
         self._plaintext_form.load(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
-        """Integers in [-t/2, t/2); SEAL leaves out leading zeros."""
+        """Decode integers in [-t/2, t/2); SEAL leaves out leading zeros."""
         count = plain.coeff_count()
         words = np.frombuffer(SealForm.content(scratch.save(plain))[-8 * count :], dtype=_WORD)
         numbers = np.zeros(self.slots, dtype=np.int64)
@@ -548,13 +551,13 @@ class BfvCipher(SealCipher):
         return self._reduced(numbers_VR)
 
     def _scaled(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What stands for these integers m, modulo t: q m / t to within one, below q."""
+        """Scale integers m, modulo t, to q m / t: to within one, below q."""
         m_N = integers_N & self._mask
         scaled_N: NDArray[np.int64] = m_N * self._whole + (m_N * self._rest).astype(np.int64)
         return scaled_N
 
     def _reduced(self, numbers: NDArray[np.int64]) -> Numbers:
-        """Modulo q, for numbers in [-q, 2q)."""
+        """Reduce numbers in [-q, 2q) modulo q, in place."""
         numbers -= self._modulus
         for _ in range(2):
             numbers += (numbers >> 63) & self._modulus

@@ -303,7 +303,10 @@ def _unpacked(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
 
 
 def _letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
-    """Names and bodies. Raises RemoteProtocolError: they come in no pairs, or are no names."""
+    """Return the names and bodies in a message's parts.
+
+    Raises RemoteProtocolError: they come in no pairs, or are no names.
+    """
     try:
         names = [part.decode() for part in parts[::2]]
         return list(zip(names, parts[1::2], strict=True))

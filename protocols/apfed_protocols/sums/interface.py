@@ -127,7 +127,7 @@ class SumAgreement:
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def position(self, me: str) -> int:
-        """The place of this contributor. Raises LocalProtocolError: nobody has that name."""
+        """Return the place of this contributor. Raises LocalProtocolError: nobody has that name."""
         if me not in self.contributors:
             raise LocalProtocolError(
                 f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
@@ -135,7 +135,7 @@ class SumAgreement:
         return self.contributors.index(me)
 
     def pack_names(self, names: Collection[str]) -> bytes:
-        """A set of contributors on the wire: their positions, rising, two bytes each."""
+        """Pack a set of contributors for the wire: their positions, rising, two bytes each."""
         positions = sorted(self.position(name) for name in names)
         return struct.pack(f">{len(positions)}H", *positions)
 
@@ -277,5 +277,5 @@ ALTERED_CIPHERTEXT = (
 
 
 def spelled(scheme: str, masks: str) -> str:
-    """The one spelling of a pair: "bfv + pairwise masks", and "bfv" without masks."""
+    """Return the one name of a pair: "bfv + pairwise masks", and "bfv" without masks."""
     return scheme if masks == "none" else f"{scheme} + {masks} masks"

@@ -110,7 +110,7 @@ class PairwiseSeeds(KeepsSecrets):
             )
 
     def leave(self) -> dict[str, str]:
-        """The secrets by peer, and the own one under no name, in hexadecimal; all is forgotten."""
+        """Return the secrets by peer, and the own one under no name, in hexadecimal; forget all."""
         secrets = {"": self._own_key().secret_bytes(), **self._seeds}
         self.forget()
         return {name: secret.hex() for name, secret in secrets.items()}
@@ -202,7 +202,7 @@ def _nonce(binding: StepBinding) -> bytes:
 def pair_seed(
     key: RunKey, peer_public: bytes, agreement: SumAgreement, names: tuple[str, str], *, use: bytes
 ) -> bytes:
-    """The seed that the holders of two keys share, under their names in any order, for one use."""
+    """Derive the seed that the holders of two keys share for one use, whatever their order."""
     ordered = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in sorted(names))
     return key.agree(peer_public, salt=agreement.digest, info=use + ordered)
 
@@ -306,7 +306,7 @@ class MaskedSum(SecureSum):
         return (self.added(frames).tobytes(),)
 
     def added(self, frames: Sequence[Frame]) -> Elements:
-        """The sum in the ring of what contributions carry in their first blobs."""
+        """Add, in the ring, what contributions carry in their first blobs."""
         names = self.agreement.contributors
         total = self.elements(frames[0], names[frames[0].party]).copy()
         for frame in frames[1:]:
@@ -314,8 +314,9 @@ class MaskedSum(SecureSum):
         return total
 
     def elements(self, frame: Frame, sender: str) -> Elements:
-        """The ring elements in the first blob of a frame, which stays as it is. Raises
-        RemoteProtocolError: there are none, or not as many as the frame's shape says.
+        """Return the ring elements in the first blob of a frame, which stays as it is.
+
+        Raises RemoteProtocolError: there are none, or not as many as the frame's shape says.
         """
         expected = frame.rows * frame.columns * self.word.itemsize
         if not expected or not frame.blobs or len(frame.blobs[0]) != expected:

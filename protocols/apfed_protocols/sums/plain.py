@@ -90,7 +90,7 @@ class PlainSum(SecureSum):
         return OneRoundCombiner(self.frames(), self.add)
 
     def rounding(self) -> float:
-        """0 without `quantise`: then only floating-point addition rounds."""
+        """Return 0 without `quantise`: then only floating-point addition rounds."""
         return super().rounding() if self.quantise else 0.0
 
     def row_bound(self) -> float | None:
@@ -105,7 +105,7 @@ class PlainSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """Without `quantise` float32 travels as 4 bytes a value, float64 as 8."""
+        """Return what is added; without `quantise` float32 takes 4 bytes a value, float64 8."""
         if self.quantise:
             return super().numbers(values_BD, noise_BD, clipping).astype(_INTEGER_TYPE, copy=False)
         if noise_BD is not None:
@@ -116,7 +116,7 @@ class PlainSum(SecureSum):
         return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
 
     def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
-        """In the order of the agreement, which is that of the frames."""
+        """Add in the order of the agreement, which is that of the frames."""
         names = self.agreement.contributors
         addends = [self.opened(frame, names[frame.party], addends=1) for frame in frames]
         if len({addend.dtype for addend in addends}) > 1:
@@ -130,7 +130,7 @@ class PlainSum(SecureSum):
         return (total.tobytes(),)
 
     def opened(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
-        """The values of a frame, within the range of a sum of `addends` contributions."""
+        """Read the values of a frame, within the range of a sum of `addends` contributions."""
         count = frame.rows * frame.columns
         kinds = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
         dtypes = {count * dtype.itemsize: dtype for dtype in kinds}
@@ -168,4 +168,4 @@ class PlainReceiver(SumReceiver):
         return total_BD.astype(total_BD.dtype.newbyteorder("="))
 
     def _forget(self) -> None:
-        """Nothing opens these sums: all may read them."""
+        """Do nothing: nothing opens these sums, which all may read."""

@@ -214,7 +214,7 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """What each holder's share counts for in the polynomial's value at 0 (Lagrange)."""
+    """Return the Lagrange weight of each holder's share in the polynomial's value at 0."""
     places = [holder + 1 for holder in holders]
 
     def weight(place: int) -> int:
@@ -229,7 +229,7 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _drawn() -> int:
-    """A number below the prime; so many bits that no remainder is likelier, but by 2^-128."""
+    """Draw a number below the prime; so many bits that no remainder is likelier, but by 2^-128."""
     return int.from_bytes(fresh_key(), "big") % _PRIME
 
 
@@ -557,7 +557,7 @@ class RecoverableContributor(SumContributor):
         return numbers_BD.tobytes(), following.announcement.pack(), *parcels
 
     def _add_masks(self, total_BD: Elements, step: _Step, binding: StepBinding) -> None:
-        """Bonawitz et al. 2017, section 4.2, formula of y_u, and the mask for the active."""
+        """Add the masks of y_u (Bonawitz et al. 2017, section 4.2) and the mask for the active."""
         agreement = self._sum.agreement
         add_keystream(total_BD, step.own.seed, binding.digest, sign=1)
         for peer, held in step.held.items():
@@ -622,7 +622,11 @@ class RecoverableContributor(SumContributor):
         return link.seal(held, sequence=link.next_sequence, associated=bound)
 
     def _open(self, peer: str, parcel: bytes, bound: bytes) -> Held:
-        """Each passive sealed as many parcels for this one as this one for it."""
+        """Open the parcel of keys that a passive sealed for this one.
+
+        Each passive sealed as many parcels for this one as this one for it. Raises
+        RemoteProtocolError: the parcel does not authenticate.
+        """
         link = self._links[peer]
         try:
             opened = link.open(parcel, sequence=link.next_sequence - 1, associated=bound)
@@ -721,7 +725,7 @@ class RecoverableCombiner(SumCombiner):
         return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
 
     def _announcement(self, frame: Frame, roster: int) -> Announcement:
-        """What a contribution announces for the next step, if its parcels are complete."""
+        """Parse what a contribution announces for the next step; its parcels must be complete."""
         sender = self._sum.agreement.contributors[frame.party]
         frame.require_blobs(sender, 1 + roster)
         if any(len(parcel) != PARCEL_BYTES for parcel in frame.blobs[2:]):
@@ -740,7 +744,7 @@ class RecoverableCombiner(SumCombiner):
     def _shares(
         self, frames: Sequence[Frame], underway: _Underway
     ) -> Mapping[str, Mapping[int, bytes]]:
-        """Of each passive of the step as many shares as the threshold, by their holders."""
+        """Return as many shares as the threshold for each passive of the step, by holder."""
         agreed = self._sum.agreement.contributors
         for frame in frames:
             frame.require_blobs(agreed[frame.party], len(underway.roster))

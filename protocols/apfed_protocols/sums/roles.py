@@ -107,7 +107,7 @@ class DescribedSum:
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
-        """What a contributor adds, in new memory: clipped rows in fixed point, and the noise."""
+        """Return what a contributor adds, in new memory: clipped rows in fixed point, and noise."""
         return self.fixed_point.quantise(values_BD, noise_BD, clipping=clipping)
 
     def row_bound(self) -> float | None:
@@ -115,15 +115,15 @@ class DescribedSum:
         return self.agreement.clip_norm
 
     def rounding(self) -> float:
-        """The largest error of one value of the sum against the sum of the clipped rows."""
+        """Return the largest error of one value of the sum against the sum of the clipped rows."""
         return self.fixed_point.rounding
 
     def parameters(self) -> Mapping[str, object]:
-        """Public parameters, for the contract and the report."""
+        """Return the public parameters, for the contract and the report."""
         return {"scheme": self.scheme, "masks": self.masks}
 
     def frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
-        """One role's writer and checker of frames, under a public key where there is one."""
+        """Return one role's writer and checker of frames, under a public key where there is one."""
         mark = fingerprint(self.agreement, self.parameters(), key)
         return AgreedFrames(self.agreement, self.name, mark, least)
 
@@ -207,7 +207,7 @@ class NoSetup:
         return True
 
     def require_finished(self) -> None:
-        """It always is."""
+        """Do nothing: it is always finished."""
 
 
 class Role(KeepsSecrets):
@@ -296,11 +296,14 @@ class SumContributor(Role, ABC):
 
     @property
     def was_taken_up(self) -> bool:
-        """Whether this role was put away before, and lives on."""
+        """True if this role was put away before, and lives on."""
         return self._times > 0
 
     def leave(self) -> dict[str, Any]:
-        """All of this role, secrets in hexadecimal, for `apfed_protocols.sums.put_away` alone."""
+        """Return all of this role, secrets in hexadecimal, and close it.
+
+        Only `apfed_protocols.sums.put_away` calls this.
+        """
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
             self._frames.require_here()
@@ -324,7 +327,7 @@ class SumContributor(Role, ABC):
         self._frames.enter(state["last"])
 
     def _leave(self) -> dict[str, Any]:
-        """What a kind of role adds to `leave`, and forgets; `_enter` takes it."""
+        """Return what a kind of role adds to `leave`, and forget it; `_enter` takes it."""
         raise LocalProtocolError(
             f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is never "
             "put away; keep it in memory, or take pairwise masks"
@@ -342,10 +345,10 @@ class SumContributor(Role, ABC):
 
     @abstractmethod
     def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        """What may leave of these numbers, which may be changed in place."""
+        """Return what may leave of these numbers, which may be changed in place."""
 
     def answer(self, request: bytes) -> bytes:
-        """Second round: answer what the aggregator asks about the last contribution, once.
+        """Answer, in a second round, what the aggregator asks about the last contribution; once.
 
         Raises:
             LocalProtocolError: the sum has one round, or nothing waits for a request.
@@ -369,8 +372,9 @@ class SumCombiner(Role, ABC):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
-        """Second round: take the contributions, return one request for each party asked. Raises
-        LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
+        """Take the contributions in a second round; return one request for each party asked.
+
+        Raises LocalProtocolError: the sum has one round; RemoteProtocolError: as `combine`.
         """
         del binding_digest
         raise LocalProtocolError(
@@ -489,7 +493,7 @@ class SumReceiver(Role, ABC):
     def _dequantised(
         self, sum_BD: NDArray[np.signedinteger[Any]], binding: StepBinding
     ) -> FloatArray:
-        """The real numbers of a sum; RemoteProtocolError if no contributions add up to it."""
+        """Return a sum in real numbers; RemoteProtocolError if no contributions add up to it."""
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
             raise self._beyond_range(binding)
@@ -504,7 +508,7 @@ class SumReceiver(Role, ABC):
 
     @abstractmethod
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        """The sum in a frame that answers `binding`; RemoteProtocolError if it is none."""
+        """Open the sum in a frame that answers `binding`; RemoteProtocolError if it is none."""
 
     @abstractmethod
     def _forget(self) -> None:
@@ -512,7 +516,10 @@ class SumReceiver(Role, ABC):
 
 
 def template(like: Any) -> tuple[Flattened, tuple[int, ...] | None]:
-    """In which form a sum is to come: a shape, whose sizes are returned, or an array or a tree."""
+    """Return the form in which a sum is to come, and its sizes where `like` is a shape.
+
+    `like` is a shape, an array or a tree of arrays. Raises LocalProtocolError: it is none of these.
+    """
     sizes = like if isinstance(like, tuple | list) else (like,)
     if not all(size is None or isinstance(size, Number) for size in sizes):
         return flatten(like), None
@@ -572,7 +579,10 @@ class ReceivingCombiner(KeepsSecrets):
 def role_of(
     described: SecureSum, me: str
 ) -> SumReceiver | SumCombiner | SumContributor | ReceivingCombiner:
-    """The role of `me`. Raises LocalProtocolError: no party of the agreement has that name."""
+    """Return the role of `me`.
+
+    Raises LocalProtocolError: no party of the agreement has that name.
+    """
     agreement = described.agreement
     if me == agreement.receiver == agreement.combiner:
         return ReceivingCombiner(described)

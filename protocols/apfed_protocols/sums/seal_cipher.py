@@ -105,7 +105,7 @@ class ScratchFile:
 
 @contextmanager
 def scratch_file() -> Iterator[ScratchFile]:
-    """A file that only this process and user can open."""
+    """Yield a file that only this process and user can open."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("seal")
         try:
@@ -135,7 +135,10 @@ class SealForm:
 
     @staticmethod
     def content(own: bytes) -> bytes:
-        """What SEAL compressed in an object that it saved here just now."""
+        """Decompress an object that SEAL saved here just now.
+
+        Raises LocalProtocolError: the installed TenSEAL serialises otherwise.
+        """
         if own[: len(_MAGIC)] != _MAGIC or own[_COMPRESSION_AT] != _ZSTANDARD:
             raise LocalProtocolError(
                 "the installed TenSEAL does not serialise as SEAL 4.1 with Zstandard does; "
@@ -197,7 +200,7 @@ class SealContext(KeepsSecrets):
 
 @lru_cache(maxsize=8)
 def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
-    """SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
+    """Return SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
     parameters.set_coeff_modulus([seal.Modulus(modulus)])
@@ -208,7 +211,7 @@ def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
 
 
 def coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
-    """The coefficients of two polynomials that SEAL keeps as values at the odd powers of a root.
+    """Return the coefficients of two polynomials that SEAL keeps as values at odd root powers.
 
     The second one is not zero: SEAL takes none such for a ciphertext.
     """
@@ -264,7 +267,7 @@ class SealCipher(ABC):
 
     @abstractmethod
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[Any]:
-        """The numbers of a plaintext."""
+        """Decode the numbers of a plaintext."""
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
@@ -288,12 +291,15 @@ class SealCipher(ABC):
         return SealContext(key, seal.Encryptor(self._seal, key), decryptor)
 
     def public_key(self, context: SealContext) -> bytes:
-        """The public key (b, a) of a context: b modulo each prime, then a; words of 8 bytes."""
+        """Return the public key (b, a) of a context: b modulo each prime, then a; 8-byte words."""
         with scratch_file() as scratch:
             return self._key_form.numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
-        """A context that can encrypt under the public key that `sender` sent."""
+        """Return a context that can encrypt under the public key that `sender` sent.
+
+        Raises RemoteProtocolError: it is no such key.
+        """
         expected = self._key_form.count * _WORD.itemsize
         if len(key) != expected:
             raise RemoteProtocolError(
@@ -318,7 +324,7 @@ class SealCipher(ABC):
         return context
 
     def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
-        """One ciphertext for each row of numbers."""
+        """Encrypt each row of numbers as one ciphertext."""
         fresh = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         blobs = []
@@ -388,7 +394,7 @@ def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
 
 @contextmanager
 def _seal_errors_as(refusal: str) -> Iterator[None]:
-    """Whatever SEAL raises over a peer's numbers is a RemoteProtocolError that says `refusal`."""
+    """Raise what SEAL refuses of a peer's numbers as a RemoteProtocolError that says `refusal`."""
     try:
         yield
     except RemoteProtocolError:

@@ -81,7 +81,7 @@ def secure_sum(
     allow_single: bool = False,
     allow_single_reader: bool = False,
 ) -> "SumSession":
-    """A sum, ready to be called with the values of all contributors, or to hand out its roles.
+    """Return a sum that is called with all contributors' values, or hands out its roles.
 
     Example:
         >>> total = secure_sum("masked", ["bank", "shop"], to="clinic", clip=10)
@@ -309,14 +309,17 @@ class SumSession(KeepsSecrets):
         return self.described.contributor(me, book=book, new_book=new_book)
 
     def receiver(self) -> SumReceiver | ReceivingCombiner:
-        """The role of who reads, which also combines where nobody else was named."""
+        """Return the role of who reads, which also combines where nobody else was named."""
         self._require_clip()
         role = role_of(self.described, self.described.agreement.receiver)
         assert isinstance(role, SumReceiver | ReceivingCombiner)
         return role
 
     def combiner(self) -> SumCombiner | ReceivingCombiner:
-        """The role of who combines. Raises LocalProtocolError: it is the receiver's, see there."""
+        """Return the role of who combines.
+
+        Raises LocalProtocolError: the receiver combines; take `receiver()`.
+        """
         agreement = self.described.agreement
         if agreement.combiner == agreement.receiver:
             raise LocalProtocolError(
@@ -463,7 +466,7 @@ class SumSession(KeepsSecrets):
         self._early.append((sender, body))
 
     def take_up(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
-        """The role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
+        """Take up the role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
         return take_up(self.described, me, sealed, key, book=book)
 
     def _settle(self, clip: float) -> bool:
