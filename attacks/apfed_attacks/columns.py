@@ -55,7 +55,7 @@ class ColumnAttack(Attack):
         return standardised(columns_NF, components=self.components, seed=seed)
 
     def own(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
-        """The coalition's own columns x of `positions`, scaled."""
+        """Return the coalition's own columns x of `positions`, scaled."""
         return self.scaled(own_columns(view, positions), seed)
 
     def choose(self, view: AdversaryView, seen: Tensor, seed: int) -> Tensor:
@@ -123,10 +123,10 @@ def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArra
 
 
 def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
-    """(N, count) of columns of mean 0, where they lie (Halko et al., 2011, Algorithms 4.4, 5.1).
+    """Return (N, count) principal components of columns of mean 0, on their device.
 
-    Four rounds of subspace iteration with ten directions to spare. Signs are those with which each
-    component's largest weight is positive.
+    Four rounds of subspace iteration with ten directions to spare (Halko et al., 2011, Algorithms
+    4.4, 5.1). Signs are those with which each component's largest weight is positive.
     """
     draw = torch.Generator().manual_seed(derive_seed(seed, "attacks", "components"))
     start_FQ = torch.randn(values_NF.shape[1], count + _TO_SPARE, generator=draw)
@@ -183,7 +183,7 @@ def corrected(
 
 
 def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
-    """A model of scikit-learn, fitted."""
+    """Fit a model of scikit-learn and return it."""
     with warnings.catch_warnings():
         # The budget may end the optimiser; that is part of the adversary's description.
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -208,7 +208,10 @@ def guessed_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str |
 def own_votes(
     features_UF: FloatArray, labelled_n: Tensor, labels_n: Tensor, classes: int
 ) -> FloatArray:
-    """What a party would vote itself, with label spreading; its places of labelled rows ascend."""
+    """Return the votes that a party's own features give, with label spreading.
+
+    The places `labelled_n` of its labelled rows ascend. Raises AttackError: no row is labelled.
+    """
     if not len(labelled_n):
         raise AttackError("no row is labelled, so nobody can vote")
     return Spreading().label(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)

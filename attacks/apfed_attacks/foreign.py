@@ -97,7 +97,7 @@ class Finding:
 
     @property
     def found(self) -> bool:
-        """Whether luck gives this score less than once in 200 times.
+        """True if luck gives this score less than once in 200 times.
 
         Where nothing leaks, score and null are draws of one distribution, and the score lies in the
         null's prediction interval for one more draw (Student's t). It must be above it, and by one
@@ -116,7 +116,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """What this attack reads, and what the same knowledge reads without what was sent."""
+        """A sentence: what this attack reads, and what it reads without what was sent."""
         target = self.result.target
         known = self.result.counts["known"]
         reader = self.reader
@@ -142,7 +142,7 @@ class Finding:
         return self.result.attack.replace("_", " ")
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by name, as a line of the table has them; `null` is the mean."""
+        """Return the figures by name, as a line of the table has them; `null` is the mean."""
         of = self.result
         told = {"attack": of.attack, "known": of.counts["known"], "metric": of.metric}
         figures = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
@@ -417,7 +417,7 @@ def _title(attack: Attack) -> str:
 
 
 def _attacks(names: Iterable[str | AttackChoice] | None, *, drawn: bool) -> Iterator[Attack]:
-    """What to mount; where known rows are given, the numbers of them in a suite say nothing."""
+    """Yield the attacks to mount; a name stands for its suite where known rows are drawn."""
     quick: Mapping[str, Any] = _QUICK if names is None else {}
     for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
         if isinstance(name, AttackChoice):
@@ -452,7 +452,7 @@ def _known(
 
 
 def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:
-    """The messages that the adversary sent and received, by pass over the rows."""
+    """Return the messages that the adversary sent and received, by pass over the rows."""
     maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
     had = torch.zeros(rows, dtype=torch.bool)
@@ -522,7 +522,10 @@ def _array(name: str, values: Any) -> NDArray[Any]:
 
 
 def _table(name: str, values: Any, rows: int) -> Tensor:
-    """Numbers (A, F), in float32, as most loops compute."""
+    """Return numbers (A, F), in float32, as most loops compute.
+
+    Raises AttackError: they are no `rows` rows of finite numbers.
+    """
     array = _array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
         got = f"{array.dtype} of shape {array.shape}"
@@ -534,7 +537,10 @@ def _table(name: str, values: Any, rows: int) -> Tensor:
 
 
 def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
-    """The classes, sorted, and the place of each row's among them."""
+    """Return the classes, sorted, and the place of each row's among them.
+
+    Raises AttackError: they are no classes, or fewer than two.
+    """
     array = _array("labels", labels)
     if array.dtype == object:
         array = np.array(["nan" if one is None or one != one else str(one) for one in array])

@@ -153,7 +153,7 @@ class Headline:
 
     @property
     def note(self) -> str:
-        """What the advantage is of, or why there is none; and who declined."""
+        """The metric and attack of the advantage, or why there is none; and who declined."""
         declined = self._declined_text()
         if self.worst is not None:
             metric = str(self.worst.metric).replace("_", " ")

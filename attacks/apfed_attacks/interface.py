@@ -111,7 +111,7 @@ class Attack(Settings, ABC):
 
     @property
     def exchangeable(self) -> bool:
-        """Whether it reads releases of rows, so that exchanging them makes a decoy.
+        """True if it reads releases of rows, so that exchanging them makes a decoy.
 
         An attack on membership reads none: it gives its own decoys, or says why it needs none.
         """

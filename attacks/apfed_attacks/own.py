@@ -32,8 +32,10 @@ _EXCHANGES = 3
 def measure_own(
     record: OwnRecord, choices: Iterable[AttackChoice], *, seed: int
 ) -> tuple[AttackResult, ...]:
-    """One result for each attack, set of options and receiver; an attack that finds nothing to
-    read says why. ConfigError: an attack or option is unknown.
+    """Return one result for each attack, set of options and receiver.
+
+    An attack that finds nothing to read says why. Raises ConfigError: an attack or option is
+    unknown.
     """
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand(choices)
@@ -91,7 +93,7 @@ def _of_one(
 
 
 def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
-    """What it knows of its aligned rows, by argument of `evaluate`, and of which rows (N,)."""
+    """Yield what it knows of aligned rows, by argument of `evaluate`, and of which rows (N,)."""
     assert record.held is not None
     rows_N = record.rows
     table = record.held.table
@@ -104,7 +106,7 @@ def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor],
 
 
 def _within(batches: Sequence[LetOut], knows_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches' rows of which the truth is known, by their number among these."""
+    """Yield the batches' rows of which the truth is known, by their number among these."""
     place_N = torch.where(knows_N, knows_N.cumsum(0) - 1, -1)
     for batch in batches:
         place_B = place_N[batch.rows]

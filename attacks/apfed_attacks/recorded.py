@@ -145,7 +145,7 @@ def reveal_public(
 
 
 def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
-    """Positions of the training rows such that a draw from them depends on the seed alone."""
+    """Return positions of the training rows, ordered so that a draw depends on the seed alone."""
     data = recording.data
     trained = positions_of(recording.alignment[data.active.name], data.train_rows)
     held_A = _held(recording, [victim] if victim else []).get(victim or "")
@@ -218,7 +218,7 @@ _OPENS: Mapping[str, Opened] = {
 
 
 def exchange_of(config: Config) -> Exchange:
-    """What the parties of a run exchange: the only place where attacks ask what a method is."""
+    """Return what a run's parties exchange: only here do attacks ask what a method is."""
     happens = config.method.happens
     side: Side = "passives" if "passives send representations" in happens else "active"
     labels: Sent = "shown" if "labels are shown" in happens else "encrypted"
@@ -284,7 +284,10 @@ def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
 
 
 def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
-    """The finished model behind an interface that answers with log-probabilities (n, K)."""
+    """Return the finished model behind an interface that answers log-probabilities (n, K).
+
+    None: the recording has no model.
+    """
     if (model := recording.model) is None:
         return None
     like = next(model.parameters())
@@ -341,7 +344,7 @@ def reveal_people(
 
 
 def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
-    """Features, labels and numbers of the labelled ones of these rows of tables."""
+    """Return features, labels and numbers of those of these rows of tables with a label."""
     found = []
     for table, rows in parts:
         if table.labels is not None:

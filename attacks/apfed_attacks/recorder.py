@@ -86,7 +86,7 @@ class Recorder:
         return {"h": self._h, "gradients": gradients if found else None, "steps": self._steps}
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
-        """The forward hook."""
+        """Record the output of a forward pass, as its hook, and the gradient that comes back."""
         rows = self._rows
         self._rows = None
         if rows is None or self._handle is None:

@@ -122,7 +122,7 @@ def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
 
 
 def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every adversary of the attack's roles, with every party that has what it is after."""
+    """Yield every adversary of the attack's roles, with every party that has what it is after."""
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
     for role in attack.roles:
@@ -201,7 +201,7 @@ class Trial:
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
     def known(self) -> tuple[Knowledge, Truth]:
-        """What the adversary is told, and what its guess will be compared with."""
+        """Return what the adversary is told, and the truth that its guess is compared with."""
         attack = self.attack
         recording = self.recording
         victim = self.victim

@@ -131,7 +131,7 @@ def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
 
 
 def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
-    """AUC of aligned and of unaligned members, each against all rows that did not train."""
+    """Return AUC of aligned and of unaligned members, each against all rows that did not train."""
     trained_n, aligned_n = members_n2.T
     groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
     found = {}
@@ -144,7 +144,7 @@ def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
 
 
 def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
-    """Accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC.
+    """Return accuracy, balanced accuracy (mean recall of the classes that occur) and macro AUC.
 
     By counts: scikit-learn's checks take longer than all else that is measured of a variant.
     """
@@ -158,8 +158,9 @@ def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
 
 
 def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
-    """Mean squared error, R^2 of all features together, PSNR in decibels for the range of the
-    truth, where it is bounded; of images SSIM.
+    """Return the mean squared error, R^2 of all features together, PSNR, and of images SSIM.
+
+    PSNR is in decibels for the range of the truth, where it is bounded.
     """
     truth_NF = truth_N.reshape(len(truth_N), -1)
     mse = float(np.square(guess_NF - truth_NF).mean())
@@ -174,7 +175,7 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
 
 
 def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
-    """AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
+    """Return AUC, and true positive rates at false positive rates of 1 % and 0.1 %."""
     curve = _receiver_curve(scores_n, members_n2)
 
     def true_positives_at(most: float) -> float:
@@ -207,7 +208,7 @@ class Truth:
 
     @property
     def labelled(self) -> Tensor:
-        """Those of `trained` with a label: the only ones that labels are drawn and scored from."""
+        """The labelled rows of `trained`: the only ones that labels are drawn and scored from."""
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
     @classmethod
@@ -310,7 +311,7 @@ def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) 
 
 
 def _declared(attack: Attack, view: AdversaryView, seed: int, *, scored: int) -> dict[str, Any]:
-    """What a result says whatever was found."""
+    """Return the fields that a result has whatever was found."""
     knowledge = view.knowledge
     return {
         "attack": attack.name,

@@ -88,7 +88,7 @@ _FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None,
 
 
 def _placed(values: Tensor, device: torch.device) -> Tensor:
-    """Numbers on the device; positions, labels and masks, which are bookkeeping, stay."""
+    """Move numbers to the device; positions, labels and masks, which are bookkeeping, stay."""
     return values.to(device) if values.is_floating_point() else values
 
 
@@ -304,15 +304,15 @@ class AdversaryView:
 
     @property
     def is_decoy(self) -> bool:
-        """Whether releases are other rows'; baselines read none, and need no fit."""
+        """True if releases are other rows'; baselines read none, and need no fit."""
         return self.stands_for is not None
 
     def attributed(self, positions: Tensor) -> Tensor:
-        """Whose releases those of `positions` are taken for: their own, but for decoys."""
+        """Return whose releases those of `positions` are taken for: their own, but for decoys."""
         return positions if self.stands_for is None else self.stands_for[positions]
 
     def holds(self, party: str | None, positions: Tensor) -> Tensor:
-        """Whether the party has a row of each of `positions` (N,), bool."""
+        """Return whether the party has a row of each of `positions` (N,), bool."""
         held_A = None if party is None else self.held.get(party)
         everybody_N = torch.ones(len(positions), dtype=torch.bool)
         return everybody_N if held_A is None else held_A[positions]
@@ -330,7 +330,7 @@ class AdversaryView:
         return self.epochs_with(Kind.REPRESENTATIONS)
 
     def senders(self, epoch: int) -> frozenset[str]:
-        """Who released representations in this epoch, as far as the coalition saw."""
+        """Return who released representations in this epoch, as far as the coalition saw."""
         return frozenset(sent.sender for sent in self.messages(Kind.REPRESENTATIONS, epoch))
 
 
@@ -547,7 +547,7 @@ def opened_sums(view: AdversaryView, epoch: int) -> Observed:
 
 
 def asked(view: AdversaryView) -> Asked | None:
-    """The first request for votes that the view holds."""
+    """Return the first request for votes that the view holds."""
     is_shown = view.description.labels == "shown"
     message = next(view.messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
     if message is None:
@@ -571,7 +571,7 @@ def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
 
 
 def votes_read(view: AdversaryView) -> dict[str, Observed]:
-    """What the active read: "sum", or each passive's answers as unit vectors, by its name."""
+    """Return what the active read: "sum", or each passive's answers as unit vectors, by name."""
     ballot = asked(view)
     if ballot is None:
         return {}
@@ -627,9 +627,10 @@ def _every_position(rows: Iterable[Tensor]) -> Tensor:
 def _latest(
     view: AdversaryView, what: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
 ) -> Observed:
-    """Of (party, rows (B,), vectors (B, D)) the last vector of each row, parties side by side.
+    """Return the last vector of each row, parties side by side.
 
-    They stand in the order of their names, for the rows that all have.
+    `batches` are (party, rows (B,), vectors (B, D)). Parties stand in the order of their names, for
+    the rows that all have. Raises AttackError: there are none.
     """
     of_party = defaultdict[str, list[tuple[Tensor, Tensor]]](list)
     for party, rows_B, values_BD in batches:

@@ -124,7 +124,7 @@ class Question:
 
     @classmethod
     def of(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
-        """In double precision; by default each row is another person's."""
+        """Return the rows in double precision; by default each is another person's."""
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
 

@@ -62,7 +62,7 @@ class DecoderExtraction(ActiveAttack):
     def _ask_at_once(
         self, seat: ActiveSeat, people_N: Tensor, point_D: Tensor
     ) -> Mapping[str, Tensor]:
-        """One step: everybody at the point and at zero, and one person along every axis."""
+        """Ask in one step: everybody at the point and at zero, and one person along every axis."""
         size = len(point_D)
         count = len(people_N)
         at_point_ND = point_D.expand(count, size)

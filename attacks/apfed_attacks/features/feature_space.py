@@ -23,7 +23,7 @@ _IMAGE = 3  # channels, height, width
 
 
 def layers(*widths: int) -> nn.Sequential:
-    """Fully connected layers with a leaky ReLU between them."""
+    """Return fully connected layers with a leaky ReLU between them."""
     parts: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
         parts += [nn.Linear(wide, narrow), nn.LeakyReLU(0.2)]
@@ -31,7 +31,7 @@ def layers(*widths: int) -> nn.Sequential:
 
 
 def simulator_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
-    """Flattened features (B, F) -> flattened representations (B, D).
+    """Return a network from flattened features (B, F) to flattened representations (B, D).
 
     Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
     with so many `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
@@ -66,7 +66,7 @@ def decoder_for(features: Shape, representation: Shape, hidden: int, channels: i
 
 
 def _scale(features: Shape, representation: Shape) -> int:
-    """By how much an image is larger than its map, rounded up; 0 where both do not convolve."""
+    """Return how much larger an image is than its map, rounded up; 0 where both do not convolve."""
     if not len(features) == len(representation) == _IMAGE:
         return 0
     sides = zip(features[1:], representation[1:], strict=True)
@@ -74,7 +74,7 @@ def _scale(features: Shape, representation: Shape) -> int:
 
 
 def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: Tensor) -> Tensor:
-    """The judge's slope between the two samples, squared.
+    """Return the squared slope of the judge between the two samples.
 
     Mescheder et al. (2018), Which Training Methods for GANs do actually Converge?, Section 4.1.
     """
@@ -87,7 +87,7 @@ def slope_penalty(judge: Callable[[Tensor], Tensor], one_BD: Tensor, other_BD: T
 
 
 def energy_distance(one_ND: Tensor, other_MD: Tensor) -> float:
-    """How unlike two samples are; 0 for the same distribution (Szekely and Rizzo, 2013)."""
+    """Measure how unlike two samples are; 0 for the same distribution (Szekely and Rizzo, 2013)."""
     between = 2 * torch.cdist(one_ND, other_MD).mean()
     within = torch.cdist(one_ND, one_ND).mean() + torch.cdist(other_MD, other_MD).mean()
     return float(between - within)

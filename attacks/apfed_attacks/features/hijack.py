@@ -174,7 +174,7 @@ class Space:
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
     def simulate(self, scaled_BF: Tensor) -> Tensor:
-        """F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
+        """Return F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
             return simulated_BD
@@ -187,7 +187,7 @@ class Space:
 
     @torch.no_grad()
     def decoded(self, z_ND: Tensor) -> Tensor:
-        """d(z), (N, F), in the outsiders' units and range."""
+        """Return d(z), (N, F), in the outsiders' units and range."""
         decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_AT_ONCE)])
         return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
 

@@ -170,9 +170,9 @@ class VoteRegression(FeatureAttack):
 
 
 def _rest(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
-    """What the pseudo-labels that were sent do not explain of the sums by least squares, and they.
+    """Return the sums' rest after least squares on the pseudo-labels sent, and these, (N, 2 C).
 
-    (N, 2 C): where they explain some of the features, both together are needed.
+    Where the pseudo-labels explain some of the features, both together are needed.
     """
     # On the CPU, whose least squares take columns of any rank.
     sums_NC = sums_NC.double().cpu()
@@ -183,7 +183,7 @@ def _rest(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
 
 
 def _own_labels(view: AdversaryView, positions: Tensor) -> FloatArray:
-    """The active's labels one-hot, (N, K); a row of zeros where it has none."""
+    """Return the active's labels one-hot, (N, K); a row of zeros where it has none."""
     own_A = view.labels.get(view.parties[0], torch.full((int(positions.max()) + 1,), -1))
     labels_N = own_A[positions].clamp(min=-1).numpy()
     # The last row is of zeros.

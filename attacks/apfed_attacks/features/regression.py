@@ -217,9 +217,10 @@ class Regression:
         return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / spread)
 
     def guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
-        """What these attacks make of the rows that are guessed, beside the same from own columns.
+        """Return the guess of these attacks, beside the same regressions on own columns.
 
-        Own ones, sets of (N, F), hold no release; of a decoy nobody reads what they tell.
+        `own` are sets of columns (N, F) without a release. A decoy is not compared with them:
+        nobody reads its baselines.
         """
         mean_UF = np.tile(self.pairs.mean(axis=0), (int((~self.shadow).sum()), 1))
         shadow_rows = len(self.pairs)

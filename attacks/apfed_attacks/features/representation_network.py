@@ -76,7 +76,7 @@ class RepresentationNetwork(FeatureAttack):
     def _made(
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
-        """The rows (N, F) of a generator that trained on these columns and noise by its rows' h."""
+        """Train a generator on these columns and noise by its rows' h; return its rows (N, F)."""
         encoder = view.knowledge.encoder
         h_ND = h_ND.float()
         assert encoder is not None

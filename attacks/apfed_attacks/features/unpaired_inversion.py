@@ -140,7 +140,7 @@ def _simulate(
         adam.step()
 
     def judged(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
-        """Discriminators are high for what is real, h and rows, low for f~(x) and d(h)."""
+        """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h)."""
         with torch.no_grad():
             simulated_BD = simulator(rows_BF)
             decoded_BF = decoder(h_BD)
@@ -155,7 +155,7 @@ def _simulate(
         return loss
 
     def paired(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
-        """f~ and d are inverse to each other, and the discriminators take them for real."""
+        """Return the loss of f~ and d: inverse to each other, and real to the discriminators."""
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)
         judged_B = judge_h(torch.hstack([simulated_BD, public_BC]))

@@ -168,7 +168,7 @@ def guess_labels(
 def _scores(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
-    """Class scores (N, K) of all rows by a probe that was fitted to the known ones."""
+    """Fit a probe to the known rows and return class scores (N, K) of all rows."""
     iterations = view.iterations
     classes = view.knowledge.classes
 
@@ -184,7 +184,7 @@ def _scores(
 
 
 def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
-    """Scores of clusters, to be named by the truth, as a bound; named by the priors, if known.
+    """Name clusters by the truth, as a bound, and by the priors if known; return the scores.
 
     The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
     on |size / N - prior|. It says little where the priors are nearly uniform.
@@ -200,7 +200,7 @@ def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Pr
 
 
 def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
-    """Copies of the members' own networks, to be trained below a head on flattened own features.
+    """Copy the members' own networks, to be trained below a head on flattened own features.
 
     The output on these rows has mean 0 and variance 1. Networks stand in the order of
     `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
@@ -248,7 +248,7 @@ class _Bottom(nn.Module):
 
 
 def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor | None:
-    """What the coalition's networks make of its features before training, (N, D).
+    """Return the output (N, D) of the coalition's networks on its features before training.
 
     In joint training it released a function of its own features: a random one of these says
     nothing new and may still serve a probe. None where the view has no networks of all members.
@@ -263,5 +263,5 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
 
 @torch.no_grad()
 def in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
-    """The output for many rows, whose convolution maps at once would fill the memory."""
+    """Return the output for many rows in parts: convolution maps at once would fill the memory."""
     return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -184,7 +184,10 @@ class SemiSupervised(LabelProbe):
         *,
         ramp: float,
     ) -> Tensor:
-        """Algorithm 1 and Eqs. (2) to (5) of MixMatch, two augmentations, lambda_u rising."""
+        """Return MixMatch's loss (Algorithm 1, Eqs. (2) to (5)).
+
+        There are two augmentations; lambda_u rises by `ramp`.
+        """
         batch = len(rows_BF)
         augmented = [_augmented(others_BF, spread_F) for _ in range(2)]
         with torch.no_grad():

@@ -76,7 +76,7 @@ class ShownLabels(LabelProbe):
     def _taught(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
-        """Class scores (N, K) of all rows, by everything that learns from these labels."""
+        """Return class scores (N, K) of all rows, by everything that learns from these labels."""
         rows = labels_N >= 0
         classes = view.knowledge.classes
         found = {"own votes": _votes(x_NF, labels_N, classes)}

@@ -200,7 +200,7 @@ class _WatchedSum(PassiveSum):
 
 
 def _unbound(session: str, step: int) -> StepBinding:
-    """What a contribution answers that is bound to its step only."""
+    """Return the binding of a contribution that is bound to its step only."""
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
 
 
@@ -273,14 +273,17 @@ class LiveRun(LiveSession[ApfedActive]):
         return self.alignment[passive][positions] >= 0
 
     def contributed(self, passive: str) -> Tensor:
-        """What a passive contributed to its last sum (B, D), clipped; an attack asks colluders."""
+        """Return a passive's part (B, D) of its last sum, clipped; an attack asks colluders."""
         seen = self._watched(passive).seen
         bound = self.config.secure_sum.clip
         assert seen is not None
         return torch.from_numpy(seen if bound is None else clip_rows(seen, bound))
 
     def representations(self, passive: str, positions: Tensor) -> Tensor:
-        """Unit representations (N, D) that a contrasting passive holds of these people now."""
+        """Return the unit representations (N, D) that a contrasting passive holds of these people.
+
+        Raises AttackError: it does not hold all of them, or contrasts nothing.
+        """
         if not self.holds(passive, positions).all():
             raise AttackError(
                 f"{passive} does not hold all of these {len(positions)} people; ask about those "
@@ -295,7 +298,7 @@ class LiveRun(LiveSession[ApfedActive]):
         return F.normalize(z_ND.double(), dim=1)
 
     def sent(self, rows_B: Tensor) -> Tensor:
-        """Alignment positions of those of the active's rows that a step over them sends."""
+        """Return alignment positions of those of the active's rows that a step over them sends."""
         aligned = self.alignment[self.data.active.name]
         return positions_in(aligned, rows_among(rows_B, aligned))
 
@@ -398,7 +401,7 @@ class VotesRun(LiveSession[VotesActive]):
 
     @property
     def ballot(self) -> Ballot:
-        """What an honest active asks."""
+        """The ballot that an honest active sends."""
         return self.learner.ballot
 
     @property
@@ -435,7 +438,7 @@ class VotesRun(LiveSession[VotesActive]):
         return asked, votes
 
     def voter(self, passive: str) -> VotesPassive:
-        """The honest role of a passive, which the experimenter asks for the truth."""
+        """Return the honest role of a passive, which the experimenter asks for the truth."""
         role = self.session.helpers[passive]
         assert isinstance(role, VotesPassive)
         return role

@@ -38,7 +38,7 @@ class ActiveSeat(Protocol):
     protected: bool
 
     def holds(self, passive: str, positions: Tensor) -> Tensor:
-        """Whether a passive has a row of each of these positions (N,), bool."""
+        """Return whether a passive has a row of each of these positions (N,), bool."""
         ...
 
     def ask(
@@ -63,7 +63,7 @@ class ActiveSeat(Protocol):
         ...
 
     def contributed(self, passive: str) -> Tensor:
-        """What a colluding passive says that it contributed to the last sum (B, D), clipped."""
+        """Return what a colluding passive says it added to the last sum (B, D), clipped."""
         ...
 
 
@@ -99,14 +99,14 @@ class ActiveAttack(Attack):
     def opening(
         self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
     ) -> tuple[Tensor, torch.Generator, int, float]:
-        """Whom it asks about (N,), known ones first, its chance, and D and norm of its rows."""
+        """Return people to ask about (N,), known ones first, a generator, D, and the rows' norm."""
         draw = torch.Generator().manual_seed(derive_seed(seed, self.name))
         length = min(max(length, seat.terms.minimum_norm), seat.terms.maximum_norm)
         people_N = people_to_ask(seat, knowledge, most)
         return people_N, draw, math.prod(seat.terms.shape), length
 
     def rows_at_once(self, seat: ActiveSeat) -> int:
-        """How many people a batch of the largest agreed size asks about; the rest are decoys."""
+        """Return how many people a batch of the agreed size asks about; the rest are decoys."""
         return max(1, int(seat.batch_size * (1 - self.decoys)))
 
     def ask_among_decoys(
@@ -146,7 +146,7 @@ class Answering(Protocol):
         ...
 
     def notes(self) -> Mapping[str, Tensor]:
-        """What the adversary keeps, for `view.played`."""
+        """Return what the adversary keeps, for `view.played`."""
         ...
 
 

@@ -67,7 +67,10 @@ class Tables:
     outsiders: Sequence[str]
 
     def candidates(self, count: int, seed: int) -> list[str]:
-        """Half of them the victim's and not the adversary's, half nobody's, mixed."""
+        """Return candidates, mixed: half the victim's and not the adversary's, half nobody's.
+
+        Raises AttackError: there are too few of one kind.
+        """
         secret = sorted(set(self.victim) - set(self.own))
         nobody = sorted(set(self.outsiders) - set(self.own) - set(self.victim))
         half = count // 2

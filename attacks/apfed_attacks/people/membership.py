@@ -40,7 +40,10 @@ _State = Mapping[str, Tensor]
 
 
 def logit_confidence(scores_NK: Tensor, labels_N: Tensor) -> FloatArray:
-    """log(p / (1 - p)) of the true class, from class scores or log-probabilities (Section IV)."""
+    """Return log(p / (1 - p)) of the true class (Section IV).
+
+    The scores are class scores or log-probabilities.
+    """
     logp_NK = scores_NK.double().log_softmax(-1)
     own_N1 = labels_N.to(logp_NK.device)[:, None].expand(*logp_NK.shape[:-1], 1)
     others_NK = logp_NK.scatter(-1, own_N1, -torch.inf)
@@ -197,7 +200,7 @@ class Shadows:
         return self._scores_of(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
     def one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
-        """The same as `scores`, one model after another."""
+        """Train one model after another, with the results of `scores`."""
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
         batches = list(self._batches(rows_SH))
@@ -231,7 +234,7 @@ class Shadows:
         )
 
     def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
-        """Every batch of every epoch, (S, B); each model shuffles its own rows."""
+        """Yield every batch of every epoch, (S, B); each model shuffles its own rows."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
             order_SH = torch.rand(rows_SH.shape, generator=draw).argsort(dim=1)
@@ -351,7 +354,7 @@ class AveragedMembership(Attack):
 
 
 def _guessed(*scores: Mapping[str, FloatArray]) -> Guess:
-    """Of attacks, baselines and decoys: a score (n,) of each candidate."""
+    """Make a guess of attacks, baselines and decoys: a score (n,) of each candidate."""
     attacks, baselines, decoys = (
         {name: Prediction(values_n[:, None]) for name, values_n in of.items()} for of in scores
     )
@@ -360,7 +363,7 @@ def _guessed(*scores: Mapping[str, FloatArray]) -> Guess:
 
 
 def _fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:
-    """(n,) minus the squared distance of the scores from one-hot labels."""
+    """Return minus the squared distance (n,) of the scores from one-hot labels."""
     truth_nK = F.one_hot(labels_n, scores_nK.shape[1]).to(scores_nK.device)
     fit_n: FloatArray = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)
     return fit_n
