@@ -59,13 +59,15 @@ class NetworkFamily(Protocol):
     """Makes networks that fit together; shapes are those of one row, without the batch."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Makes features -> representation."""
+        """Make the network features -> representation."""
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """Makes flattened representation of `size` numbers -> class scores (B, K)."""
+        """Make the network from a flattened representation of `size` numbers to class scores (B,
+        K).
+        """
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Makes representation -> features of another party; mirrors `encoder`."""
+        """Make the network representation -> features of another party; mirrors `encoder`."""
 
 
 def output_shape(module: nn.Module, features: Shape) -> Shape:
@@ -87,7 +89,7 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 
 def projection_to(size: int, representation: Shape) -> nn.Module:
-    """The linear projection head that an active or passive puts behind its encoder."""
+    """Return the linear projection head that an active or passive puts behind its encoder."""
     return nn.Sequential(nn.Flatten(), _linear(math.prod(representation), size))
 
 
@@ -134,7 +136,7 @@ class Convolutional:
         return two_layer_head(size, self.head_width, classes, settings.dropout)
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
-        """The encoder's mirror: transposed convolutions from its map to the image."""
+        """Return the encoder's mirror: transposed convolutions from its map to the image."""
         self._check_image(features)
         image_map = output_shape(self.encoder(features, settings), features)
         layers: list[nn.Module] = []
@@ -173,7 +175,9 @@ class Perceptron:
         return two_layer_head(size, width, classes, settings.dropout)
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
-        """The encoder's widths backwards; linear at the end, since features may be negative."""
+        """Return the encoder's widths backwards; linear at the end, since features may be
+        negative.
+        """
         widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
         return nn.Sequential(
             nn.Flatten(), *_layers(widths, self.activation), nn.Unflatten(1, features)
@@ -392,7 +396,7 @@ class CrossView(RandomFeatures):
         return forecast_BD
 
     def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
-        """Of rows and h; None: h as it is foretold."""
+        """Return the code of rows and h; None: h is the forecast."""
         if forecast_BD is None:
             forecast_BD = self.foretell(features_B)
         return super().forward(self._beside(features_B, forecast_BD))
@@ -426,7 +430,7 @@ class SequenceEncoder(nn.Module):
         )
 
     def parts(self, features_B: Tensor) -> list[Tensor]:
-        """Of each view, (B, 2 D)."""
+        """Return the last states of each view, (B, 2 D)."""
         widths = [1 + steps * channels for steps, channels in self.sequences]
         split = features_B.flatten(1).split(widths, dim=1)
         return [
@@ -439,7 +443,9 @@ class SequenceEncoder(nn.Module):
 
 
 def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
-    """Of both directions; a sequence without a step counts as one of zeros."""
+    """Return the last states of both directions; a sequence without a step counts as one of
+    zeros.
+    """
     if steps_BTC.is_meta:  # there are shapes alone, and no lengths
         _, last_2BD = view(steps_BTC)
     else:
@@ -454,7 +460,9 @@ class Recurrent(Perceptron):
     """A GRU a view and direction, under one linear layer without a bias."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Takes rows of `settings.sequences`."""
+        """Make an encoder of rows of `settings.sequences`. Raises ModelError: rows of another
+        shape.
+        """
         width = sum(1 + steps * channels for steps, channels in settings.sequences)
         if not settings.sequences or features != (width,):
             said = f"of {width} columns" if settings.sequences else "of no sequences"
@@ -520,7 +528,9 @@ class EnrichedFamily(Selu):
     """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """Makes features -> features, flattened, and `settings.representation_size` numbers."""
+        """Make the network features -> features, flattened, and `settings.representation_size`
+        numbers.
+        """
         layers = list(super().encoder(features, settings).children())
         return Enriched(nn.Sequential(*layers[:-1]))
 
@@ -538,7 +548,7 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
 def encoder_and_head(
     settings: ModelSettings, features: Shape, classes: int
 ) -> tuple[nn.Module, nn.Module]:
-    """The two networks that predict alone, features -> representation -> class scores.
+    """Return the two networks that predict alone, features -> representation -> class scores.
 
     Their weights are drawn from torch's generator, the encoder's first.
 

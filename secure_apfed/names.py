@@ -67,7 +67,7 @@ def check_parties(names: Iterable[str]) -> None:
 
 
 def column_name(name: object) -> str:
-    """A column's name as text, in Unicode's form NFC: a number is its digits."""
+    """Return a column's name as text, in Unicode's form NFC: a number is its digits."""
     return unicodedata.normalize("NFC", str(name))
 
 

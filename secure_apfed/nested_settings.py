@@ -152,7 +152,7 @@ def _is_set(path: tuple[str, ...]) -> bool:
 
 
 def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
-    """Whether a path leads to a setting, by the declared keys, in which `*` is any name."""
+    """Return whether a path leads to a setting, by the declared keys, in which `*` is any name."""
     if not _is_set(path):
         return False
     keys = {tuple(key.split(".")) for key in list_keys(Config)}

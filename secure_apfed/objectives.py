@@ -195,7 +195,7 @@ class Clustering(Objective):
         return F.softmax(-apart_BK / self.spread, dim=1)
 
     def targets(self, features_B: Tensor) -> Tensor:
-        """The soft targets p of these rows, (B, K'), each of which sums to 1."""
+        """Return the soft targets p of these rows, (B, K'), each of which sums to 1."""
         weighed_BK = self._assigned(features_B).square() / self.sizes_K
         return weighed_BK / weighed_BK.sum(1, keepdim=True)
 

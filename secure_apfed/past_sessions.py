@@ -171,7 +171,7 @@ class _Flow(BaseModel):
 
 
 class _BrokenOff(BaseModel):
-    """What lies in a run folder beside its checkpoints when a session was broken off."""
+    """The counts in a run folder beside its checkpoints when a session was broken off."""
 
     model_config = ConfigDict(extra="ignore")
 

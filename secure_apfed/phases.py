@@ -32,8 +32,9 @@ class Phase:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process held; on Linux not by `ru_maxrss`, which begins with what
-    the process that started it held.
+    """Return the most bytes that this process held.
+
+    On Linux this is not `ru_maxrss`, which begins with what the parent process held.
     """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -72,7 +73,7 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 @contextmanager
 def profiled() -> Iterator[Phases]:
-    """What begins in this block is measured; from the start of the process on."""
+    """Measure what begins in this block; from the start of the process on."""
     phases = Phases()
     before = _PHASES.set(phases)
     try:

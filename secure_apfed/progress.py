@@ -153,7 +153,8 @@ def _progress_of(progress: "Progress") -> str:
 
 
 class Board:
-    """What is shown: the parties' states, how far the active's training is, and other long work.
+    """The displayed facts: the parties' states, the progress of the active's training, and other
+    long work.
 
     Args:
         source: states of the parties that are played here, read at each drawing.
@@ -215,7 +216,7 @@ class Board:
 
     @property
     def training_seconds_left(self) -> float | None:
-        """How long the rest of all epochs takes; None: too early to say."""
+        """The seconds that the rest of all epochs takes; None: too early to say."""
         return None if self.progress is None else self._training.seconds(self.progress.steps)
 
     @property
@@ -327,7 +328,7 @@ def metering(board: Board, path: Path | None) -> Iterator[None]:
 
 
 def _exposition(board: Board) -> str:
-    """The text format of Prometheus, in which no character of a name has to be escaped."""
+    """Return the text format of Prometheus, in which no character of a name has to be escaped."""
     lines: dict[str, list[str]] = {}
 
     def tell(labels: Mapping[str, str], **values: float | None) -> None:
@@ -544,7 +545,9 @@ def _counted(status: "Status") -> str:
 
 
 def _panel(board: Board) -> Group:
-    """How far the training and other work is, and each party's line, which is drawn anew."""
+    """Return the progress of training and other work, and each party's line, drawn anew each
+    time.
+    """
     return Group(
         *_bar_of(board),
         *(Text(escape_text(on.line)) for on in board.works),
@@ -553,7 +556,9 @@ def _panel(board: Board) -> Group:
 
 
 def _bar_of(board: Board) -> "Sequence[RenderableType]":
-    """A bar of all steps, and epoch, figures and time left in a line; nothing before training."""
+    """Return a bar of all steps, and epoch, figures and time left in a line; nothing before
+    training.
+    """
     progress = board.progress
     if progress is None:
         return ()

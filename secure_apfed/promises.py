@@ -98,7 +98,7 @@ class Spent(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What is promised by one figure.
+    """The promise of one figure.
 
     Attributes:
         figure: one of `FIGURES`.

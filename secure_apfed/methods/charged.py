@@ -69,7 +69,7 @@ _ALL: TypeAdapter[tuple[Charged, ...]] = TypeAdapter(
 
 
 def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """What a party tells of its ledgers by name; those of private updates stay with it."""
+    """Pack a party's ledgers by name, to report them; those of private updates stay with it."""
     accounts = []
     for name, ledger in ledgers:
         if not name.endswith(UPDATES):
@@ -90,8 +90,10 @@ def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
 def said_of(
     charged: Mapping[str, Sequence[Charged]], *, among: Iterable[str], silent: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
-    """The accounts of votes or contributions of parties that are played elsewhere. `among`: those
-    that help; of one that said nothing, where others did, nothing is promised.
+    """Return the accounts of votes or contributions of parties in other processes.
+
+    `among`: those that help. If others reported and one of these did not, nothing is promised for
+    it.
     """
     said = {
         name: account.account(name)
@@ -124,7 +126,7 @@ def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:
 
 
 class Statement(BaseModel):
-    """What a party said that it charged before a step, which anybody can verify.
+    """A party's signed report of what it charged before a step, which anybody can verify.
 
     Attributes:
         identity: its long-term public key; contract: SHA-256 of the session's; both hex.
@@ -140,7 +142,10 @@ class Statement(BaseModel):
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
     def accounts(self, party: str) -> Sequence[Charged]:
-        """What it says. Raises RemoteProtocolError: `party` did not sign it, or no accounts."""
+        """Verify the signature and return the accounts.
+
+        Raises RemoteProtocolError: `party` did not sign them, or they are no accounts.
+        """
         try:
             verify(
                 bytes.fromhex(self.identity),
@@ -159,7 +164,7 @@ class Statement(BaseModel):
         return read_charged(bytes.fromhex(self.signed), sender=party)
 
     def as_json(self, party: str) -> dict[str, Any]:
-        """The same beside its accounts, for people; `signed` alone counts."""
+        """Return the statement beside its accounts, for people; `signed` alone counts."""
         accounts = [account.model_dump() for account in self.accounts(party)]
         return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
 
@@ -167,7 +172,7 @@ class Statement(BaseModel):
 def sign_charged(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """What `pack_charged` makes, signed for the contract of this digest, before this step."""
+    """Sign what `pack_charged` makes, for the contract of this digest, before this step."""
     accounts = pack_charged(ledgers)
     signature = identity.sign(_PURPOSE, *_parts(contract, step, accounts))
     packed: bytes = msgpack.packb([accounts, signature])

@@ -39,7 +39,7 @@ def check_method(config: RunSettings) -> None:
 
 
 def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
-    """The methods of which this holds, in words."""
+    """Return the names of the methods whose settings fit, in words."""
     *others, last = (name for name, method in METHODS.items() if fit(method.declared))
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -155,7 +155,8 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
 
 
 class VFedTransSettings(MethodSettings, DistillationSettings):
-    """How all parties' tables are decomposed, and the student whose code resembles the vectors.
+    """The settings of VFedTrans: how all parties' tables are decomposed, and the student whose code
+    resembles the vectors.
 
     Attributes:
         mask_rows: rows of one block of the orthogonal mask, at most. A block for all rows hides
@@ -174,7 +175,9 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     teacher = "shared singular vectors"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Of all parties' columns, the active's too."""
+        """Return how many numbers of a person are linear in all parties' columns, the active's
+        too.
+        """
         return config.model.representation_size
 
     def check(self, config: RunSettings) -> None:
@@ -212,7 +215,7 @@ class ApcVflActive(StudentActive):
         self.local_models = self.student.describe_local_models()
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What is said alone; at the end also with all parties, of the aligned test rows."""
+        """Return the local scores; at the end also the joint scores of the aligned test rows."""
         said = await super().evaluate(links, next_step=next_step, final=final)
         positions = positions_of(self._rows, self._test_rows)
         if final and len(positions) >= self.smallest_batch:
@@ -221,7 +224,9 @@ class ApcVflActive(StudentActive):
         return said
 
     async def _together(self, links: Links, next_step: int, positions: Tensor) -> Scored:
-        """What all parties say of these positions, whose releases the ledgers count."""
+        """Return the joint scores of all parties at these positions; the ledgers count the
+        releases.
+        """
         scores = []
         for step, rows_B in enumerate(self._parts_of(positions), start=next_step):
             released_BD = await self._ask(links, step, rows_B)
@@ -233,7 +238,7 @@ class ApcVflActive(StudentActive):
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
     async def _ask(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
-        """The passives' codes of these positions beside each other, (B, sum of D), float64."""
+        """Return the passives' codes of these positions side by side, (B, sum of D), float64."""
         passives = self._contract.passives
         for name in passives:
             links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
@@ -602,7 +607,7 @@ class ApcVflTrainer(DistilledTrainer):
         return scores_BK
 
     def _beside_own(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """The own codes of these rows with what passives released of them."""
+        """Return the own codes of these rows beside the passives' released codes."""
         own_BD = self.parts["own"].codes(self.features_N[rows_B])
         return torch.cat([own_BD, self.compute.place(released_BD)], dim=1)
 
@@ -697,7 +702,9 @@ class VFedTrans(Method):
     settings = VFedTransSettings
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
-        """Of people whom only the active knows, too: its classifier reads what the student says."""
+        """Return all labelled rows, with people whom only the active knows: its classifier reads
+        the student.
+        """
         return held.labelled_rows
 
     def offer(self, own: Own) -> RepresentationTerms | None:
@@ -745,7 +752,7 @@ class VFedTrans(Method):
         return VFedTransAggregator(contract, SvdServer(_agreement(own, contract)))
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:
-        """The masks: a seed for all, and for each owner its part of the mask of columns."""
+        """Send the masks: a seed for all, and for each owner its part of the mask of columns."""
         if contract.at_start:
             for message in SvdDealer(_agreement(own, contract)).deal():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)

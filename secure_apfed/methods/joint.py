@@ -233,9 +233,10 @@ class TvflActive(SumLearner):
         ]
 
     def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
-        """The passives' representations of the rows that were asked for, by passive. Raises
-        RemoteProtocolError: a passive is missing or answered twice, other rows or shapes, or norms
-        out of bounds.
+        """Return the passives' representations of the requested rows, by passive.
+
+        Raises RemoteProtocolError: a passive is missing or answered twice, other rows or shapes, or
+        norms out of bounds.
         """
         senders = [envelope.sender for envelope in answers]
         if sorted(senders) != sorted(self.contract.passives):
@@ -274,7 +275,7 @@ class TvflActive(SumLearner):
         return loss.item(), packed
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What is said by fill; at the end also with all parties, of the aligned test rows.
+        """Return the scores by fill; at the end also the joint scores of the aligned test rows.
 
         The full inference sends representations of test rows, which the ledgers count.
         """
@@ -286,8 +287,9 @@ class TvflActive(SumLearner):
         return said
 
     def alone(self) -> Scored:
-        """What a model of the active's own features and labels says, trained now: for the day when
-        the others are gone.
+        """Train a model on the active's own features and labels, and return its test scores.
+
+        It is for the day when the others are gone.
         """
         own = self._own
         held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
@@ -328,7 +330,9 @@ class TvflActive(SumLearner):
         return Scored.of_network(torch.cat(truth), torch.cat(scores))
 
     async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
-        """The loss of the joint model, for which every passive represents these positions."""
+        """Return the loss of the joint model, for which every passive represents these
+        positions.
+        """
         total = 0.0
         asked = 0
         with self.trainer.evaluating():
@@ -341,12 +345,14 @@ class TvflActive(SumLearner):
         return total / asked if asked else math.nan
 
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """These rows in equal parts that the passives answer: neither too large nor too small."""
+        """Split rows into equal parts that passives answer: neither too large nor too small."""
         parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.contract.batch_size)))
         return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
 
     async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
-        """What all parties together say of these alignment positions; nobody learns from it."""
+        """Return the joint prediction of all parties at these alignment positions; nobody learns
+        from it.
+        """
         answers = await self.ask(links, step, rows_B, learn=False)
         return self._joint(rows_B, lambda: self.read(rows_B, answers))
 
@@ -608,7 +614,7 @@ class HeadTrainer(Trainer):
         return scores_BK
 
     def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """What the head reads, side by side."""
+        """Return the inputs of the head, side by side."""
         return (own_B, *(parts[name] for name in self._passives))
 
 
@@ -711,13 +717,13 @@ class Tvfl(Method):
         return step
 
     def head_trainer(self, own: Own, contract: Contract) -> "HeadTrainer":
-        """The active's networks, whose head reads what each passive sends."""
+        """Return the active's networks, whose head reads the representations of each passive."""
         return self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
 
     def _trainer(
         self, kind: "type[HeadTrainer]", own: Own, contract: Contract, parts: tuple[str, ...]
     ) -> "HeadTrainer":
-        """The active's networks at their reproducible start; the head reads these parts."""
+        """Return the active's networks at their reproducible start; the head reads these parts."""
         config = own.config
         table = own.data.table
         encoder = self._encoder(own)
@@ -749,7 +755,7 @@ class Tvfl(Method):
         )
 
     def _encoder(self, own: Own) -> nn.Module:
-        """A party's encoder at its reproducible start."""
+        """Return a party's encoder at its reproducible start."""
         config = own.config
         features = own.data.table.shape
         with seeded(own.secrets.seed, own.name, "encoder"):
@@ -868,7 +874,7 @@ class TeacherActive(SummedSplitNnActive):
         return joint
 
     def _label(self, places_V: NDArray[np.int64], joints: list[Joint]) -> Floats:
-        """What the teacher says of these places of the training rows, (V, K)."""
+        """Return the teacher's labels at these places of the training rows, (V, K)."""
         settings = TeacherSettings.of(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in joints]).double()
@@ -889,7 +895,7 @@ class TeacherActive(SummedSplitNnActive):
         return hard(labels_VK) if settings.form == "hard" else labels_VK
 
     def randomised(self, labels_UK: Floats, epsilon: float) -> Floats:
-        """The labels that the student learns under randomised response, with its own prior."""
+        """Return labels for the student under randomised response, combined with its own prior."""
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
         estimate_UK = response.estimate(answers_U[None])
@@ -986,7 +992,9 @@ class JointTeacher(SummedSplitNn):
 
 
 def _response_statement(own: Own) -> str:
-    """What randomised response between teacher and student gives, in words; may be empty."""
+    """Return the guarantee of randomised response between teacher and student; "" if there is
+    none.
+    """
     epsilon = TeacherSettings.of(own.config).epsilon
     if epsilon is None:
         return ""

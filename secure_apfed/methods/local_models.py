@@ -64,7 +64,7 @@ LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalModels:
-    """What the last step made.
+    """The models that the last step made.
 
     Attributes:
         networks: predict from the features alone, K log-probabilities a row, in float64.

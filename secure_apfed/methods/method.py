@@ -49,7 +49,7 @@ it: what the party charged so far (`secure_apfed.methods.charged`).
 
 @dataclass(frozen=True, kw_only=True)
 class PartyState:
-    """What one party is before a step; with its own secrets, all that it needs to go on.
+    """The state of one party before a step; with its own secrets, all that it needs to resume.
 
     Attributes:
         run: digest of the contract of its first session, hex: which run, with which alignment.
@@ -74,10 +74,12 @@ class Keeper(Protocol):
         """Keep the contract that all have signed."""
 
     def latest(self, until: int | None = None) -> PartyState | None:
-        """The newest state, or the newest that is not after this step; None: there is none."""
+        """Return the newest state, or the newest that is not after this step; None: there is
+        none.
+        """
 
     def steps(self) -> tuple[int, ...]:
-        """Of which steps a state is kept, ascending."""
+        """Return the steps whose state is stored, ascending."""
 
     def save(self, state: PartyState) -> None:
         """Keep this state, and the one before it."""
@@ -91,7 +93,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """What one party brings of its own, besides its data.
+    """The private inputs of one party, besides its data.
 
     Attributes:
         identity: its long-term key pair.
@@ -142,14 +144,14 @@ class Own:
 
     @property
     def data(self) -> OwnData:
-        """What it holds of the data, where it must hold some."""
+        """The party's part of the data, where it must hold some."""
         assert self.held is not None
         return self.held
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What all parties of a method agree on besides the settings; public.
+    """The terms that all parties of a method agree on besides the settings; public.
 
     Attributes:
         passives: terms by passive, empty where the active trains alone.
@@ -161,18 +163,18 @@ class Agreed:
 
 
 class Steps(Protocol):
-    """How many steps a run has played; each has a number of its own, whatever it is for."""
+    """The count of a run's steps; each has a number of its own, whatever it is for."""
 
     @property
     def next_step(self) -> int:
         """The first step that was not played."""
 
     def stepped(self, loss: float | None) -> None:
-        """A step is done, with this task loss; None: it trained nothing."""
+        """Count a finished step, with its task loss; None: it trained nothing."""
 
 
 class Kept(Protocol):
-    """What a checkpoint holds of a role: networks, accounts, counts."""
+    """A part of a role in a checkpoint: networks, accounts, counts."""
 
     def tensors(self) -> Mapping[str, Tensor]: ...
 
@@ -196,11 +198,13 @@ class Role:
     predicts_with: Mapping[str, nn.Module] = {}
 
     async def set_up(self, links: Links) -> None:
-        """What comes between alignment and training; nothing, unless a method says more."""
+        """Do what a method needs between alignment and training; by default nothing."""
 
     def feature_scores(self) -> Tensor | None:
-        """How much each of its own features counts, (F,), no unit; None: the method does not say.
-        They follow from what it learnt, and are its own.
+        """Return how much each of its own features counts, (F,), no unit; None: the method gives
+        none.
+
+        The scores follow from what it learnt, and are its own.
         """
         return None
 
@@ -246,13 +250,15 @@ class Helper(Role, ABC):
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
 
     def sent_network(self) -> nn.Module | None:
-        """The network whose output it sends or adds to a sum, known to itself alone; None: none."""
+        """Return the network whose output it sends or adds to a sum; only it knows the network.
+        None: none.
+        """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far one passive's votes agree with others': shares of rows, without bias.
+    """The agreement of one passive's votes with others': shares of rows, without bias.
 
     The noise of answers may carry them below 0 or above 1.
 
@@ -304,30 +310,34 @@ class Learner(Role, ABC):
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """What is said of test rows, by inference variant; `final`: also what needs an exchange."""
+        """Return scores of test rows, by inference variant; `final`: also those that need an
+        exchange.
+        """
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
         """Train on other labels of these rows from now on; asked where it predicts alone."""
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
     def rows_with_label(self) -> Tensor:
-        """Those of `training_rows` with a label; of these some are held out."""
+        """Return which of `training_rows` have a label; some of these are held out."""
         return self.training_rows
 
     async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
-        """The loss of some training rows, from which nobody learns; where it `stops_early`."""
+        """Return the loss of some training rows, from which nobody learns; where it
+        `stops_early`.
+        """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
     async def begin_epoch(self, links: Links, steps: Steps) -> bool:
-        """What comes before an epoch's steps; return whether it has any, and others follow it."""
+        """Prepare an epoch; return whether it has steps, and other epochs follow it."""
         return True
 
     async def conclude(self, links: Links, steps: Steps) -> None:
-        """What follows the last step, before the last evaluation."""
+        """Do what follows the last step, before the last evaluation."""
         self.conclude_alone()
 
     def conclude_alone(self) -> None:
-        """The same, where it sends nothing; nothing, unless a method says more."""
+        """Conclude without sending anything; by default do nothing."""
 
     @property
     def steps_without_all(self) -> int:
@@ -340,7 +350,7 @@ class Learner(Role, ABC):
         return None
 
     def solo(self) -> ActiveNetworks | None:
-        """The networks that predict without any other party, if the method has them."""
+        """Return the networks that predict without any other party, if the method has them."""
         return None
 
     def left_alone(self) -> ActiveNetworks | None:
@@ -348,8 +358,8 @@ class Learner(Role, ABC):
         return None
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
-        """These networks as they would be had it not known these rows of its table; None: that
-        takes another training.
+        """Return these networks as if these rows of its table had been unknown; None: that takes
+        another training.
         """
         return None
 
@@ -365,7 +375,7 @@ class Method(ABC):
 
     @property
     def declared(self) -> MethodSettings:
-        """What others may know of it, whatever the settings of a run are."""
+        """The facts that others may know of the method, whatever the settings of a run are."""
         (name,) = get_args(self.settings.model_fields["name"].annotation)
         return self.settings.model_construct(name=name)
 
@@ -375,15 +385,15 @@ class Method(ABC):
         return self.declared.name
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """What a row may be that this party sends; None where it sends no representation."""
+        """Return the bounds of a row that this party sends; None if it sends no representation."""
         return None
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        """The terms of all parties, from what each of them offers; the same at whoever asks."""
+        """Return the terms of all parties, from what each of them offers; all compute the same."""
         return Agreed()
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        """The network whose output this passive sends, before training; where it sends any."""
+        """Return the network whose output this passive sends, before training; if it sends any."""
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
     def settled(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
@@ -393,25 +403,27 @@ class Method(ABC):
         return config
 
     def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
-        """The active's rows whose labels it learns from; `aligned`: its row at each position."""
+        """Return the active's rows whose labels it learns from; `aligned`: its row at each
+        position.
+        """
         rows = held.labelled_rows
         return rows[torch.isin(rows, aligned)] if self.declared.aligns else rows
 
     def rows_tested(self, held: OwnData, aligned: Tensor) -> Tensor:
-        """The active's test rows that the model of the headline can say something of."""
+        """Return the active's test rows that the headline model can predict."""
         rows = held.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
     def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        """The active's role; `rows` are those of its table by position of the alignment."""
+        """Return the active's role; `rows` are those of its table by position of the alignment."""
 
     def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        """A passive's role; -1 stands in `rows` for who it does not know."""
+        """Return a passive's role; `rows` holds -1 for people whom it does not know."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no passive party")
 
     def aggregator(self, own: Own, contract: Contract) -> Helper:
-        """The aggregator's role, where there is a sum."""
+        """Return the aggregator's role, if there is a sum."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
@@ -420,11 +432,11 @@ class Method(ABC):
 
     @property
     def simulated(self) -> bool:
-        """Whether it has a `lockstep`: its accuracy can be had without its messages."""
+        """True if it has a `lockstep`: its accuracy can be computed without its messages."""
         return type(self).lockstep is not Method.lockstep
 
     async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
-        """The dealer's script after the alignment, where the method takes one."""
+        """Run the dealer's side after the alignment, if the method has one."""
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
@@ -444,7 +456,7 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
 
 
 async def meet(links: Links, active: str) -> None:
-    """The other side of `meet_all`."""
+    """Run the other side of `meet_all`."""
     links.send(active, Kind.READY, BEFORE_TRAINING)
     await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE)
 
@@ -497,7 +509,9 @@ def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) ->
 
 
 def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
-    """The training rows that are learnt nothing from: a function of the seed, and often none."""
+    """Return the training rows that nothing is learnt from: a function of the seed, and often
+    none.
+    """
     if config.train.patience is None:
         return learner.training_rows[:0]
     order = shuffled(learner.rows_with_label(), config.seed, "held out")
@@ -505,14 +519,15 @@ def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
 
 
 def learnt_rows(learner: Learner, config: RunSettings) -> Tensor:
-    """The training rows but for those that are held out."""
+    """Return the training rows except those that are held out."""
     held = held_out_of(learner, config)
     return learner.training_rows[~torch.isin(learner.training_rows, held)]
 
 
 def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
-    """An epoch's batches: a function of seed and epoch, without a last one that is too small; where
-    parties average, an epoch is one step with all rows.
+    """Return an epoch's batches: a function of seed and epoch, without a too small last one.
+
+    Where parties average, an epoch is one step with all rows.
     """
     order = shuffled(learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averages else order.split(config.train.batch_size)

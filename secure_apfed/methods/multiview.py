@@ -115,7 +115,7 @@ class MultiviewSettings(MethodSettings):
     draws_own: ClassVar[bool] = False
 
     def of_party(self, name: str) -> Self:
-        """The same with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
+        """Return the same settings with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
         return self
 
     def check(self, config: RunSettings) -> None:
@@ -274,7 +274,7 @@ class ViewsActive(SumLearner):
         """The weights of the linear layer over its views, (C, F)."""
 
     def solo(self) -> ActiveNetworks:
-        """That layer, and what encodes the views, as networks."""
+        """Return the linear layer `head` and the encoder of the views, as networks."""
         assert isinstance(self._networks.head, nn.Linear)
         with torch.no_grad():
             self._networks.head.weight.copy_(self.head)
@@ -330,7 +330,9 @@ class MultiviewActive(ViewsActive):
         return payload
 
     def _absent(self) -> list[int]:
-        """The places in `zetas` of passives that the last sum lacks; the active's own is 0."""
+        """Return the indices in `zetas` of passives that the last sum lacks; the active's own
+        is 0.
+        """
         named = enumerate(self.contract.passives, 1)
         counted = self.sum.receiver.counted
         return [at for at, name in named if name not in counted]
@@ -463,7 +465,9 @@ class ViewTrainer:
         return zeta / sum(self.zetas) * self.view.learn(rows, common_BC, pull)
 
     def feature_scores(self) -> Tensor | None:
-        """How much each feature counts; None: the view's features are a GRU's, of no column."""
+        """Return how much each feature counts; None: the view's features are a GRU's, of no
+        column.
+        """
         if self.sequence is not None:
             return None
         return torch.from_numpy(row_norms(self.view.weights_FC))
@@ -532,7 +536,7 @@ class ActiveTrainer(ViewTrainer):
 
 
 class SequenceView:
-    """What makes a party's view X_k of its sequences: a GRU, which learns in some of the steps.
+    """A party's view X_k of its sequences, made by a GRU that learns in some of the steps.
 
     Args:
         recurrent: the GRU; rounds: steps in which it learns, from the second on.
@@ -577,7 +581,7 @@ class SequenceView:
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """What labels draw to them.
+    """The pull of labels on pseudo-labels.
 
     Attributes:
         truth_NC: Y, one-hot; zeros where a row has no label to learn from.
@@ -590,7 +594,9 @@ class Pull:
     own: bool = False
 
     def of(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
-        """Of these rows, on pseudo-labels of this kind; None where the labels draw the other."""
+        """Return the pull of these rows on pseudo-labels of this kind; None: labels pull the other
+        kind.
+        """
         if own is not self.own:
             return None
         return Pull(self.truth_NC[rows_B], self.eta_N1[rows_B], own)
@@ -751,12 +757,12 @@ def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: fl
 
 
 def row_norms(weights_FC: Floats) -> Floats:
-    """The Euclidean norm of each feature's row: how much it counts (MMVFL, section 4.2)."""
+    """Return the Euclidean norm of each feature's row: how much it counts (MMVFL, section 4.2)."""
     return np.asarray(np.linalg.norm(weights_FC, axis=1))
 
 
 def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
-    """A random matrix with Z^T Z = I, (N, C); of fewer rows than classes with Z Z^T = I."""
+    """Return a random matrix with Z^T Z = I, (N, C); with Z Z^T = I for fewer rows than classes."""
     drawn_NC = rng.standard_normal((rows, classes))
     if rows < classes:
         return np.asarray(np.linalg.qr(drawn_NC.T)[0].T)
@@ -779,7 +785,7 @@ def averaged(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
 
 
 def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
-    """What all of them minimise, of a table; see the head of this module."""
+    """Return the objective that all views of a table minimise; see the head of this module."""
     rows = np.arange(len(common_NC))
     drawn_NC = views[0].labels_NC if pull.own else common_NC
     apart = float((pull.eta_N1 * (drawn_NC - pull.truth_NC) ** 2).sum())
@@ -787,7 +793,8 @@ def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> floa
 
 
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
-    """Of X_k W_k in these: zeta_k / (1 + zeta_k), of 1 in all.
+    """Return the share of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to sum
+    1.
 
     Put Eq. (13) in Eq. (12), and solve for Z.
     """
@@ -922,7 +929,10 @@ def _zetas(own: Own, contract: Contract) -> list[float]:
 
 
 def pull_of(own: Own, rows: Tensor) -> Pull:
-    """Of the labels that a party may learn from, on these rows of its table; see `Pull`."""
+    """Return the pull of the labels that a party may learn from, on these rows of its table.
+
+    See `Pull`.
+    """
     settings = MultiviewSettings.of(own.config)
     labels_N = own.data.table.labels
     settings = settings.of_party(own.name)
@@ -942,7 +952,9 @@ def label_terms(own: Own, classes: int) -> RepresentationTerms:
 def agreed_on(
     own: Own, session: str, terms: Mapping[str, RepresentationTerms], weights: Mapping[str, float]
 ) -> Agreed:
-    """What all agree on: terms and weights by passive, and a sum of what passives contribute."""
+    """Return the terms of all: bounds and weights by passive, and the sum of their
+    contributions.
+    """
     return Agreed(
         passives={
             name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])

@@ -52,7 +52,7 @@ class Pupil:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Read:
-    """What a teacher reads: features beside sums, of rows for which something came back.
+    """The inputs of a teacher: features beside sums, of rows for which something came back.
 
     Attributes:
         task: these rows, (T, F + D), and the labels of some.
@@ -92,7 +92,7 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Teaching:
-    """What a teacher says of all rows.
+    """The labels that a teacher gives all rows.
 
     Attributes:
         by_part: probabilities (U, K) by the teacher that knows no label of a part of the labelled

@@ -62,7 +62,7 @@ class Take(Protocol):
         """
 
     def spent(self, people: Sequence[bytes], cost: Callable[[int], float] | None) -> list[int]:
-        """Which of these, by place, may be asked about no more, whatever is left of all else."""
+        """Return which of these people, by index, may never be asked about again."""
 
 
 class LimitReachedError(PartyLeftError):
@@ -70,7 +70,7 @@ class LimitReachedError(PartyLeftError):
 
 
 def joint_method(method: Method) -> Tvfl:
-    """The method, where its parties can predict together. Raises ModelError: they cannot."""
+    """Return the method, if its parties can predict together. Raises ModelError: they cannot."""
     if not isinstance(method, Tvfl):
         raise ModelError(
             f"{method.declared.title} trains no model that parties predict with together; "
@@ -84,7 +84,7 @@ def _session_key(contract: Contract, passive: str) -> bytes:
 
 
 def kept_of(role: Role) -> dict[str, Tensor]:
-    """What a role keeps of a training, to predict with others afterwards."""
+    """Return the networks of a training that a role keeps, to predict with others afterwards."""
     return {
         key: value
         for name, network in role.predicts_with.items()
@@ -107,7 +107,7 @@ def load_kept(networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], par
 async def serve(
     own: Own, links: Links, method: Tvfl, kept: Mapping[str, Tensor], take: Take
 ) -> None:
-    """A passive's whole session: answer until the active ends it.
+    """Run a passive's whole session: answer until the active ends it.
 
     Args:
         own: its table is of the people that may be asked about.
@@ -177,7 +177,7 @@ def _read_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]
 
 
 def _about(people: Sequence[bytes], salt: bytes) -> bytes:
-    """A digest of these people, of which nobody without the salt reads who they are."""
+    """Return a digest of these people; without the salt nobody can read from it who they are."""
     content = hashlib.blake2b(key=salt, digest_size=32)
     for person in people:
         content.update(len(person).to_bytes(4, "big") + person)
@@ -185,7 +185,7 @@ def _about(people: Sequence[bytes], salt: bytes) -> bytes:
 
 
 async def add_up(own: Own, links: Links, method: Tvfl) -> None:
-    """The aggregator's whole session."""
+    """Run the aggregator's whole session."""
     contract = (await enter(own, links, method)).contract
     helper = method.aggregator(own, contract)
     await helper.set_up(links)
@@ -292,7 +292,7 @@ class JointPredictor:
             return known_B, trainer.scores(own_nD, parts).double().cpu()
 
     async def _looked_up(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
-        """The place of each of these people in the list of each passive, (M, B), or why none."""
+        """Return each person's position in each passive's list, (M, B), or why there is none."""
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
         places = []
@@ -308,7 +308,7 @@ class JointPredictor:
     async def _asked(
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
-        """What the head reads of others about these people, by part."""
+        """Return the head's inputs from other parties for these people, by part."""
         step = self._step
         links = self._links
         trainer = self._trainer

@@ -74,7 +74,7 @@ PartyTensors = Mapping[str, Mapping[str, Tensor]]
 
 
 def new_session() -> str:
-    """A name that no other session has."""
+    """Return a name that no other session has."""
     return token_hex(16)
 
 
@@ -155,15 +155,17 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
 
 
 def _needed(own: Own, contract: Contract) -> tuple[str, ...]:
-    """The peers whose leaving ends the session: no dealer, who is done early."""
+    """Return the peers whose leaving ends the session: no dealer, who is done early."""
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
     return tuple(name for role in roles for name in contract.names(role) if name != own.name)
 
 
 def _held(own: Own) -> dict[str, Any]:
-    """What a greeting says of checkpoints: which steps, at the active where it would go on, and at
-    a passive what it answered since then, and among whom.
+    """Return a greeting's facts on checkpoints.
+
+    They are its steps, at the active where it would resume, and at a passive which steps it
+    answered since then, and among whom.
     """
     keeper = own.secrets.keeper
     if keeper is None or own.held is None:
@@ -178,7 +180,7 @@ def _held(own: Own) -> dict[str, Any]:
 
 
 def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
-    """The contract, as every party draws it up from the settings and the greetings."""
+    """Return the contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
@@ -241,8 +243,10 @@ def _participants(
 
 
 def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
-    """What the silence of a passive does: as the settings say, or as the sum allows. Raises
-    ConfigError: they say to go on without it, and there would be no sum, or none to read.
+    """Return what the silence of a passive does: as the settings say, or as the sum allows.
+
+    Raises ConfigError: the settings say to go on without it, and there would be no sum, or none to
+    read.
     """
     asked = own.config.rules.silent_passive
     passives = len(agreed.passives)
@@ -272,10 +276,11 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
 def _resumption(
     own: Own, greetings: Mapping[str, Greeting], silent: SilentPassive
 ) -> Resumption | None:
-    """Where all go on: the newest step that all hold.
+    """Return where all resume: the newest step that all hold.
 
-    Where a run goes on without a passive, it is the active's newest: who was left out has an older
-    one, and comes back with that. Steps that were answered since then keep their circles.
+    A run that goes on without a passive resumes at the active's newest step. A passive that was
+    left out has an older one, and comes back with that. Steps that were answered since then keep
+    their circles.
     """
     newest = greetings[own.active].resumes
     if newest is None:
@@ -293,8 +298,9 @@ def _resumption(
 
 
 def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
-    """What this party goes on from, and the rows it knows by position; None: it intersects now.
-    Raises CheckpointError: the session goes on where this party cannot.
+    """Return the state that this party resumes from, and its rows by position; None: it aligns now.
+
+    Raises CheckpointError: the session resumes where this party cannot.
     """
     resumes = contract.resumes
     keeper = own.secrets.keeper
@@ -328,7 +334,8 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
 
 
 async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
-    """The active's script up to the first step: agree, align, set up, and stand where it goes on.
+    """Run the active's side up to the first step: agree, align, set up, and restore its state.
+
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
     of this run than it may go on after; IntersectionTooSmallError: fewer common IDs than agreed.
@@ -375,7 +382,7 @@ async def assist(
     *,
     entered: Callable[[Entered], None] = lambda entered: None,
 ) -> None:
-    """The whole script of a party that helps, until the active ends it. Raises: as `lead`."""
+    """Run the whole side of a party that helps, until the active ends it. Raises: as `lead`."""
     agreement = await enter(own, links, method)
     contract = agreement.contract
     state, rows = _standing(own, contract)
@@ -443,26 +450,28 @@ def _restore(role: Role, state: PartyState | None) -> None:
 
 
 class Course(Steps, Protocol):
-    """How far a run is: its epochs and their steps; what is measured, noted and kept between."""
+    """The training loop of a run: its epochs and their steps, and what is measured and saved
+    between.
+    """
 
     def epochs(self) -> Iterator[int]:
-        """The epochs that are left."""
+        """Yield the epochs that are left."""
 
     def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Steps of an epoch and their rows: a function of seed and epoch."""
+        """Yield the steps of an epoch and their rows: a function of seed and epoch."""
 
     async def note_held_out_loss(self) -> None:
         """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
 
     def is_last(self, epoch: int) -> bool:
-        """Whether none comes after this one."""
+        """Return whether no epoch comes after this one."""
 
     async def finish_epoch(self, *, last: bool) -> None:
         """Evaluate where it is due, note it, and let all parties save what they are."""
 
 
 async def train(learner: Learner, links: Links, course: Course) -> None:
-    """The active's script from the first step to the last epoch: what every method does."""
+    """Run the active's side from the first step to the last epoch: what every method does."""
     for epoch in course.epochs():
         goes_on = await learner.begin_epoch(links, course)
         for step, rows_B in course.batches(epoch) if goes_on else ():
@@ -477,7 +486,7 @@ async def train(learner: Learner, links: Links, course: Course) -> None:
 
 
 class Session:
-    """What can be read of a session by whoever plays the active, and perhaps others.
+    """The facts of a session that the process of the active, and perhaps of others, can read.
 
     Args:
         transcript: of what the parties sent that are played here.
@@ -540,7 +549,7 @@ class Session:
 
     @property
     def contributions(self) -> dict[str, PrivacyLedger]:
-        """Those of `ledgers` that count a passive's contributions to sums with noise."""
+        """The `ledgers` that count a passive's contributions to sums with noise."""
         accounts = {role.name: role.contributions for role in self.helpers.values()}
         return {name: account for name, account in accounts.items() if account is not None}
 
@@ -591,7 +600,7 @@ class Session:
         return None
 
     def attendance(self) -> dict[str, object]:
-        """Who fell silent in this session; empty where there is no sum."""
+        """Return which parties fell silent in this session; empty if there is no sum."""
         if not self.contract.secure_sum:
             return {}
         learner = self.learner
@@ -615,7 +624,7 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a simulation begins with.
+    """The inputs of a simulation.
 
     Attributes:
         config, data: of the run.
@@ -631,7 +640,7 @@ class Start:
     alignment: Mapping[str, Tensor] | None = None
 
     def own(self, name: str, secrets: Secrets, known: Mapping[str, bytes]) -> Own:
-        """What the party of this name brings, and nothing of anybody else's."""
+        """Return the inputs of the party of this name, and nothing of anybody else's."""
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))

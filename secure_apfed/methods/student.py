@@ -116,7 +116,7 @@ class Bins:
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def expected(self, likely_UK: Floats) -> Floats:
-        """The mean target (U, 1) of each row; 0, the mean of all, of a row that says nothing."""
+        """Return the mean target (U, 1) of each row; 0, the mean of all, for a row of zeros."""
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
         expected_U1: Floats = np.zeros_like(mean_U1)
@@ -195,7 +195,7 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        """What predicts: an average or a model that it keeps, or else its own networks."""
+        """The networks that predict: an average or a stored model, or else its own networks."""
         return self._averaged or self._kept or self.trainer.networks
 
     @property
@@ -204,12 +204,12 @@ class Student:
 
     @property
     def has_classes(self) -> bool:
-        """Whether it tells classes, as baselines do, and no numbers."""
+        """True if it predicts classes, as baselines do, and not numbers."""
         return self._bins is None
 
     @property
     def can_be_averaged(self) -> bool:
-        """Whether it learns something that its local models do not: of rows without a label."""
+        """True if it learns from rows without a label, as its local models do not."""
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
     def keep(self, baseline: Baseline) -> None:
@@ -241,7 +241,7 @@ class Student:
         return networks.requires_grad_(False).eval()
 
     def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
-        """A baseline's model, or the trees' of what rows were taught, of these of the rows."""
+        """Return a baseline's model, or the trees' model of these rows' targets."""
         task = self.task_alone(self._seed if name in _LEAVES else self._of_baselines)
         with one_thread():
             if name in _LEAVES:
@@ -283,8 +283,10 @@ class Student:
     def _told_apart(
         self, encoded_UD: Numbers, targets_UT: Floats, taught_V: Integers
     ) -> Mapping[str, Floats]:
-        """What ridge regression and trees say of some rows that they were not taught, (U, K) each;
-        no label of the active's is asked.
+        """Return predictions of ridge regression and trees for rows they were not taught, (U, K)
+        each.
+
+        No label of the active's is read.
         """
         task = self.task_alone(self._seed)
         linear = copy.deepcopy(self.trainer.networks.head)
@@ -336,7 +338,7 @@ class Student:
 
     @torch.no_grad()
     def encoded(self, networks: ActiveNetworks) -> Numbers:
-        """What the head reads of its rows, (U, D), found a block at a time."""
+        """Return the inputs of the head's last layer for its rows, (U, D), computed in blocks."""
         linear = last_layer(networks)
         features_N = self.trainer.features_N
         encoded_UD = torch.empty(len(self.rows_U), linear.in_features, dtype=linear.weight.dtype)
@@ -397,7 +399,7 @@ def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> F
 
 @dataclass(frozen=True)
 class Belief:
-    """What the active believes of the rows of a task before it reads anything of others.
+    """The active's own belief about a task's rows before it reads anything of others.
 
     Attributes:
         of: scores (U, K) of a task's rows; a row of zeros says nothing.
@@ -434,8 +436,9 @@ def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
 
 
 def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
-    """The labelled rows that can be held out, and what is believed of each without its label; none
-    where every row has one, and nothing is left to be told.
+    """Return the labelled rows that can be held out, and the belief about each without its label.
+
+    There are none if every row has a label: then nothing is left to predict.
     """
     told = len(task.labels) < len(task.features)
     parts = held_out(task.labels, FOLDS, task.seed) if told else []
@@ -522,7 +525,7 @@ def side_by_side(parts: Iterable[Tensor]) -> Floats:
 
 
 class StudentModel(Protocol):
-    """What the active teaches, and what predicts alone then; see `Student`."""
+    """The model that the active teaches, and that then predicts alone; see `Student`."""
 
     rows_U: Tensor  # noqa: N815
 

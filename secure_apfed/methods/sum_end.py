@@ -97,8 +97,9 @@ class SessionSum:
         held_N: Tensor | None = None,
         repeatable: bool = False,
     ) -> "PassiveSum":
-        """This passive's end; see `PassiveSum`. `beyond`: answers for each above those for
-        training.
+        """Return this passive's end; see `PassiveSum`.
+
+        `beyond`: answers for each person above those for training.
         """
         own = self.own
         noise = None
@@ -277,11 +278,11 @@ class PassiveSum:
         self.allowance.take(admitted.step, admitted.counted, digest, sender=admitted.sender)
 
     def binding(self, admitted: Admitted) -> StepBinding:
-        """What the contribution answers: exactly what was received."""
+        """Return the binding of a contribution to exactly what was received."""
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
     def resume(self, next_step: int) -> None:
-        """Steps before this one count as answered."""
+        """Count steps before this one as answered."""
         self._gate.last = next_step - 1
 
 
@@ -472,7 +473,7 @@ class Aggregator(Helper):
 
     @abstractmethod
     async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
-        """What the active gets for one body of each passive; `first` began the step."""
+        """Return what the active receives for one body of each passive; `first` began the step."""
 
     def _least(self) -> int:
         if self.contract.silent_passive != "recover":
@@ -582,8 +583,10 @@ def unless_unasked(active: str) -> Iterator[None]:
 
 
 def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -> bytes:
-    """Which answer that is; of its session, where the same in another one tells something new.
-    `session`: digest of its contract; empty: it is the same in every session.
+    """Return a digest that identifies an answer.
+
+    `session`: digest of its contract, where the same answer in another session reveals something
+    new; empty: the answer is the same in every session.
     """
     content = hashlib.blake2b(session)
     content.update(payload)
@@ -592,7 +595,7 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
 
 
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
-    """What a contribution answers: this session, step, rows and what was asked about them."""
+    """Bind a contribution to its session, step, rows and the request about them."""
     rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
     return StepBinding.of(session, step, rows=rows, message=payload)
 
@@ -646,7 +649,8 @@ class StepGate:
 
 
 class Allowance:
-    """What the contract lets the active ask of one party: batch sizes, and answers for each row.
+    """The contract's limits on what the active may ask of one party: batch sizes, and answers for
+    each row.
 
     Answers are counted over all sessions of the run, in a write-ahead log: breaking off and
     resuming gets no more of them. An answer with the same digest to the same step counts once.
@@ -763,7 +767,7 @@ class Noted:
 
 
 class RefusedSums:
-    """How many sums the active refused, over all sessions: noted before anybody sees it.
+    """A count of the sums that the active refused, over all sessions: noted before anybody sees it.
 
     Protects from: whoever alters sums, and learns from which of them the active takes. One session
     tells which sum was the first to be refused (see `SumReceiver`); a resumed run computes

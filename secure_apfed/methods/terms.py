@@ -33,14 +33,14 @@ _SPREAD_NUMBERS = 8
 
 @dataclass(frozen=True)
 class Asked:
-    """How much a passive is asked for: rows at once at most, and how often each of them."""
+    """The most that a passive is asked for: rows at once, and how often each of them."""
 
     rows: int
     releases: int
 
 
 def asked_of(config: RunSettings) -> Asked:
-    """What the settings say that passives are asked for; the contract holds them to it."""
+    """Return what the settings ask of passives; the contract holds the active to it."""
     if config.method.asks_once:
         return Asked(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
@@ -54,8 +54,9 @@ def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
 
 
 def task_of(own: Own) -> Task:
-    """What the active learns, by its settings and its labels. Raises DataError: the task is of
-    other labels.
+    """Return the active's task, from its settings and its labels.
+
+    Raises DataError: the task needs other labels.
     """
     return TASKS[own.config.task].of(own.data.targets, loss=own.config.train.loss)
 
@@ -81,8 +82,9 @@ def model_of(config: RunSettings, passive: str) -> ModelSettings:
 
 
 def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
-    """What one passive optimises: the method's own objective, or what is said for the passive.
-    Raises ConfigError: the method has none and none is said, or another kind than the method's.
+    """Return one passive's objective: the method's own, or the one set for the passive.
+
+    Raises ConfigError: the method has none and none is set, or another kind than the method's.
     """
     own = config.method.own_objective
     said = settings_of(config, passive).objective
@@ -119,8 +121,10 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
 def representation_terms(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
-    """What a row of these representations may be. `rules.minimum_spread` wins over what is derived
-    here. `projected`: whether a linear projection made the row; an encoder's output may be zero.
+    """Return the bounds on a row of these representations.
+
+    `rules.minimum_spread` wins over what is derived here. `projected`: whether a linear projection
+    made the row; an encoder's output may be zero.
 
     Raises:
         ConfigError: the guard bounds rows to less than what is told from zero.
@@ -167,7 +171,7 @@ def require_own_terms(
 def sent_terms(
     config: RunSettings, shape: Shape, guard: RepresentationGuard
 ) -> RepresentationTerms:
-    """What a row of this shape may be that a passive sends to the active."""
+    """Return the bounds on a row of this shape that a passive sends to the active."""
     terms = representation_terms(config, shape, guard, projected=False)
     # What goes back, if anything, comes from the active's own loss: directions tell it nothing.
     return terms.model_copy(update={"minimum_spread": 0.0})
@@ -181,9 +185,10 @@ def make_sum(
     *,
     noise: int | None = None,
 ) -> SecureSum:
-    """The configured sum between these parties; `noise` is its deviation in steps. Raises
-    ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go with it;
-    LocalProtocolError: parameters that do not fit, or a single passive.
+    """Return the configured sum between these parties; `noise` is its deviation in steps.
+
+    Raises ConfigError: a sum in fixed point without a clip bound, or a threshold that does not go
+    with it; LocalProtocolError: parameters that do not fit, or a single passive.
     """
     settings = config.secure_sum
     kind = sum_kind(config.secure_sum)
@@ -285,8 +290,10 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
 
 
 def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Tensor, float, int]:
-    """The active's rows that an epoch goes through, the share of them that is aligned, and how many
-    people are. `common`: its rows of people whom passives know.
+    """Return the active's rows in an epoch, the aligned share of them, and how many people are
+    aligned.
+
+    `common`: its rows of people whom passives know.
     """
     method = config.method
     # Whose passives learn from returned gradients trains on rows with a label alone.
@@ -328,8 +335,9 @@ def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
 
 
 def growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
-    """How many times the messages and bytes of a rehearsal's training a run sends. `steps`: of the
-    run, for one of the rehearsal. `rows`: the same.
+    """Return how many times a run sends the messages and bytes of a rehearsal's training.
+
+    `steps`: steps of the run for one of the rehearsal. `rows`: the same for rows.
     """
     if not config.method.asks_once:
         return steps, steps

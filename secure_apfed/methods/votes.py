@@ -101,7 +101,8 @@ _FIGURES = 5
 
 
 class VoteSettings(MethodSettings):
-    """How parties vote on the labels of the active's rows, and how the active reads that.
+    """The settings of votes: how parties vote on the labels of the active's rows, and how the
+    active reads the votes.
 
     Attributes:
         labeller: a key of `LABELLERS`: how every party labels rows from its own features.
@@ -159,8 +160,8 @@ class VoteSettings(MethodSettings):
 
     @property
     def answers(self) -> Literal["soft", "hard"]:
-        """What a vote is: "soft" ones are shares of the classes that add up to 1 at most, "hard"
-        ones name one class.
+        """The form of a vote: "soft" votes are shares of the classes that add up to 1 at most,
+        "hard" votes name one class.
         """
         return "soft"
 
@@ -224,7 +225,7 @@ class RandomisedVotesSettings(VoteSettings):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Ballot:
-    """What the active asks votes for.
+    """The rows that the active asks votes for.
 
     Attributes:
         rows: (U,), alignment positions, each once.
@@ -476,10 +477,10 @@ class VotesPassive(Helper):
 
 
 class VotesMethod(Method):
-    """What all openings of votes share; see `Method`."""
+    """The common part of all methods that open votes; see `Method`."""
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """The active says how many classes a row of votes has, or ranges of numbers."""
+        """Return, at the active, how many classes, or ranges of numbers, a row of votes has."""
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
@@ -500,7 +501,7 @@ class VotesMethod(Method):
 
 
 def passive_labeller(own: Own) -> Labeller:
-    """The labeller that all passives agreed on, with this party's own key."""
+    """Return the labeller that all passives agreed on, with this party's own key."""
     votes = VoteSettings.of(own.config)
     noised = votes.weights_epsilon is not None
     return make_labeller(
@@ -513,7 +514,7 @@ def passive_labeller(own: Own) -> Labeller:
 
 
 def prior_of(config: RunSettings) -> Prior:
-    """What the active believes before it reads votes; it needs no noise against itself."""
+    """Return the active's prior before it reads votes; it needs no noise against itself."""
     votes = VoteSettings.of(config)
     if votes.prior == _BEST_SOLO:
         return believe_best_baseline
@@ -811,7 +812,7 @@ def agreements(
 
 @dataclass(frozen=True, kw_only=True)
 class BallotSize:
-    """What all parties know of a ballot before it is cast.
+    """The public size of a ballot, known to all parties before votes are cast.
 
     Attributes:
         people, labelled: U and n.
@@ -834,9 +835,10 @@ class BallotSize:
 
     @classmethod
     async def heard(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
-        """What the active tells; run by all others. `most`: people whom this party knows of, or
-        whom the settings allow. Raises RemoteProtocolError: no size, or one beyond what may be
-        asked.
+        """Receive the ballot's size from the active; run by all others.
+
+        `most`: people whom this party knows of, or whom the settings allow. Raises
+        RemoteProtocolError: no size, or one beyond what may be asked.
         """
         active = contract.active
         message = await links.receive(
@@ -873,7 +875,7 @@ class BallotSize:
 
 @dataclass(frozen=True)
 class VoteTerms(ABC):
-    """What the settings say of a protocol, before there is a ballot.
+    """The terms of a protocol in the settings, before there is a ballot.
 
     Attributes:
         own: of any party; contributors: the passives; classes: K.
@@ -891,7 +893,7 @@ class VoteTerms(ABC):
     @property
     @abstractmethod
     def release(self) -> SummedRelease | None:
-        """What the noise of all passives gives; None: there is none."""
+        """The guarantee of the noise of all passives; None: there is none."""
 
     @property
     def honest(self) -> int:
@@ -916,7 +918,9 @@ class VoteTerms(ABC):
     def calibrated(
         self, labeller: Labeller, release: Callable[[int], SummedRelease]
     ) -> SummedRelease:
-        """The release whose noise is the least that keeps the settings' epsilon, for one vote."""
+        """Return the release with the least noise that keeps the settings' epsilon, for one
+        vote.
+        """
         config = self.own.config
         epsilon = VoteSettings.of(config).epsilon
         assert epsilon is not None
@@ -932,7 +936,7 @@ class VoteTerms(ABC):
         return {"noise": noise}
 
     def noise(self, people: int) -> ContributionNoise | None:
-        """A passive's noise and its account; None where there is none."""
+        """Return a passive's noise and its account; None if there is none."""
         own = self.own
         release = self.release
         if release is None:

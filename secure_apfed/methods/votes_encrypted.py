@@ -357,7 +357,7 @@ class EncryptedVotes(VotesMethod):
 
 
 class _Terms(VoteTerms):
-    """What the settings say of the sums; see `VoteTerms`."""
+    """The terms of the sums in the settings; see `VoteTerms`."""
 
     @property
     def settings(self) -> EncryptedVotesSettings:
@@ -370,7 +370,7 @@ class _Terms(VoteTerms):
 
     @cached_property
     def release(self) -> SummedRelease | None:
-        """What the noise of all passives gives; None: there is none.
+        """The guarantee of the noise of all passives; None: there is none.
 
         Matrices are rounded towards zero, row by row: a row of integers has magnitudes that add up
         to L at most, and as each label is of one class, so has the row of votes, in integers. So

@@ -42,8 +42,9 @@ _STEPS = 1024
 
 
 class RehearsalSettings(VoteSettings):
-    """Which votes are rehearsed; epsilon: what the number may cost a person at a passive, the
-    labeller held fixed. See `VoteSettings`.
+    """The settings of a rehearsal of votes. See `VoteSettings`.
+
+    epsilon: what the number may cost a person at a passive, the labeller held fixed.
     """
 
     name: Literal["votes_rehearsal"]

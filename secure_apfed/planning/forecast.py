@@ -98,7 +98,7 @@ _TWINS = {"circuit_crypten": "circuit"}  # sends what the other sends, and takes
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What one party will send another of one kind over the whole run, about."""
+    """The approximate traffic of one kind from one party to another over the whole run."""
 
     sender: str
     receiver: str
@@ -109,7 +109,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a run will take; bytes and seconds are estimates.
+    """The expected costs of a run; bytes and seconds are estimates.
 
     Attributes:
         labelled_rows: whose labels the active learns from, of `teaching_rows` that it would learn
@@ -154,7 +154,7 @@ class Forecast:
 
 
 def _common(config: Config, data: VerticalData) -> Tensor:
-    """The active's rows of people whom all passives know, or any where pairs align."""
+    """Return the active's rows of people whom all passives know, or any where pairs align."""
     ids = [set(table.ids) for table in data.passives]
     some = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
     known = some(*ids)
@@ -431,7 +431,9 @@ def _is_counted(config: Config, data: VerticalData) -> bool:
 
 
 def _settled(config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None) -> Config:
-    """The settings with numbers that these passives agree to; a rehearsal's tables are random."""
+    """Return the settings with numbers that these passives agree to; a rehearsal's tables are
+    random.
+    """
     if not _is_counted(config, data):
         return config
     settled = METHODS[config.method.name].settled(config, _columns(config, data, shapes))
@@ -442,7 +444,7 @@ def _settled(config: Config, data: VerticalData, shapes: Mapping[str, TableShape
 def _opened(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
-    """What the numbers that the active opens tell of columns."""
+    """Yield what the numbers that the active opens reveal of columns."""
     if not _is_counted(config, data):
         return
     columns = list(_columns(config, data, shapes).values())
@@ -476,7 +478,7 @@ def _links(
 
 
 def _privacy(config: Config) -> PrivacySpent:
-    """What all that passives and active are asked for costs together."""
+    """Return the joint privacy cost of all that passives and active are asked for."""
     delta = config.delta
     epochs = config.train.epochs
     # No noise is drawn here, so any key does.
@@ -572,7 +574,7 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rehearsal:
-    """What was played, `setup` before the first step and `training` in some steps, and its time.
+    """A rehearsal's traffic and time: `setup` before the first step, `training` in some steps.
 
     `contributions` are ledgers of the passives that add noise under the sum.
     """

@@ -52,7 +52,7 @@ _SEEDED = (
 
 
 def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
-    """How far one person can move a party's integers in L2, in steps of fixed point.
+    """Return how far one person can move a party's integers in L2, in steps of fixed point.
 
     A clipped row has norm L at most, and rounding moves each of D numbers by half a step: two
     rows lie 2 L + sqrt(D) apart. Where a person's features move one row, rows is 1
@@ -110,7 +110,7 @@ class SummedRelease:
 
     @property
     def rho(self) -> float:
-        """Of zero-concentrated DP of one release.
+        """The rho of zero-concentrated DP of one release.
 
         Kairouz, Liu and Steinke 2021, Theorem 1: epsilon^2 / 2 with
         epsilon = sensitivity / (sqrt(n) s) + tau sqrt(B D).
@@ -188,7 +188,7 @@ def calibrate_noise(
     numbers: int,
     asker: str = "secure_sum.noise",
 ) -> int:
-    """The least deviation, in steps, that keeps `releases` within (epsilon, delta).
+    """Return the least deviation, in steps, that keeps `releases` within (epsilon, delta).
 
     Raises: ConfigError, which names `asker`.
     """
@@ -201,7 +201,7 @@ def calibrate_noise(
 
 
 def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
-    """The least deviation, in steps, from which on it is enough; ConfigError: no sum carries it."""
+    """Return the least deviation, in steps, that is enough; ConfigError: no sum carries it."""
     low = 0
     high = 1
     while not enough(high):
@@ -218,6 +218,8 @@ def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> i
 
 
 def contributions_statement(single: str, *, seeded: bool) -> str:
-    """What noise under the sum gives, where `single` reads single contributions ("": nobody)."""
+    """Return the guarantee of noise under the sum; `single` reads single contributions ("":
+    nobody).
+    """
     against = [f"not against {single}"] if single else []
     return "; ".join([_STATEMENT, *against, *([_SEEDED] if seeded else [])])

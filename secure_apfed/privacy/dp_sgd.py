@@ -144,7 +144,7 @@ def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
 
 @dataclass(frozen=True)
 class PrivateUpdates:
-    """What makes a party's updates private, and the account of them."""
+    """The guard that makes a party's updates private, and their account."""
 
     guard: GradientGuard
     ledger: PrivacyLedger
@@ -269,17 +269,21 @@ class WholeTraining:
 
     @property
     def mu(self) -> float:
-        """Of Gaussian DP of everything so far, for one record."""
+        """The mu of Gaussian DP of everything so far, for one record."""
         return math.hypot(self._releases.spent().mu, self.updates.spent().mu)
 
     @property
     def epsilon_model(self) -> float:
-        """Of one record: all that the passives receive and the finished model, together."""
+        """The epsilon of one record: all that the passives receive and the finished model,
+        together.
+        """
         return gdp_epsilon(self.mu, self._delta)
 
     @property
     def epsilon_y(self) -> float:
-        """Of one label, features unchanged, in the same: a release never reads a label."""
+        """The epsilon of one label, features unchanged, in the same: a release never reads a
+        label.
+        """
         return gdp_epsilon(self.updates.spent().mu, self._delta)
 
     def account(self, spent: PrivacySpent) -> PrivacySpent:
@@ -298,7 +302,7 @@ class WholeTraining:
         )
 
     def statement(self, guard: RepresentationGuard | None) -> str:
-        """What is guaranteed, in words for the report; no guard where nothing is sent."""
+        """Return the guarantee in words for the report; no guard: nothing is sent."""
         if guard is None:
             return (
                 "private training: the finished model is (epsilon_model, delta)-DP for one record, "

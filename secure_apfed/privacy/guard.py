@@ -89,40 +89,46 @@ class RepresentationGuard(ABC):
         return None
 
     def sensitivity(self) -> float:
-        """How far one released row can move, in L2, if its person is replaced; may be infinite."""
+        """Return how far one released row can move, in L2, if its person is replaced; may be
+        infinite.
+        """
         return math.inf
 
     def mechanism(self) -> Mechanism:
-        """What one release does to one row; `NoPrivacy` unless a class says more."""
+        """Return the mechanism of one release on one row; by default `NoPrivacy`."""
         return NoPrivacy()
 
     def largest_norm(self, dimension: int) -> float:
-        """A norm that a released row of `dimension` numbers exceeds with probability < 1e-14."""
+        """Return a norm that a released row of `dimension` numbers exceeds with probability <
+        1e-14.
+        """
         return math.inf
 
     def smallest_norm(self) -> float:
-        """A norm below which receivers refuse rows, since such rows read single answers."""
+        """Return the norm below which receivers refuse rows, since such rows read single
+        answers.
+        """
         return _SMALLEST_NORM
 
     def statement(self) -> str:
-        """What is guaranteed, in words for the report."""
+        """Return the guarantee in words, for the report."""
         return (
             f"no guarantee: {type(self).__name__} says nothing of its noise (epsilon is infinite)"
         )
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
-        """Which rows a release would send as they were sent before, bool of shape (B,).
+        """Return which rows a release would send as they were sent before, bool of shape (B,).
 
         Ask before `release`, and hand the answer to the ledger.
         """
         return torch.zeros(rows.shape, dtype=torch.bool)
 
     def planned(self, releases: int) -> int:
-        """How many of `releases` of one row the ledger will count."""
+        """Return how many of `releases` of one row the ledger will count."""
         return releases
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must hold for a resumed run to release the same; a secret."""
+        """Return what a checkpoint must hold for a resumed run to release the same; a secret."""
         return {}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -153,7 +159,7 @@ class NoGuard(RepresentationGuard):
 
 
 def _check(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
-    """What every guard asks of a call of `release`."""
+    """Check the arguments of a call of `release`, for every guard."""
     check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
         raise LocalProtocolError(
@@ -165,7 +171,7 @@ def _check(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
 
 
 def joint_releases_statement(released: str, passives: int) -> str:
-    """What the guards of several passives promise, who all send rows of the same people."""
+    """Return the promise of several passives' guards, which all send rows of the same people."""
     if passives < 2:
         return released
     return f"{released}; epsilon_x is of one passive's row, and those of one person add up"
@@ -246,7 +252,9 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return self.noised(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
 
     def noised(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        """The second half of `release`: float64 rows that `clip_rows` made, with their noise."""
+        """Return float64 rows that `clip_rows` made, with their noise: the second half of
+        `release`.
+        """
         clean_BD = clipped_BD.detach().cpu().numpy()
         noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
         # On the grid a row of few numbers is zero at times, which has no direction and no place in
@@ -301,7 +309,7 @@ class FrozenGaussianGuard(GaussianGuard):
         return {}
 
     def scale(self, dimension: int) -> float:
-        """What a noisy row of `dimension` numbers is multiplied by."""
+        """Return the factor of a noisy row of `dimension` numbers."""
         return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
 
     def largest_norm(self, dimension: int) -> float:

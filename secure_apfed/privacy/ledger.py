@@ -93,7 +93,7 @@ class Release:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """What a line of the log says; rows as compressed differences."""
+        """The fields of a log's line; rows as compressed differences."""
         steps = np.diff(self.rows, prepend=0).astype("<u4")
         packed = base64.b64encode(zlib.compress(steps.tobytes(), 1)).decode("ascii")
         return {
@@ -194,7 +194,7 @@ class _Log:
             os.fsync(file.fileno())
 
     def _next(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
-        """The line of these fields, and the running hash after it."""
+        """Return the line of these fields, and the running hash after it."""
         content = self._chain + _json(fields).encode()
         chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
         return _json({**fields, "chain": chain.hex()}), chain
@@ -219,7 +219,7 @@ class _Log:
 
 
 def holds_releases(path: Path) -> bool:
-    """Whether a log there holds more than its first line, whole or torn."""
+    """Return whether a log there holds more than its first line, whole or torn."""
     if not os.path.lexists(path):
         return False
     with FileIO(open_regular(path, create=False), "r") as file:
@@ -255,7 +255,7 @@ class ReleaseCounts:
             self._log = _Log(log, header, total=rows, visit=self._count)
 
     def knows(self, release: Release) -> bool:
-        """Whether these bytes left at this step before."""
+        """Return whether these bytes left at this step before."""
         return release.identity in self._seen
 
     def add(self, release: Release) -> None:
@@ -318,7 +318,7 @@ class ReleaseCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySpent:
-    """What a party has given away so far, for the run, its report and its result.
+    """The privacy cost of a party so far, for the run, its report and its result.
 
     Attributes:
         epsilon_x: one row's releases together, replace-one, encoder held fixed; of a ledger of
@@ -344,14 +344,16 @@ class PrivacySpent:
     trace: tuple[str, ...] = ()
 
     def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
-        """The same account of a run that trained on the answers of `labels` only."""
+        """Return the same account for a run that trained on the answers of `labels` only."""
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
         epsilon_y = min(self.epsilon_y, labels.epsilon)
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
     def nothing(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
-        """The account of a party that has sent nothing; its model may tell of labels still."""
+        """Return the account of a party that has sent nothing; its model may still reveal
+        labels.
+        """
         return cls(
             epsilon_x=0.0,
             delta=delta,
@@ -489,7 +491,7 @@ class PrivacyLedger:
         )
 
     def account(self) -> dict[str, Any]:
-        """What all releases so far cost, in plain values: one mechanism's figures and no others."""
+        """Return the cost of all releases so far, in plain values: only one mechanism's figures."""
         spent = self.spent()
         return {
             "figure": self.figure,

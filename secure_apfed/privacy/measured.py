@@ -158,7 +158,9 @@ def _evaluated(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
 
 
 def _distances(before_B: Tensor, after_B: Tensor) -> Tensor:
-    """How far each row's numbers lie apart at most, (B,); infinite where one alone is NaN."""
+    """Return how far each row's numbers lie apart at most, (B,); infinite where one alone is
+    NaN.
+    """
     if before_B.shape != after_B.shape:
         raise PromiseError(
             f"the same number of rows gave results of shapes {tuple(before_B.shape)} and "
@@ -257,7 +259,7 @@ def _name_of(module: object) -> str:
 
 
 def _copied(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
-    """A copy that may be run and forgotten, in the mode that is asked for."""
+    """Return a copy that may be run and forgotten, in the requested mode."""
     copied = copy.deepcopy(module)
     if isinstance(copied, nn.Module) and training is not None:
         copied.train(training)
@@ -418,7 +420,7 @@ def check_graph(h_BD: Tensor) -> None:
 
 
 def _ordered(root: Any) -> list[Any] | None:
-    """The nodes of a graph, each before those that it hands gradients to; None: too many."""
+    """Return the nodes of a graph, each before those that it hands gradients to; None: too many."""
     order: list[Any] = []
     seen: set[Any] = set()
     waiting: list[tuple[Any, bool]] = [(root, False)]
@@ -507,8 +509,9 @@ def _fitted(weight: Tensor, node: Any, at: int) -> Tensor:
 
 
 def _reaches_others(arrived: dict[int, Tensor], weighted_B: Tensor) -> bool:
-    """Whether more rows have a weight than were given one. Networks may keep rows in another order,
-    as packed sequences do, so that it is not asked which.
+    """Return whether more rows have a weight than were given one.
+
+    Networks may keep rows in another order, as packed sequences do, so which rows is not checked.
     """
     for weight in arrived.values():
         if weight.dim() and len(weight) == len(weighted_B):
@@ -580,7 +583,7 @@ def _allowed(guard: Any) -> float:
 
 
 def _copy_of(guard: Any) -> Any:
-    """The same guard with another key, fresh."""
+    """Return the same guard with another key, fresh."""
     twin = guard.twin(fresh_key(), repeatable=False)
     if twin is not None:
         return twin
@@ -629,7 +632,7 @@ def _measured_in_pairs(
 
 
 def _measured_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """The same of a guard whose noise cannot be had twice."""
+    """Return what `_measured_in_pairs` does, for a guard whose noise cannot be repeated."""
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1

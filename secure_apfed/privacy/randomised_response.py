@@ -85,7 +85,7 @@ class LabelMechanism(ABC):
 
     @abstractmethod
     def statement(self) -> str:
-        """What is guaranteed, in words for the report."""
+        """Return the guarantee in words, for the report."""
 
 
 def _check_strength(epsilon: float, classes: int) -> None:
@@ -133,7 +133,7 @@ def _chances(
 
 
 def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which of the words fall below a probability in [0, 1), rounded up to a multiple of 2^-64."""
+    """Return which words fall below a probability in [0, 1), rounded up to a multiple of 2^-64."""
     bounds = [math.ceil(share * 2**64) for share in probability.ravel().tolist()]
     return words < np.array(bounds, dtype=np.uint64).reshape(probability.shape)
 
@@ -200,8 +200,10 @@ class LabelResponse(LabelMechanism):
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The chances are 64-bit integers: the chance of a replacement is rounded up, which only
-        lowers epsilon, and which class replaces is uniform to within a share of K / 2^64.
+        """Replace labels by chance.
+
+        The chances are 64-bit integers. The chance of a replacement is rounded up, which only
+        lowers epsilon. Which class replaces is uniform to within a share of K / 2^64.
         """
         labels = _checked(labels_N, self.classes)
         facts = f"{float(self.epsilon)!r} {self.classes}"
@@ -212,7 +214,7 @@ class LabelResponse(LabelMechanism):
 
 
 def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
-    """The epoch from which the labels of a stage take part; both count from 0."""
+    """Return the epoch from which the labels of a stage take part; both count from 0."""
     return stage * epochs // stages
 
 
@@ -245,10 +247,10 @@ class MultiStageResponse(LabelMechanism):
         )
 
     def widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
-        """How many (k) of each row's likeliest classes are answered (Algorithm 2, line 2).
+        """Return how many (k) of each row's likeliest classes are answered (Algorithm 2, line 2).
 
-        The k that maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest classes,
-        which is the expected chance that the answer is right; the smallest, if several do.
+        This is the k that maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest
+        classes: the expected chance that the answer is right. It is the smallest, if several do.
         """
         likeliest_NK = np.sort(prior_NK, axis=1)[:, ::-1]
         keep_K = math.exp(self.epsilon) / (math.exp(self.epsilon) + np.arange(prior_NK.shape[1]))
@@ -331,7 +333,7 @@ class VoteResponse:
 
     @property
     def other_probability(self) -> float:
-        """Of each single class that was not voted for."""
+        """The probability of each single class that was not voted for."""
         return self._response.replace_probability / (self.classes - 1)
 
     @property

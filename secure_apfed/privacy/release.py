@@ -65,13 +65,15 @@ class _Charged(KeepsSecrets):
         self._require_own_process = ForkCheck(f"this {type(self).__name__}").require
 
     def spent(self) -> PrivacySpent:
-        """What was released so far costs, in figures: `epsilon_x`, `delta`, `releases`, `trace`."""
+        """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
+        `trace`.
+        """
         self._require_own_process()  # before the lock, which a fork may have copied shut
         with self._lock:
             return self._ledger.spent()
 
     def report(self) -> str:
-        """What was spent, of whom, against what, and what has no guarantee."""
+        """Return in words what was spent, of whom, against what, and what has no guarantee."""
         spent = self.spent()
         if not spent.releases:
             budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
@@ -405,7 +407,7 @@ class PrivateLabels(KeepsSecrets):
         return cast(Values, found if kept else type(labels)(found.tolist()))
 
     def report(self) -> str:
-        """What is guaranteed, and of how many labels."""
+        """Return the guarantee in words, and how many labels it covers."""
         return f"{self._answered} labels answered; {self._response.statement()}"
 
 
