@@ -7,7 +7,7 @@ from secure_apfed.settings.training import SumSettings
 
 
 def sum_kind(settings: SumSettings) -> type[SecureSum]:
-    """The sum, with its facts.
+    """Return the class of the sum, with its facts.
 
     Raises:
         ConfigError: there is none of this scheme and masks; names the nearest.

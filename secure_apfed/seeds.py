@@ -111,7 +111,7 @@ class Draws(TorchFunctionMode):
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def on(self, device: _Device = "cpu") -> torch.Generator:
-        """The generator of a device, which goes on from one call to the next."""
+        """Return the generator of a device, which goes on from one call to the next."""
         place = torch.device("cpu" if device is None else device)
         if place not in self._generators:
             self._generators[place] = torch.Generator(place).manual_seed(self._seed)
@@ -164,7 +164,9 @@ class Draws(TorchFunctionMode):
 
 
 def seeded(seed: int, *purpose: str | int) -> Draws:
-    """The random numbers of one purpose of the run with this seed; a new object begins anew."""
+    """Return the random numbers of one purpose of the run with this seed; a new object begins
+    anew.
+    """
     return Draws(derive_seed(seed, *purpose))
 
 
@@ -192,7 +194,7 @@ def draws_nothing(kind: type[OfModule]) -> type[OfModule]:
 
 
 def may_draw(network: nn.Module) -> bool:
-    """Whether some of its modules are not known to draw nothing."""
+    """Return whether some of its modules are not known to draw nothing."""
     return any(
         bool(module._forward_hooks or module._forward_pre_hooks)  # whatever those do
         or (type(module) not in _DRAW_NOTHING and not (type(module) is nn.Dropout and not module.p))
@@ -255,7 +257,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """How many processor cores this process may use, of which whoever started it may say less."""
+    """Return how many processor cores this process may use; OMP_NUM_THREADS may lower the
+    number.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     told = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
     return max(1, min(cores or 1, int(told[1]) if told else cores or 1))
@@ -274,7 +278,10 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Of all libraries, so that fits depend on no number of cores and small ones wait for none."""
+    """Limit all libraries to one thread.
+
+    So fits depend on no number of cores, and small ones wait for no other thread.
+    """
     import sklearn  # noqa: F401 - what is not here yet would not be limited, SciPy's included
 
     with threads(1), threadpool_limits(1):

@@ -31,7 +31,7 @@ _NO_KEY = bytes(32)
 
 
 def why_not(config: Config) -> str:
-    """Why only parties that send messages can play this run; empty where it can be simulated."""
+    """Return why only parties that send messages can run this; empty if it can be simulated."""
     method = config.method
     train = config.train
     kind = sum_kind(config.secure_sum)
@@ -111,7 +111,7 @@ def train(
 
 
 def finish(session: Simulation, *, step: int) -> Mapping[str, float]:
-    """What follows the last step, and the accuracy."""
+    """Finish after the last step, and return the accuracy."""
     session.learner.conclude_alone()
     return session.evaluate(next_step=step, final=True)
 

@@ -48,7 +48,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
-        """The task of a run, whose labels are numbers standardised so, or (None) classes.
+        """Return the task of a run, whose labels are numbers standardised so, or (None) classes.
 
         Raises:
             DataError: labels of another kind than the task's.
@@ -64,23 +64,23 @@ class Task(ABC):
 
     @abstractmethod
     def told(self, outputs_BK: Tensor) -> Tensor:
-        """What a user is told of each row."""
+        """Return the prediction for each row, as a user reads it."""
 
     @abstractmethod
     def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
-        """The same of rows whose truth is known, for measures."""
+        """Return the predictions for rows whose truth is known, for measures."""
 
 
 def scored_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
 ) -> Scored:
-    """What a model tells of `rows` of a table, beside their labels."""
+    """Return a model's predictions for `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
     return task.scored(outputs_of(predict, here), labels_N[here].cpu())
 
 
 class Classification(Task):
-    """Which of two or more classes a row is of: cross-entropy of the softmax of K outputs.
+    """The class of a row, one of two or more: cross-entropy of the softmax of K outputs.
 
     A user is told probabilities (B, K).
     """

@@ -182,7 +182,9 @@ def _check_model(labeller: Labeller) -> None:
 
 
 def _least_mu(right: int, wrong: int, of: int) -> float:
-    """A lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition 2.6)."""
+    """Return a lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition
+    2.6).
+    """
     beta = scipy.stats.beta.ppf
     found = float(beta(_MOST_WRONG, right, of - right + 1)) if right else 0.0
     falsely = float(beta(1 - _MOST_WRONG, wrong + 1, of - wrong)) if wrong < of else 1.0

@@ -43,7 +43,7 @@ class Work:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is left."""
+        """True once nothing of the work is left."""
         return self.done >= self.total
 
 

@@ -199,7 +199,9 @@ def _show(
     as_json: bool = False,
     **more: Any,
 ) -> None:
-    """The tables, how to read them and where they lie; or one object of all rows, beside `more`."""
+    """Show the tables, how to read them and where they lie; or print all rows as one object, beside
+    `more`.
+    """
     if as_json:
         terminal.print_json({**more, "rows": [row for table in tables for row in table.plain()]})
         return

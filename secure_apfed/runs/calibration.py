@@ -99,7 +99,9 @@ def _is_asked(config: RunSettings, labels_n: IntArray, classes: int) -> bool:
 
 
 def _has_a_last_layer(networks: ActiveNetworks) -> bool:
-    """Whether a number can be added to its scores: a bias, or a constant among what it reads."""
+    """Return whether a number can be added to its scores: a bias, or a constant among its
+    inputs.
+    """
     last = list(networks.head.modules())[-1]
     if not isinstance(last, nn.Linear) or last.out_features != 2:
         return False
@@ -107,7 +109,7 @@ def _has_a_last_layer(networks: ActiveNetworks) -> bool:
 
 
 def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
-    """Of the second class over the first, on these rows of the table."""
+    """Return the scores of the second class over the first, on these rows of the table."""
     network = predictor_of(networks)
     assert network is not None
     dtype = next(network.parameters()).dtype

@@ -46,8 +46,9 @@ def keep_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> No
 
 
 def read_scores(path: Path) -> Scores:
-    """Of a finished run, or of one party's own folder, the highest first. Raises ModelError: no
-    party whose folder lies here has any.
+    """Read the column scores of a finished run, or of one party's own folder, the highest first.
+
+    Raises ModelError: no party whose folder lies here has any.
     """
     folders = [PartyFolder(at) for at in (path, *sorted((path / "parties").glob("*")))]
     found = [read_json(one.scores, _Scored) for one in folders if one.scores.is_file()]
@@ -62,8 +63,9 @@ def read_scores(path: Path) -> Scores:
 
 
 def kept_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
-    """The first columns of each party: so many, or below 1 this share of them, one at least. Raises
-    ConfigError: it is neither.
+    """Return the first columns of each party: `keep` of them or, below 1, this share, at least one.
+
+    Raises ConfigError: `keep` is neither.
     """
     if not (0 < keep < 1 or (keep >= 1 and keep % 1 == 0)):
         raise ConfigError(
@@ -76,8 +78,9 @@ def kept_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
 
 
 def reduced(config: Config, scores: Scores, kept: Mapping[str, list[str]]) -> Config:
-    """The same run on these columns of the parties that have scores. Raises ConfigError: the data
-    cannot be cut so; it says what to write by hand.
+    """Return the same run on these columns of the parties that have scores.
+
+    Raises ConfigError: the data cannot be cut so; it says what to write by hand.
     """
     told = config.model_dump(mode="json")
     if config.data.dataset != TABLES:

@@ -77,8 +77,8 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judged:
-    """What a model is found to be worth, by inference variant: by the measure of the run, or by all
-    where it is finished.
+    """The measured worth of a model, by inference variant: by the measure of the run, or by all
+    measures once it is finished.
 
     Without threshold it takes the likeliest class. `never_predicted` names the classes with labels
     that no test row is given, each with the threshold that labelled training rows would choose.
@@ -193,7 +193,7 @@ def _threshold(
 
 
 def _ranking(labels: TrainingLabels, scored: Scored | None, measure: Measure) -> Ranking | None:
-    """Of two classes, where the run is judged by a ranking or one of them is rare."""
+    """Return the ranking of two classes, if the run is judged by one or one class is rare."""
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
     if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
@@ -204,8 +204,9 @@ def _ranking(labels: TrainingLabels, scored: Scored | None, measure: Measure) ->
 def _scored_training_rows(
     session: Session, labels: TrainingLabels, rows: Tensor | None = None
 ) -> Scored | None:
-    """What the finished model says of these training rows, or those with a label; None: it needs
-    others for it.
+    """Return the finished model's scores of these training rows, or of those with a label.
+
+    None: the model needs other parties to predict.
     """
     network = predictor_of(session.learner.solo())
     if network is None:
@@ -437,14 +438,16 @@ class Watch:
         self.past = NONE_BEFORE  # sessions of this run, by what was kept of them
 
     def begin(self, session: Session, state: PartyState | None) -> None:
-        """What is to be done before the course begins, at a state of the active or anew."""
+        """Prepare for the course, at a state of the active or at the start."""
 
     def recording(self) -> Recording | None:
-        """What all parties sent, where somebody holds it."""
+        """Return the messages of all parties, if somebody holds them."""
         return None
 
     def returned(self, absent: Collection[str]) -> Collection[str]:
-        """Of the absent, who is back at a checkpoint, so that all begin a new session with them."""
+        """Return which absent parties are back at a checkpoint, so that all begin a new session
+        with them.
+        """
         return ()
 
 
@@ -495,7 +498,7 @@ class Course:
 
     @property
     def seconds(self) -> float:
-        """Of training, in all sessions."""
+        """The seconds of training, in all sessions."""
         return self._before + time.monotonic() - self._began
 
     @property
@@ -537,9 +540,9 @@ class Course:
         end_all(links, [*self.session.present, *dealers], self._step)
 
     def result(self) -> RunResult:
-        """What the finished run gave, beside the figures of other accountants, which take seconds.
+        """Return the result of the finished run, beside the figures of other accountants.
 
-        They come last: whatever becomes of them, the run is finished.
+        Those take seconds and come last: whatever becomes of them, the run is finished.
         """
         assert self.judged is not None
         privacy = cross_checked(self.privacy(), self.session)
@@ -574,7 +577,7 @@ class Course:
 
     @property
     def _is_late(self) -> bool:
-        """Whether the loss of held-out rows has not fallen for as long as there is patience."""
+        """True if the loss of held-out rows has not fallen for as long as there is patience."""
         patience = self._config.train.patience
         losses = self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
@@ -631,7 +634,7 @@ class Course:
 
     @property
     def _tells_loss(self) -> bool:
-        """Whether there is a task loss, and it may be shown."""
+        """True if there is a task loss, and it may be shown."""
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
@@ -806,5 +809,5 @@ def _epsilon_of(promises: Sequence[Promise], figure: str) -> float | None:
 
 
 def _first_least(values: Sequence[float]) -> int:
-    """The place of the first of the least; -1 where there are none."""
+    """Return the index of the first of the least values; -1 if there are none."""
     return values.index(min(values)) if values else -1

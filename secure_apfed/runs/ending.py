@@ -86,7 +86,7 @@ KEPT: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose folder it is: the party, its peers' identities, and its file, where there is one."""
+    """The owner of a folder: the party, its peers' identities, and its file, if there is one."""
 
     folder: Path
     party: str
@@ -127,7 +127,7 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class EndPlan:
-    """What an end deletes and keeps.
+    """The plan of an end: what it deletes and keeps.
 
     Attributes:
         deletes: by name, in order, why, and bytes.
@@ -142,7 +142,7 @@ class EndPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether it ended before, and nothing is left to delete."""
+        """True if the project ended before, and nothing is left to delete."""
         return self.ended_at is not None and not self.deletes
 
     def as_json(self) -> dict[str, Any]:

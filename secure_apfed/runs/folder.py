@@ -77,7 +77,7 @@ class FolderInUseError(CheckpointError):
 
 
 class Ending(BaseModel):
-    """What `project-ended.json` holds.
+    """The contents of `project-ended.json`.
 
     Attributes:
         deletes: names of what is deleted; is_complete: it is, and the audit log says so.
@@ -203,7 +203,7 @@ class RunFolder:
             party.steps.clear()  # of a start that was broken off before training
 
     def ended_parties(self) -> tuple[Path, ...]:
-        """The folders of parties whose part is over, where they lie below this one."""
+        """Return the folders of parties whose part is over, if they lie below this one."""
         found = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(path for path in found if PartyFolder(path).ended.is_file())
 
@@ -256,7 +256,7 @@ class RunFolder:
         return file.relative_to(self.path).as_posix()
 
     def _written(self) -> tuple[Path, ...]:
-        """What a run writes before its result, where it writes it at all."""
+        """Return the files that a run writes before its result, if it writes them at all."""
         return (
             self.config,
             self.contract,
@@ -277,7 +277,9 @@ class RunFolder:
         )
 
     def logs(self) -> tuple[Path, ...]:
-        """The logs of all parties whose folders lie here, or of the one whose folder this is."""
+        """Return the logs of all parties whose folders lie here, or of the one whose folder this
+        is.
+        """
         below = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(log for folder in (self.path, *below) for log in _logs_in(folder))
 
@@ -349,7 +351,7 @@ class PartyFolder(RunFolder):
         return bool(self.steps.found())
 
     def identity(self) -> Identity:
-        """The party's long-term key pair; made where there is none yet."""
+        """Return the party's long-term key pair; make it if there is none yet."""
         if not self._key.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
             pem = private.private_bytes(
@@ -407,13 +409,15 @@ def _counts(log: Path) -> CheckpointError:
 
 
 def resumable(path: Path, config: Config) -> bool:
-    """Whether the run of this configuration in this folder can be gone on with."""
+    """Return whether the run of this configuration in this folder can be resumed."""
     return PartyFolder(RunFolder(path).party(config.data.active_name)).holds_steps
 
 
 @lru_cache(maxsize=16)
 def _config_of(text: str, source: str) -> Config:
-    """Parsed once: attacks, report and table of a run read it again, which takes 20 ms each."""
+    """Parse a configuration once: attacks, report and table read it again, which takes 20 ms
+    each.
+    """
     return load_config_text(text, source=source)
 
 
@@ -427,7 +431,9 @@ def _digest(file: Path) -> str:
 
 
 def _inside(name: str) -> str:
-    """The name of a file in the folder or in a party's; ValueError for a path that leads out."""
+    """Return the name of a file in the folder or in a party's; ValueError for a path that leads
+    out.
+    """
     *above, file = name.split("/")
     if (above and (len(above) != 2 or above[0] != "parties")) or "\x00" in name:
         raise ValueError("no name of a file")
@@ -485,7 +491,7 @@ class Steps:
         self._kind = kind
 
     def found(self) -> list[int]:
-        """Steps of which there is a file, ascending."""
+        """Return the steps that have a file, ascending."""
         steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._paths()]
         return sorted(int(step) for step in steps if step.isdecimal())
 
@@ -567,7 +573,7 @@ def read_scored_file(path: Path, variant: str, *, threshold: float | None) -> Sc
 
 
 def read_tested(folder: RunFolder) -> Tensor | None:
-    """Of which test rows the model of the headline says something, (B,) bool; None: nobody kept."""
+    """Return which test rows the headline model predicts, (B,) bool; None: this was not stored."""
     folder.check(folder.scored)
     try:
         return load(read_bytes(folder.scored)).get(_TESTED)

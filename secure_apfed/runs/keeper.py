@@ -48,7 +48,7 @@ class PartyEnd(Written):
 
 
 class Kept(BaseModel):
-    """What a party remembers beside its networks.
+    """The facts that a party keeps beside its networks.
 
     Attributes:
         format: of the file.
@@ -192,7 +192,7 @@ class PartyKeeper:
         forget_alignment(self._folder.path)
 
     def _content(self, until: int | None) -> dict[str, Any] | None:
-        """The newest checkpoint that is not after this step, read; None where there is none."""
+        """Read the newest checkpoint that is not after this step; return None if there is none."""
         steps = self._folder.steps
         found = [step for step in steps.found() if until is None or step <= until]
         if self._of is None or not found:

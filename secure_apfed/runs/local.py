@@ -133,7 +133,7 @@ def free_addresses(count: int) -> list[str]:
 
 
 def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
-    """What the parties' files say of their links, by party; makes the certificates.
+    """Return each party's link settings for its file; make the certificates.
 
     The authority's key is used and thrown away, so that nobody else gets a certificate of it.
     """
@@ -180,7 +180,7 @@ def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 
 @contextmanager
 def relaying(files: Iterable[Path]) -> Iterator[None]:
-    """The relay that these parties' files name, if they do, in a process of its own."""
+    """Run the relay that these parties' files name, if they do, in a process of its own."""
     words = relay_command(files)
     if not words:
         yield
@@ -459,7 +459,7 @@ def _signed_at(folder: RunFolder) -> int:
 
 
 def _failures(processes: Sequence[_Process]) -> Exception | None:
-    """The error from which the others follow, with what each party said; None: all went well."""
+    """Return the error that caused the others, with each party's message; None: all went well."""
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
@@ -564,7 +564,9 @@ def _sent_by(party: PartyFolder) -> list[Mapping[str, Any]]:
 
 
 def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
-    """The account of the party that spent most on representations, with the active's of labels."""
+    """Return the account of the party that spent most on representations, with the active's of
+    labels.
+    """
     released = max(others, key=lambda account: account.epsilon_x, default=None)
     if released is None or active.epsilon_x > released.epsilon_x:
         return active

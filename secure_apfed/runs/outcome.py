@@ -60,7 +60,7 @@ class Written(BaseModel):
 
 
 class Privacy(Written):
-    """What the run spent; inf where there is no guarantee."""
+    """The privacy cost of the run; inf: no guarantee."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -89,7 +89,9 @@ class Attendance(Written):
 
 
 class Contributions(Written):
-    """What one passive's votes or contributions to sums cost it; figure: what epsilon is called."""
+    """The privacy cost of one passive's votes or contributions to sums; figure: the name of
+    epsilon.
+    """
 
     figure: str = "epsilon_c"
     epsilon: Epsilon
@@ -111,8 +113,9 @@ class Promised(Written):
 
 
 class Calibration(Written):
-    """How log-odds of two classes were straightened: slope times them plus offset, so that over the
-    training rows without a label their mean probability is the rate.
+    """A line that calibrates log-odds of two classes: slope times them plus offset.
+
+    Over the training rows without a label their mean probability then is the rate.
     """
 
     rate: float
@@ -140,7 +143,7 @@ class Between(Written):
 
 
 class Ranking(Written):
-    """How test rows are told from the rest that are of the positive one of two classes.
+    """The ranking of test rows: how well it separates the positive one of two classes.
 
     Attributes:
         rows, positives: tested; class_name: of the positives.
@@ -179,14 +182,14 @@ class Ranking(Written):
 
     @property
     def is_met(self) -> bool:
-        """Whether the mean probability lies in the interval of the rate."""
+        """True if the mean probability lies in the interval of the rate."""
         low = self.rate.low
         high = self.rate.high
         return low is not None and high is not None and low <= self.foretold <= high
 
 
 class Stated(Written):
-    """What one passive signed that it charged, an account each; empty: it counts nothing.
+    """The accounts that one passive signed of what it charged; empty: it counts nothing.
 
     Attributes:
         step: before which it said so last; None: it never did.
@@ -342,7 +345,7 @@ def read_outcome(folder: RunFolder) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What an experimenter holds after a run: everything, for attacks and reports. Not a party.
+    """The full record of a run that an experimenter holds, for attacks and reports. Not a party's.
 
     Attributes:
         alignment: by party, positions in its own table; position k is the same person at
@@ -403,7 +406,9 @@ def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recor
 
 
 def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
-    """The passives' networks after training, which no real party holds; empty if none are kept."""
+    """Return the passives' networks after training, which no real party holds; empty if none are
+    stored.
+    """
     if not folder.encoders.exists():
         return {}
     try:
@@ -430,7 +435,7 @@ def no_recording(path: Path | None) -> CheckpointError:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, for a display.
+    """The progress of a run, for a display.
 
     Attributes:
         loss: running mean of this epoch; None under DP-SGD, whose noise does not cover it.
@@ -462,7 +467,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a finished run gives.
+    """The result of a finished run.
 
     Attributes:
         accuracy: on the test rows, by inference variant.
@@ -511,7 +516,9 @@ class RunResult:
     measured_rows: Mapping[str, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle holds: what the experimenter holds of other parties' rows stays here."""
+        """Return the state to pickle: the experimenter's record of other parties' rows is left
+        out.
+        """
         return {**self.__dict__, "recorded": None}
 
     @property
@@ -537,6 +544,6 @@ def scores_of(
 def measure_text(
     measure: Measure, variant: str, value: float, undefined: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """A value as people read it, or why there is none."""
+    """Return a value as people read it, or why there is none."""
     why = undefined.get(variant, {}).get(measure.name, "")
     return f"{measure.text(value)}: {why}" if math.isnan(value) and why else measure.text(value)

@@ -84,7 +84,7 @@ class OwnRecord:
 
     @property
     def flows(self) -> tuple[Flow, ...]:
-        """What it sent and what it received."""
+        """The flows of messages that it sent and received."""
         return (*self.sent_by_me.flows, *self.heard.flows)
 
     @property
@@ -94,7 +94,9 @@ class OwnRecord:
 
     @property
     def let_out(self) -> Mapping[tuple[Kind, str], Sequence[LetOut]]:
-        """What it kept, by kind and receiver, in order; the middle of a long run is left out."""
+        """The messages that it kept, by kind and receiver, in order; the middle of a long run is
+        left out.
+        """
         found: dict[tuple[Kind, str], list[LetOut]] = {}
         for one in (*self._first, *self._last):
             found.setdefault((one.kind, one.receiver), []).append(one)

@@ -111,7 +111,8 @@ class Tls(Settings):
 
 
 class ServeSettings(Settings):
-    """What a party answers of joint predictions, and how much at most, in all sessions together.
+    """A party's limits on joint predictions: whom it answers about, and how much at most, in all
+    sessions together.
 
     Attributes:
         table: of the people who may be asked about, with the columns of the training; null: that of
@@ -145,7 +146,7 @@ class ServeSettings(Settings):
 
 
 class OwnLimits(Settings):
-    """What no settings of a run may go below, by a party's own file.
+    """A party's own limits, below which no settings of a run may go.
 
     Attributes:
         minima: by setting, as `rules.minimum_batch: 20`: the least that this party takes part with.
@@ -310,7 +311,9 @@ class _OverTcp:
         return {**ways}
 
     def dials(self, peer: str) -> bool:
-        """Whether this party dials: where only the other listens, or both do, by their names."""
+        """Return whether this party dials: if only the other listens, or both do, by their
+        names.
+        """
         party = self.file.party
         there = self.file.peers[peer].address is not None
         if not there and self.file.listen is None:
@@ -383,7 +386,7 @@ class _OverGrpc(_OverTcp):
         super().__init__(file, identity, known)
 
     def _load(self, file: PartyFile) -> "Credentials | None":
-        """What TLS needs; None on loopback where that was asked for by name."""
+        """Return the credentials for TLS; None on loopback if that was asked for by name."""
         if (tls := file.tls) is not None:
             revoked = self._certificates.read_revoked(tls.revoked)
             return self._certificates.Credentials.load(
@@ -432,7 +435,7 @@ class _OverGrpc(_OverTcp):
         return self._grpc.Port(address, self._credentials, door.welcome).close
 
     def revoked(self) -> frozenset[str]:
-        """The list as it is now; without it nobody is let in."""
+        """Return the list as it is now; without it nobody is let in."""
         try:
             return self._certificates.read_revoked(self.file.tls.revoked if self.file.tls else None)
         except ConfigError as error:
@@ -653,7 +656,9 @@ def joined(
 
 
 class _Alone(Watch):
-    """Who plays the active alone, and looks at checkpoints who of the absent is back."""
+    """The party that runs the active alone, and looks in checkpoints for absent parties that are
+    back.
+    """
 
     def __init__(
         self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined
@@ -678,7 +683,7 @@ async def _active(
     restarts: int,
     on_common: Callable[[CommonPeople], None],
 ) -> RunResult:
-    """The active's whole script: what `assist` is for the others, with a course and a result."""
+    """Run the active's whole side, as `assist` does for the others, with a course and a result."""
     own = here.own
     links = here.links
     config = own.config
@@ -719,7 +724,10 @@ def role_of(file: PartyFile, config: Config) -> PartyRole:
 
 
 def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
-    """What this party holds. Raises DataError: its answer to a project told of another table."""
+    """Return this party's data; None at an aggregator or dealer.
+
+    Raises DataError: its answer to a project reported another table.
+    """
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:
@@ -752,7 +760,9 @@ def _require_declared(file: PartyFile, held: OwnData) -> None:
 
 
 def shape_of(own: OwnData, *, columns: bool) -> TableShape:
-    """What is told of a table: counts rounded to two digits, and the columns' names if asked."""
+    """Return the public facts of a table: counts rounded to two digits, and column names if
+    asked.
+    """
     table = own.table
     encoding = own.table.encoding
     labels = {}

@@ -102,7 +102,7 @@ def _canonical(content: Any) -> bytes:
 
 
 class Document(Settings):
-    """What `party` signs by its `identity`."""
+    """A document that `party` signs by its `identity`."""
 
     kind: str
     version: Annotated[str, AfterValidator(check_version)] = Field(
@@ -117,7 +117,7 @@ class Document(Settings):
 
 
 class Proposal(Document):
-    """What the organiser, `party`, asks all to take part in.
+    """The organiser's proposal, in which `party` asks all to take part.
 
     Attributes:
         settings: of the run, as `shared_settings` says.
@@ -138,7 +138,7 @@ class Proposal(Document):
 
     @cached_property
     def roles(self) -> dict[str, PartyRole]:
-        """Of all parties by name, the active first."""
+        """The roles of all parties by name, the active first."""
         config = self.config()
         active, *passives = party_names(config.data)
         return roles_of(METHODS[config.method.name], config, active, passives)
@@ -148,7 +148,9 @@ class Proposal(Document):
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
-        """What single organisations read or could alter by the parties that they run together."""
+        """The facts that single organisations read or could alter by the parties that they run
+        together.
+        """
         organisations: dict[str, list[str]] = {}
         for name in self.roles:
             key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
@@ -171,7 +173,9 @@ class Proposal(Document):
                 )
 
     def config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
-        """The run of all, or of the party that says this of its table (in `data.parties`)."""
+        """Return the run of all, or of the party that says this of its table (in
+        `data.parties`).
+        """
         settings = self.settings
         if own:
             data = self.config().data
@@ -231,7 +235,7 @@ class Proposal(Document):
 
 
 class Answer(Document):
-    """What a party says to a proposal, of which `proposal` is the digest.
+    """The answer of a party to a proposal, of which `proposal` is the digest.
 
     Attributes:
         request: for a certificate of the project's authority, in PEM; or, of an organisation that
@@ -408,7 +412,9 @@ def _wrong_document(error: Exception, wanted: str) -> str:
 
 
 def shared_settings(config: Config) -> dict[str, Any]:
-    """What a proposal says of a run: nothing of one party's own table, machine or folders."""
+    """Return a proposal's settings of a run: nothing of one party's own table, machine or
+    folders.
+    """
     told = _told(config)
     told["data"].pop("folder", None)
     if config.data.dataset == TABLES:
@@ -521,7 +527,7 @@ def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
 
 
 def _entered(folder: Path, party: str) -> Identity:
-    """Who the party is in its folder, which holds no project yet."""
+    """Return the party's identity in its folder, which holds no project yet."""
     if there := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
             f"{folder} holds {', '.join(sorted(there))} already: send what {party} answered, or "
@@ -713,7 +719,9 @@ def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:
 
 
 def listens_at(address: str) -> str:
-    """Where to listen that others may reach this; by a name of which this machine knows nothing."""
+    """Return where to listen so that others reach `address`: all interfaces, unless it is
+    loopback.
+    """
     host, port = parse_address(address)
     return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
 

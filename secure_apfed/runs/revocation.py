@@ -189,7 +189,7 @@ class RevocationWatch:
 
 
 class FilesReplacedError(ApfedError):
-    """What a session was begun with was replaced while it waited for others; it begins anew."""
+    """The files of a session were replaced while it waited for others; it begins anew."""
 
 
 class BegunWith:

@@ -52,7 +52,7 @@ from secure_apfed.settings import unknown_name
 
 
 class PastAlignment(NamedTuple):
-    """What an alignment left: rows by party and position, and what was sent for it.
+    """The result of an alignment: rows by party and position, and the messages sent for it.
 
     Attributes:
         tables: those that were aligned, where somebody brought them; None: the run loaded them.
@@ -166,7 +166,7 @@ def _kept_if_broken_off(course: Course, writer: RunWriter | None) -> Iterator[No
 def _secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
 ) -> dict[str, Secrets]:
-    """What each party brings from its own folder, which is held until the stack unwinds."""
+    """Return each party's secrets from its own folder, which is locked until the stack unwinds."""
     passives = [table.name for table in data.passives]
     found = {}
     roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
@@ -224,7 +224,7 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
 
 
 class _Experimenter(Watch):
-    """Who plays all parties, and keeps what they sent, which no party could."""
+    """The experimenter who runs all parties, and keeps all their messages, which no party could."""
 
     def __init__(
         self,

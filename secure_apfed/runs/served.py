@@ -85,7 +85,7 @@ _REFUSED_S = 10.0  # that an active waits for who is refused: others try again e
 
 
 def _run_of(folder: PartyFolder) -> str:
-    """Of which run the folder is. Raises CheckpointError: nothing was agreed there."""
+    """Return the run of the folder. Raises CheckpointError: nothing was agreed there."""
     try:
         document = read_json(folder.contract, dict[str, Any])["document"]
         CONTRACT.read_number(folder.contract, document)
@@ -95,7 +95,8 @@ def _run_of(folder: PartyFolder) -> str:
 
 
 class AnswerBook:
-    """What a passive answered, in all sessions; persons stand in it under a hash with its own key.
+    """A passive's record of its answers, in all sessions; people stand in it under a hash with its
+    own key.
 
     Args:
         path: a file on this machine's disk, its owner's alone.
@@ -208,7 +209,7 @@ class AnswerBook:
 
 
 class _ServeMeter:
-    """What a party that serves joint predictions promises of all answers about one person.
+    """The promise of a party that serves joint predictions, for all answers about one person.
 
     Without noise that is nothing; with noise the budget at which `AnswerBook` ends them.
     """
@@ -261,7 +262,7 @@ class _Here:
     def session(
         self, held: OwnData | None, meet: Connect, status: StatusKeeper
     ) -> Iterator[tuple[Own, Links, Any]]:
-        """Connected to the others, and with what this party brings; the folder is its own."""
+        """Connect to the others, and yield this party's inputs; the folder is its own."""
         file = self.file
         identity = self.folder.identity()
         meter = _ServeMeter(self.config, file)
@@ -367,7 +368,7 @@ def _meet_while(meet: Connect, require: Missed) -> Connect:
 
 
 class _Refusals:
-    """What an active is told of those who do not come; a refusal is no silence that ends by itself.
+    """The refusals that an active learns of; a refusal is no silence that ends by itself.
 
     All others serve already, and try again every second. Whoever is refused all the same after
     `_REFUSED_S` has to do something first, such as renewing a certificate that was revoked.
@@ -407,7 +408,7 @@ def _budget_of(config: Config, limits: ServeSettings) -> float | None:
 
 
 def _served_table(here: _Here, kept: Kept) -> OwnData:
-    """The people that this passive may be asked about, as its network reads them."""
+    """Return the people whom this passive may be asked about, as its network reads them."""
     file = here.file
     config = here.config
     if file.serve.table is None:
@@ -437,7 +438,7 @@ def _id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JointlyPredicted:
-    """How many rows were predicted by whom.
+    """The numbers of rows predicted jointly and alone.
 
     Attributes:
         refused: of those predicted alone, of people about whom a passive answers no more.
@@ -452,7 +453,7 @@ class JointlyPredicted:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended early, or not one row was predicted jointly of those that could be."""
+        """True if it ended early, or not one row was predicted jointly of those that could be."""
         return bool(self.why or (self.refused and not self.jointly))
 
 
@@ -586,7 +587,7 @@ def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
 
 
 def _of_nobody(kept: Kept) -> OwnData:
-    """What the active's networks are built from: a row of no person."""
+    """Return data to build the active's networks from: a row of no person."""
     features = torch.zeros(1, *kept.encoding.shape)
     table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), kept.encoding)
     return OwnData(table=table, classes=kept.classes)

@@ -42,7 +42,7 @@ from secure_apfed.tasks import TASKS, Classification, Task
 
 
 class _Parts(BaseModel):
-    """What a card says of the network; the rest of it is for people."""
+    """The part of a card that describes the network; the rest of it is for people."""
 
     encoding: FeatureEncoding
     model: ModelSettings
@@ -73,7 +73,7 @@ class SoloModel:
     task: Task = field(default_factory=Classification)
 
     def decide(self, probabilities_NK: Tensor) -> Tensor:
-        """The places (N,) in `classes` that these probabilities decide for."""
+        """Return the indices (N,) in `classes` that these probabilities decide for."""
         if self.threshold is None:
             return probabilities_NK.argmax(1)
         return (probabilities_NK[:, 1] >= self.threshold).long()
@@ -81,7 +81,7 @@ class SoloModel:
     @undisturbed()
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
-        """What the task tells of encoded features (N, *shape), such as probabilities (N, K)."""
+        """Return the predictions for encoded features (N, *shape), such as probabilities (N, K)."""
         if tuple(features.shape[1:]) != self.encoding.shape:
             raise ModelError(
                 f"this model reads rows of shape {self.encoding.shape}, "
@@ -92,7 +92,7 @@ class SoloModel:
         return self.task.told(scores_NK)
 
     def read(self, frame: pd.DataFrame) -> Tensor:
-        """What the task tells of raw rows, in float64; further columns are ignored.
+        """Return the predictions for raw rows, in float64; further columns are ignored.
 
         Raises:
             DataError: a column of training is missing, or its cells do not fit.
@@ -156,7 +156,7 @@ def _task(parts: _Parts, card: Path) -> Task:
 
 
 def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.Module:
-    """Encoder and head; takes no more memory than the tensors, whatever the card asks for."""
+    """Build encoder and head; take no more memory than the tensors, whatever the card asks for."""
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ModelError(
@@ -256,8 +256,8 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """How predicted rows differ from those of training; no drift of images, of which the encoding
-    keeps no figures.
+    """A comparison of predicted rows with those of training; images have no drift, since their
+    encoding keeps no figures.
     """
 
     rows: int
@@ -269,8 +269,10 @@ class Compared:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predicted:
-    """What a model says of each row of a file, by its ID or its number from 0: probabilities (N, K)
-    of `classes` and the places (N,) in them that it decides for, or a number (N,) called `what`.
+    """The predictions for the rows of a file, by ID or number from 0.
+
+    They are probabilities (N, K) of `classes` and the decided indices (N,) in them, or a number
+    (N,) called `what`.
     """
 
     ids: tuple[str, ...]
@@ -281,7 +283,7 @@ class Predicted:
     decided: Tensor | None = None
 
     def frame(self) -> pd.DataFrame:
-        """Of each row its ID, its class and the probability of every class, or ID and number."""
+        """Return each row's ID, class and the probability of every class, or ID and number."""
         if self.decided is None:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
         decided = [self.classes[at] for at in self.decided.tolist()]

@@ -33,7 +33,7 @@ _SEEDED = (
 
 
 class ReleaseMeter:
-    """What one party promises so far; its ledgers are asked anew only after a charge.
+    """A meter of one party's promise so far; its ledgers are asked anew only after a charge.
 
     Args:
         config: of the run; role: of the party in it, active, passive, aggregator or dealer.
@@ -71,7 +71,10 @@ class ReleaseMeter:
 
 
 def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> PrivacySpent:
-    """What who spent most has spent, with training and labels; at `delta` where nobody releases."""
+    """Return what the party that spent most has spent, with training and labels.
+
+    `delta`: used if nobody releases.
+    """
     released = worst_of(_releasing(session)) or _of_nobody_here(session, delta)
     spent = session.learner.training.account(released) if session.learner.training else released
     return spent if labels.unsafe else spent.with_labels(labels)
@@ -106,7 +109,7 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
 
 
 def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
-    """The same beside the figures of every accountant that is installed; takes seconds."""
+    """Return the same beside the figures of every accountant that is installed; takes seconds."""
     worst = _worst(_releasing(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent
@@ -129,7 +132,9 @@ def _worst(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
 
 
 def _releasing(session: Session) -> list[PrivacyLedger]:
-    """The ledgers of representations, without those of private updates and of contributions."""
+    """Return the ledgers of representations, without those of private updates and of
+    contributions.
+    """
     updates = session.learner.training.updates if session.learner.training else None
     others = (updates, *session.contributions.values())
     return [ledger for ledger in session.ledgers.values() if ledger not in others]

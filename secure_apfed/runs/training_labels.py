@@ -99,7 +99,7 @@ class TrainingLabels:
             )
 
     def _prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
-        """What the model expects of rows whose labels it has not seen; draws no dropout."""
+        """Return the model's class probabilities for rows with unseen labels; dropout is off."""
         compute = Compute.of(self._config.train)
         modules = (networks.encoder, networks.head)
         for module in modules:
@@ -114,7 +114,8 @@ class TrainingLabels:
         return torch.cat(scores).double().softmax(1).cpu()
 
     def data(self) -> OwnData:
-        """The active's data with the answers in place of the labels, and no label beside them.
+        """Return the active's data with the answers in place of the labels, and no label beside
+        them.
 
         Rows whose labels wait for their answer are left out meanwhile.
         """
@@ -139,7 +140,7 @@ class TrainingLabels:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The answers so far, for the active's checkpoint: -1 where there is none."""
+        """Return the answers so far, for the active's checkpoint: -1 where there is none."""
         return {} if self.mechanism.unsafe else {"answers": self._answers_N}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -167,7 +168,9 @@ class TrainingLabels:
 def answered_labels(
     config: Config, held: OwnData, active: Secrets
 ) -> tuple[TrainingLabels, PartyState | None]:
-    """The labels that the active may train on, new or from its checkpoint, and that checkpoint."""
+    """Return the labels that the active may train on, new or from its checkpoint, and that
+    checkpoint.
+    """
     name = held.table.name
     labels = TrainingLabels(
         config,
@@ -186,10 +189,10 @@ def answered_labels(
 def gone_back(
     state: PartyState | None, labels: TrainingLabels, session: Session
 ) -> PartyState | None:
-    """The active's state where the session goes on, with its labels as they were then.
+    """Return the active's state where the session resumes, with its labels as they were then.
 
-    That is an older one than its newest where somebody lost theirs. A stage of labels that was
-    answered since is answered again, and the same.
+    The state is older than its newest where another party lost its own. A stage of labels that was
+    answered since is answered again, with the same answers.
     """
     resumes = session.contract.resumes
     keeper = session.entered.own.secrets.keeper

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class PassiveWorth(Written):
-    """What one passive was worth in one run.
+    """The worth of one passive in one run.
 
     Attributes:
         passive: who was left out.

@@ -51,7 +51,8 @@ class Settings(BaseModel):
     )
 
     def terms(self) -> dict[str, Any]:
-        """What all parties sign, plain: every key but those that are marked as decided alone.
+        """Return what all parties sign, plain: every key but those that are marked as decided
+        alone.
 
         Parties whose settings differ in it do not begin (`secure_apfed.exchange.agreement`).
         """

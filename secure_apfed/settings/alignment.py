@@ -132,7 +132,7 @@ class AlignmentSettings(Settings):
         return "vole" if self.dealer else "ecdh"
 
     def terms(self) -> dict[str, Any]:
-        """What is played, and none of a party's own choices."""
+        """Return the protocol that is run, and none of a party's own choices."""
         return super().terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":

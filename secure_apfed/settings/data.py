@@ -105,7 +105,7 @@ class Database(Settings):
     @model_validator(mode="before")
     @classmethod
     def _show_no_password(cls, given: Any) -> Any:
-        """What pydantic refuses is shown, so what may hold a password is refused here."""
+        """Refuse values that may hold a password here, since pydantic shows what it refuses."""
         told = given.__dict__ if isinstance(given, Database) else given
         if not isinstance(told, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
@@ -299,7 +299,7 @@ class DataSettings(Settings):
     positive: Annotated[str | None, NOBODY] = None
 
     def terms(self) -> dict[str, Any]:
-        """Who holds labels and, where several do, how they number the classes."""
+        """Return who holds labels and, if several do, how they number the classes."""
         told = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
             told.add("classes")
@@ -325,7 +325,7 @@ class DataSettings(Settings):
         return self.partition == "horizontal"
 
     def id_columns(self, name: str) -> tuple[str, ...]:
-        """The columns that name a row in the own table of this party."""
+        """Return the columns that name a row in the own table of this party."""
         given = (self.parties or {})[name].id_column or self.id_column
         return (given,) if isinstance(given, str) else given
 

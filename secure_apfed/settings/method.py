@@ -94,7 +94,7 @@ class MethodSettings(Settings, ABC):
 
     @classmethod
     def of(cls, config: "RunSettings") -> Self:
-        """The settings of this method in those of a run that plays it."""
+        """Return the settings of this method in those of a run that uses it."""
         assert isinstance(config.method, cls)
         return config.method
 
@@ -120,7 +120,9 @@ class MethodSettings(Settings, ABC):
         return 0
 
     def noise(self, config: "RunSettings") -> NoiseSettings | None:
-        """What passives add to what they let out, to gradients or to votes; None: nothing."""
+        """Return the noise that passives add to the gradients or votes that they send; None:
+        none.
+        """
         return config.secure_sum.noise
 
     def linear_numbers(self, config: "RunSettings", classes: int) -> float:
@@ -135,57 +137,63 @@ class MethodSettings(Settings, ABC):
         return math.inf
 
     def rehearsed(self, steps: int, epochs: int) -> Self:
-        """The same for a rehearsal of so many steps in place of a run of so many epochs."""
+        """Return the same for a rehearsal of this many steps in place of a run of this many
+        epochs.
+        """
         return self
 
     @property
     def inductive(self) -> bool:
-        """Whether a person without a label moves nobody's vote but the own one."""
+        """True if a person without a label moves nobody's vote but their own."""
         return False
 
     @property
     def signs_votes(self) -> bool:
-        """Whether a number of a vote may be below 0: so unless a method denies it."""
+        """True if a number of a vote may be below 0, which holds unless a method denies it."""
         return True
 
     @property
     def asks_again(self) -> bool:
-        """Whether passives are asked for labelled rows once more, after training."""
+        """True if passives are asked for labelled rows once more, after training."""
         return False
 
     @property
     def sums(self) -> bool:
-        """Whether passives contribute to a secure sum."""
+        """True if passives contribute to a secure sum."""
         summed = self.sums_gradients or self.sums_representations or self.averages is not None
         return summed or self.opens_votes == "sum"
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether a step has a meaning without some passive: none predicts, and of pseudo-labels
-        there is an average of the others, where the settings ask for it.
+        """True if a step has a meaning without some passive.
+
+        None predicts then; for pseudo-labels there is an average of the others, if the settings ask
+        for it.
         """
         summed = self.sums_gradients or self.opens_votes == "sum"
         return summed or self.averages == "pseudo-labels"
 
     @property
     def plays_steps_alone(self) -> bool:
-        """Whether the active can play any single step without asking anybody."""
+        """True if the active can run any single step without asking anybody."""
         return self.sums_gradients
 
     @property
     def passives_figure(self) -> ReleaseFigure:
-        """What passives call the epsilon of noise that they add to votes or contributions."""
+        """The name of the epsilon of noise that passives add to votes or contributions."""
         return "epsilon_v" if self.opens_votes else "epsilon_c"
 
     @property
     def figure(self) -> ReleaseFigure:
-        """What speaks of what leaves a party, of `secure_apfed.promises.FIGURES`."""
+        """The figure that covers what leaves a party, of `secure_apfed.promises.FIGURES`."""
         sent = self.representations_from is not None or not self.has_passives
         return "epsilon_x" if sent else self.passives_figure
 
     @property
     def happens(self) -> frozenset[str]:
-        """What goes between its parties, in the words of the report's tables (`who_learns.md`)."""
+        """The facts of what its parties exchange, in the words of the report's tables
+        (`who_learns.md`).
+        """
         votes = self.opens_votes
         averages = self.averages
         said = {
@@ -214,12 +222,12 @@ class MethodSettings(Settings, ABC):
 
     @property
     def aligns(self) -> bool:
-        """Whether parties find out whom they have in common; parties with other people do not."""
+        """True if parties find out whom they have in common; parties with other people do not."""
         return self.has_passives and self.averages != "weights"
 
     @property
     def offers(self) -> tuple[Side, ...]:
-        """Who says before the contract what it will send."""
+        """The sides that say before the contract what they will send."""
         if self.averages == "weights" or self.decomposes:
             return ("active", "passives")
         if self.opens_votes or self.averages:
@@ -229,38 +237,38 @@ class MethodSettings(Settings, ABC):
 
     @property
     def decomposes(self) -> bool:
-        """Whether the active reads singular vectors of all parties' tables, which hold no noise."""
+        """True if the active reads singular vectors of all parties' tables, which hold no noise."""
         return self.teacher == "shared singular vectors"
 
     @property
     def aggregates(self) -> bool:
-        """Whether there is an aggregator."""
+        """True if there is an aggregator."""
         return self.sums or self.decomposes or self.opens_votes == "encrypted"
 
     @property
     def takes_dealer(self) -> bool:
-        """Whether a party without data deals randomness to the others before the first step."""
+        """True if a party without data deals randomness to the others before the first step."""
         return self.decomposes
 
     @property
     def sends_labels(self) -> bool:
-        """Whether passives read the labels that the active trains on."""
+        """True if passives read the labels that the active trains on."""
         return self.opens_votes in ("sum", "randomised", "count")
 
     @property
     def asks_once(self) -> bool:
-        """Whether passives are asked for each row once, and not in every epoch."""
+        """True if passives are asked for each row once, and not in every epoch."""
         passives_tell = self.representations_from == "passives" and not self.returns_gradients
         return self.opens_votes is not None or passives_tell or self.decomposes
 
     @property
     def predicts_throughout(self) -> bool:
-        """Whether the model that predicts alone is there from the first epoch on."""
+        """True if the model that predicts alone exists from the first epoch on."""
         taught = self.opens_votes is not None or self.teacher is not None
         return self.predicts_alone and not taught and self.averages is None
 
     def sender_of(self, released: Released) -> Side | None:
-        """Who lets this out; None: nobody does."""
+        """Return which side sends this; None: nobody does."""
         if released == "contributions":
             return "passives" if self.sums_gradients or self.sums_representations else None
         return "active" if self.returns_gradients else None

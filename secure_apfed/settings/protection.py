@@ -147,7 +147,7 @@ class Key:
 
     @property
     def departs(self) -> bool:
-        """Whether it protects less than by default; without a default, than the most it could."""
+        """True if it protects less than by default; without a default, than the most it could."""
         if self.mark is None:
             return bool(self.value != self.default)
         if not isinstance(self.mark, Protection):
@@ -172,12 +172,12 @@ class Departure:
 
     @property
     def usual(self) -> str:
-        """What holds unless settings say otherwise, as part of a sentence."""
+        """The default, as part of a sentence."""
         return f"by default {self.default}" if self.default != _NO_DEFAULT else "without a default"
 
     @property
     def row(self) -> tuple[str, str, str, str, str]:
-        """What a table shows of it."""
+        """The cells of its row in a table."""
         return self.setting, self.value, self.default, self.whom, self.means
 
 

@@ -51,7 +51,9 @@ class TranscriptSettings(Settings):
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
     def epochs(self, most: int) -> int:
-        """Of so many epochs, how many are kept; of `RunSettings.kept`, which is not "auto"."""
+        """Return how many of `most` epochs are kept; for `RunSettings.kept`, which is not
+        "auto".
+        """
         return {"none": 0, "first_and_last": min(2, most), "all": most}[self.keep]
 
 
@@ -182,7 +184,7 @@ class RunSettings(Settings, ABC):
 
     @property
     def kept(self) -> TranscriptSettings:
-        """What the transcript keeps, where it is "auto", too."""
+        """The settings of the transcript, with "auto" resolved."""
         if self.transcript.keep != "auto":
             return self.transcript
         read = self.attacks or self.tradeoff
@@ -190,5 +192,5 @@ class RunSettings(Settings, ABC):
 
     @property
     def labels_are_private(self) -> bool:
-        """Whether figures of the run may depend on training labels only through noise."""
+        """True if figures of the run may depend on training labels only through noise."""
         return self.labels.mechanism != "none" or self.dp_sgd is not None

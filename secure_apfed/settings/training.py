@@ -275,12 +275,12 @@ class TrainSettings(Settings):
 
     @property
     def meets_labels_after(self) -> bool:
-        """Whether labels train nothing before the last exchange."""
+        """True if labels train nothing before the last exchange."""
         return self.labels == "after"
 
     @property
     def trains_unaligned(self) -> bool:
-        """Whether rows that no passive knows go through the exchange's epochs.
+        """True if rows that no passive knows go through the exchange's epochs.
 
         Without the task loss they would train nothing there; local models read them afterwards.
         """

@@ -341,11 +341,11 @@ def validation_of(scored: Scored | None, measure: Measure) -> float | None:
 
 
 def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
-    """What is said of the labels held out, of each part by what was fitted without it.
+    """Return the scores of held-out labels, each part by a model fitted without it.
 
-    Three parts, fewer where a class has fewer labels, and from 400 labels on one of them; their
-    rows stay among the unlabelled ones. None where none could be held out, since every class has
-    one.
+    There are three parts, fewer where a class has fewer labels, and from 400 labels on only one;
+    their rows stay among the unlabelled ones. None if no label can be held out, since every class
+    has one.
     """
     task = task.few
     if isinstance(baseline, MeanOfModels):
@@ -355,7 +355,7 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
         return None
 
     def out_of_fold() -> FloatArray:
-        """Scores of the labelled rows of the parts, one part after the other."""
+        """Return the scores of the labelled rows of the parts, one part after the other."""
         tasks = [task.without(part) for part in parts]
         # The whole task, too, where they learn at the same time: it takes hardly longer, and is
         # asked for next. Where they do not, it is not reached.
@@ -377,7 +377,7 @@ def rank_of(scored: Scored | None, measure: Measure) -> float:
 
 
 def surely_better(one: Scored | None, other: Scored | None, measure: Measure, *, seed: int) -> bool:
-    """Whether `one` is better than `other`, of the same rows, by more than the deviation of that.
+    """Return whether `one` beats `other` on the same rows by more than the deviation of the gain.
 
     The deviation is over bootstrap resamples of the rows; those that do not define the measure are
     left out.

@@ -227,7 +227,7 @@ class GradientBoosting(Baseline):
 
     @staticmethod
     def _kind(model: Any, scale: Any, task: SoloTask) -> Kind:
-        """Of two classes there is one tree a round, of the second."""
+        """Return the trees of a fitted model; two classes have one tree a round, of the second."""
         seen = model.classes_
         trees = []
         bias = np.full(task.classes, UNSEEN)
@@ -390,7 +390,9 @@ def _spread(task: SoloTask) -> FloatArray:
     if len(task.labels) < ENOUGH_LABELS:
 
         def told(said_nK: FloatArray) -> tuple[int, float]:
-            """How many labels the others tell, and how likely: a large alpha makes shares flat."""
+            """Return how many labels the others predict, and how likely: a large alpha makes shares
+            flat.
+            """
             right = int((said_nK.argmax(axis=1) == task.labels)[said_nK.any(axis=1)].sum())
             said_nK = (1 - _BLIND) * said_nK + _BLIND / task.classes
             return right, float(np.log(said_nK[known_nK > 0]).sum())

@@ -73,7 +73,7 @@ class Layers(Simple):
 
     @classmethod
     def of(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
-        """Of weights (out, in) and biases (out,)."""
+        """Build layers from weights (out, in) and biases (out,)."""
         return cls(
             {
                 f"{name}{at}": of
@@ -448,7 +448,7 @@ class Fitted(nn.Module):
 
     @classmethod
     def in_tensors(cls, tensors: Mapping[str, Tensor]) -> "Fitted | None":
-        """The model in a state; None: there is none. Raises ModelError: a damaged one."""
+        """Return the model in a state; None: there is none. Raises ModelError: a damaged one."""
         kinds = {name.partition(".")[0] for name in tensors} & set(KINDS)
         if not kinds:
             return None
@@ -480,7 +480,7 @@ class Fitted(nn.Module):
             )
 
     def plain_head(self) -> nn.Linear:
-        """A layer for scores (B, K) that leaves them as they are."""
+        """Return a layer for scores (B, K) that leaves them as they are."""
         head = nn.Linear(self.classes, self.classes, dtype=torch.float64)
         with torch.no_grad():
             head.weight.copy_(torch.eye(self.classes))
@@ -488,7 +488,7 @@ class Fitted(nn.Module):
         return head
 
     def as_head(self) -> nn.Sequential:
-        """This model and such a layer."""
+        """Return this model followed by `plain_head`."""
         return nn.Sequential(self, self.plain_head())
 
     def forward(self, features_B: Tensor) -> Tensor:
@@ -559,9 +559,9 @@ def layered(
     classes: int,
     below: Sequence[tuple[np.ndarray, np.ndarray]] = (),
 ) -> Layers:
-    """A softmax regression of scikit-learn (K', F) on standardised rows, behind layers `below`.
+    """Return scikit-learn's softmax regression (K', F) on standardised rows, behind layers `below`.
 
-    Of two classes that were seen there is one row, of the second.
+    If two classes were seen, it has one row, of the second.
     """
     weight = np.atleast_2d(np.asarray(coefficients))
     bias = np.atleast_1d(np.asarray(offsets))
@@ -577,7 +577,7 @@ def layered(
 
 
 def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The linear layers of a network that reads standardised rows."""
+    """Return the linear layers of a network that reads standardised rows."""
     layers = [
         (of.weight.detach().double().numpy(), of.bias.detach().double().numpy())
         for of in network.modules()
@@ -587,7 +587,7 @@ def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarr
 
 
 def unscaled(scale: Any, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A layer on standardised rows as one on rows."""
+    """Return a layer on standardised rows as one on unscaled rows."""
     weight = weight / scale.scale_
     return weight, bias - weight @ scale.mean_
 
@@ -637,7 +637,7 @@ def _depth(tree: Mapping[str, np.ndarray]) -> int:
 
 
 def of_forest(forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None) -> Trees:
-    """A forest of scikit-learn, whose nodes hold these shares (V, K) of each tree."""
+    """Return scikit-learn's forest as trees; `values` holds each tree's shares (V, K) by node."""
     trees = [
         {
             "feature": of.tree_.feature,

@@ -198,12 +198,12 @@ class SoloTask:
         )
 
     def without(self, part: IntArray) -> Self:
-        """The same without these of the labels, whose rows stay."""
+        """Return the same task without these of the labels, whose rows stay."""
         kept = np.setdiff1d(np.arange(len(self.labels)), part)
         return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
 
     def state(self, *purpose: str | int) -> int:
-        """A seed for scikit-learn, which takes 32 bits, for one purpose of this task."""
+        """Return a seed for scikit-learn, which takes 32 bits, for one purpose of this task."""
         return derive_seed(self.seed, "solo", *purpose) % 2**32
 
 
@@ -311,7 +311,10 @@ def fits_kept_by(store: FitStore) -> Iterator[None]:
 
 @contextmanager
 def fits_kept_meanwhile() -> Iterator[None]:
-    """The same in memory, where no store is named: for one task and parts of its labels."""
+    """Keep fits in memory while the block runs, if no store is named.
+
+    It serves one task and parts of its labels.
+    """
     kept: dict[str, bytes] = {}
 
     def once(name: str, make: Callable[[], bytes]) -> bytes:

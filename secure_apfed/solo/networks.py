@@ -387,7 +387,7 @@ def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
 
 
 def _frequencies(labels: Iterable[Tensor]) -> Tensor:
-    """The mean of each table (B, K) of labels, (G, 1, K)."""
+    """Return the mean of each table (B, K) of labels, (G, 1, K)."""
     return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
 
 
