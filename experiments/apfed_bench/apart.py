@@ -51,7 +51,7 @@ PSI = Bench(
 
 
 def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """The rows of one size; what is wanted is compared with its rival."""
+    """Yield the rows of one size; compare what is wanted with its rival."""
     shown = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
     needed = {*shown, *(_RIVAL[case] for case in shown if case in _RIVAL)}
     runs: dict[str, list[Mapping[str, Any]]] = {

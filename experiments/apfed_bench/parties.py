@@ -53,7 +53,10 @@ _PASSIVES = 3
 
 
 def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
-    """A run of APFed-C on strips of images under the plain sum; DataError: none are installed."""
+    """Return a run of APFed-C on strips of images under the plain sum, and its data.
+
+    Raises DataError: no images are installed.
+    """
     settings: dict[str, Any] = {
         "name": name,
         "method": "apfed_c",
@@ -92,7 +95,7 @@ def _opened(config: Config, data: VerticalData) -> Simulation:
 
 
 def _batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
-    """Whole batches without end, each with its step."""
+    """Yield whole batches without end, each with its step."""
     steps = itertools.count()
     for epoch in itertools.count():
         order = shuffled(rows, 0, "bench", epoch)
@@ -106,7 +109,7 @@ def _turns(quick: bool) -> int:
 
 @one_thread()
 def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
-    """Seconds of a training step, and the ratio to the plain loop's (targets: 1.10; tables 2.5)."""
+    """Measure a training step, and its ratio to the plain loop's (targets: 1.10; tables 2.5)."""
     session = _opened(config, data)
     warm_up = 2
     batches = _batches(session.learner.training_rows, config.train.batch_size)
@@ -142,7 +145,7 @@ EXCHANGE = Bench(
 
 
 def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
-    """The same arithmetic as one graph, Eq. (8): no parties, no messages."""
+    """Return a step with the same arithmetic as one graph, Eq. (8): no parties, no messages."""
     active = data.active
     model = config.model
     shape = tuple(active.features.shape[1:])
@@ -186,7 +189,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 
 @one_thread()
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
-    """Seconds of a training step, and the ratio to one process's (targets: 1.3, over gRPC 1.5)."""
+    """Measure a training step, and its ratio to one process's (targets: 1.3, over gRPC 1.5)."""
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
     with _apart(config, data, way=way) as (here, learner):
         session = _opened(config, data)
@@ -214,7 +217,7 @@ TRANSPORT = Bench(
 
 @contextmanager
 def _apart(config: Config, data: VerticalData, *, way: Way) -> Iterator[tuple[Joined, Learner]]:
-    """A session that is set up: its active here, each other party in a process of its own."""
+    """Yield a session that is set up: its active here, each other party in its own process."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)

@@ -42,7 +42,10 @@ _FALSE_POSITIVES = 1e-9
 
 
 def peak_memory() -> int:
-    """Peak resident bytes of this process; ru_maxrss would count what its parent held."""
+    """Return the peak resident bytes of this process.
+
+    The figure ru_maxrss would count what its parent held.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -51,13 +54,13 @@ def peak_memory() -> int:
 
 
 def _own_ids(me: str, size: int) -> list[bytes]:
-    """The set of one party, which shares one half with the other's; nobody holds both."""
+    """Return the set of one party, which shares one half with the other's; nobody holds both."""
     first = {"hub": 0, "member": size // 2}
     return [b"person %d" % k for k in range(first[me], first[me] + size)] if me in first else []
 
 
 def _floor_seconds(size: int) -> float:
-    """What X25519 alone takes a party, for its own set and the other's; from a sample."""
+    """Estimate from a sample what X25519 alone takes a party, for its own set and the other's."""
     from nacl.bindings import crypto_scalarmult
 
     scalar = os.urandom(32)
@@ -164,7 +167,7 @@ def _party(
 
 
 def _ours(protocol: str, size: int) -> Measured:
-    """Each party a process of its own with one thread; sockets of this machine between them."""
+    """Run each party as a process of its own with one thread, over sockets of this machine."""
     parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for first, second in itertools.combinations(parties, 2):
@@ -180,7 +183,7 @@ def _write_csv(path: Path, party: str, size: int) -> None:
 
 
 def _write_ids(path: Path, first: int, size: int) -> None:
-    """IDs beside a column that nobody reads, in no order of theirs; a piece at a time."""
+    """Write IDs beside a column that nobody reads, in no order of theirs; a piece at a time."""
     import numpy as np
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
@@ -242,7 +245,7 @@ def _bucket_party(
 
 
 def _in_buckets(_protocol: str, size: int) -> Measured:
-    """Two processes on sealed links; a minute of silence ends it."""
+    """Run two processes on sealed links; a minute of silence ends it."""
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sockets = (socket.create_connection(listener.getsockname()), listener.accept()[0])
@@ -285,7 +288,7 @@ def _spu_party(
 
 
 def _spu(protocol: str, size: int) -> Measured:
-    """Two processes on the loopback; spu does not tell bytes."""
+    """Run two processes on the loopback; spu does not tell bytes."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
     for free in sockets:
@@ -298,7 +301,7 @@ def _spu(protocol: str, size: int) -> Measured:
 
 
 def _openmined(_protocol: str, size: int) -> Measured:
-    """Client and server one after the other in this process, as the library's example has them."""
+    """Run client and server in turn in this process, as the library's example does."""
     from private_set_intersection import python as psi
 
     hub, member = ([name.decode() for name in _own_ids(me, size)] for me in ("hub", "member"))

@@ -33,8 +33,10 @@ def row(
     sent: int | None = None,
     **more: Any,
 ) -> Row:
-    """One line: a case and its median seconds (None where it could not be measured), the `peer`
-    that `ratio` is against, bytes on the wire, where that means something, and further fields.
+    """Return one line of a table: a case and its median seconds.
+
+    Seconds are None where they could not be measured. `peer` is what `ratio` is against; `sent` are
+    bytes on the wire, where that means something; `more` are further fields.
     """
     return {"case": case, "seconds": seconds, "peer": peer, "ratio": ratio, "bytes": sent, **more}
 
@@ -61,7 +63,7 @@ class Bench:
 
 
 def single(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
-    """The group of one case, whose row is that of `measure` for its name and these arguments."""
+    """Return the group of one case, whose row `measure` makes of its name and these arguments."""
     return Group((case,), lambda _: [measure(case, *arguments)])
 
 
@@ -89,7 +91,7 @@ def compared(
     warm_up: int = 1,
     **more: Any,
 ) -> Row:
-    """The row of a call beside its peer's, in turns."""
+    """Measure a call and its peer's in turns; return the row."""
     both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
     return row(
         case,
@@ -108,8 +110,10 @@ def played(
     ours: bool = True,
     patience_s: float,
 ) -> Mapping[str, Any]:
-    """What a script of a bench prints last; if `ours`, it finds what this process finds.
-    RuntimeError: the end of what it complained of.
+    """Run a script of a bench and return what it prints last, read as JSON.
+
+    If `ours`, it finds what this process finds. Raises RuntimeError: the end of what it complained
+    of.
     """
     beside = dict(os.environ)
     if ours:
@@ -130,20 +134,23 @@ def played(
 
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
-    """Median over the repetitions of ours / theirs, taken turn by turn; raises as `quotient`."""
+    """Return the median over the repetitions of ours / theirs, turn by turn.
+
+    Raises as `quotient`.
+    """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
     return statistics.median(ratios) if ratios else quotient(0.0, 0.0)
 
 
 def quotient(ours: float, theirs: float) -> float:
-    """Seconds over seconds; RuntimeError: the clock stood still, as coarse ones do."""
+    """Divide seconds by seconds; RuntimeError: the clock stood still, as coarse ones do."""
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
     return ours / theirs
 
 
 def clock_step() -> float:
-    """Seconds by which the clock moves at least: many milliseconds on some virtual machines."""
+    """Measure the clock's least step in seconds: many milliseconds on some virtual machines."""
     steps = []
     for _ in range(5):
         began = now = time.perf_counter()

@@ -126,7 +126,7 @@ _NAMES = (*CASES, _TUTORIAL)
 
 
 def _measured(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
-    """Rows of what is wanted; without CrypTen the sum that needs it is a row with the reason."""
+    """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason."""
     every = {name: f"{name}/m{passives}" for name in _NAMES}
     named = {name: case for name, case in every.items() if case in wanted}
     if _ON_CRYPTEN in named and (reason := why_no_crypten()):
@@ -173,7 +173,7 @@ def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str
 
 
 def _turn(path: OurPath | TutorialPath) -> float:
-    """Seconds of the fastest run of a turn.
+    """Return the seconds of the fastest run of a turn.
 
     Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
     tell one run, they run longer, and the mean stands for all.
@@ -187,7 +187,7 @@ def _turn(path: OurPath | TutorialPath) -> float:
 
 
 def _values(shape: Shape, passives: int) -> Values:
-    """Gradients of about a tenth of the clip bound."""
+    """Draw gradients of about a tenth of the clip bound."""
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5
     return [

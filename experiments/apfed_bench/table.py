@@ -94,7 +94,10 @@ def _measured(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
 
 
 def _ticks() -> tuple[int, int]:
-    """Processor time that the host gave to others, and all; 0 where the system does not tell."""
+    """Read the processor time that the host gave to others, and all.
+
+    Both are 0 where the system does not tell.
+    """
     try:
         line = Path("/proc/stat").read_text("ascii").splitlines()[0]
         ticks = [int(part) for part in line.split()[1:9]]
@@ -104,7 +107,7 @@ def _ticks() -> tuple[int, int]:
 
 
 def _rows(group: Group, names: Sequence[str]) -> list[Row]:
-    """One row for each of these cases; the reason in its place where measuring failed."""
+    """Return one row for each of these cases; the reason in its place where measuring failed."""
     found: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
@@ -117,7 +120,7 @@ def _rows(group: Group, names: Sequence[str]) -> list[Row]:
 
 
 def read_measured(path: Path) -> Measured:
-    """What a bench measured; DataError: the file is not what a bench wrote."""
+    """Read what a bench measured. Raises DataError: the file is not what a bench wrote."""
     try:
         measured: Measured = json.loads(path.read_bytes())
         block(measured)
@@ -130,7 +133,7 @@ def read_measured(path: Path) -> Measured:
 
 
 def block(measured: Measured, only: str = "*") -> str:
-    """A bench's table, what it was measured on, and why what is missing is missing."""
+    """Return a bench's table, what it was measured on, and why what is missing is missing."""
     on = measured["machine"]
     step = measured["clock_step"]
     rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
@@ -155,7 +158,7 @@ def block(measured: Measured, only: str = "*") -> str:
 
 
 def table_of(measured: Measured) -> Table:
-    """A bench's table, without what was not measured and empty columns."""
+    """Return a bench's table, without what was not measured and empty columns."""
     rows = [line for line in measured["rows"] if "reason" not in line]
     fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
     shown = [name for name in fields if any(line.get(name) is not None for line in rows)]
@@ -163,7 +166,7 @@ def table_of(measured: Measured) -> Table:
 
 
 def _column(name: str) -> Column:
-    """Numbers with their unit, which the field's name tells."""
+    """Return a field's column: numbers with their unit, which the field's name tells."""
     title = _HEADS.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
         return Column(name=name, title=title, form="`{}`".format)

@@ -55,7 +55,10 @@ _METHODS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 
 
 def _write_tables(folder: Path, rows: int, form: str) -> float:
-    """The parties' files, in an order of their own each; seconds that pandas takes to read them."""
+    """Write the parties' files, each in an order of its own.
+
+    Returns the seconds that pandas takes to read them.
+    """
     rng = np.random.default_rng(0)
     spent = 0.0
     hidden = rng.normal(size=(rows, 4))
@@ -81,7 +84,7 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
 
 
 def _write_run(folder: Path, method: str, form: str) -> None:
-    """One epoch of the method on tables that lie beside the file."""
+    """Write a run of one epoch of the method, on tables that lie beside the file."""
     more, of_data = _METHODS[method]
     run = {
         "name": "own",
@@ -165,7 +168,7 @@ def _command(*arguments: str, at: Path) -> str:
 
 
 def _printed(*arguments: str, at: Path) -> str:
-    """What a process of its own prints; RuntimeError: the end of what it complained of."""
+    """Return what a process of its own prints; RuntimeError: the end of what it complained of."""
     done = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
         cwd=at,

@@ -114,12 +114,12 @@ def missing_leak(config: RunSettings, kind: str) -> str:
 
 
 def stored(*names: str) -> tuple[Column, ...]:
-    """What programs find under these names, and people do not see."""
+    """Return columns that programs find under these names, and people do not see."""
     return tuple(Column(name=name) for name in names)
 
 
 def shown(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
-    """What people see, and programs do not find."""
+    """Return a column that people see, and programs do not find."""
     return Column(name=name, title=title, form=form, missing=missing, keys=())
 
 
@@ -152,13 +152,13 @@ class Table:
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of these texts, each row as long as the header; it ends with a line break."""
+    """Return a table of these texts, each row as long as the header; it ends with a line break."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def table_of(rows: Sequence[Row]) -> Table:
-    """All that occurs in these rows, with three digits of each number."""
+    """Return a table of all that occurs in these rows, with three digits of each number."""
 
     def text(value: object) -> str:
         return within(".3g")(value) if isinstance(value, Interval | float) else str(value)
@@ -177,7 +177,7 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 
 def plain(value: Any) -> Any:
-    """A value of a row for programs: what is a dataclass as a dictionary, unless it says how."""
+    """Return a value of a row for programs: a dataclass as a dictionary, unless it says how."""
     if hasattr(value, "as_json"):
         return value.as_json()
     if isinstance(value, Mapping):

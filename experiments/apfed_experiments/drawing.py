@@ -60,7 +60,7 @@ _BESIDE = 0.5
 
 
 def inches_of(texts: Iterable[str]) -> float:
-    """About how wide the widest line of these texts is."""
+    """Estimate how wide the widest line of these texts is."""
     return _LETTER * max((len(line) for text in texts for line in text.splitlines()), default=0)
 
 
@@ -105,7 +105,7 @@ class Picture:
 
     @property
     def is_broad(self) -> bool:
-        """Whether its letters are too small where it is made as narrow as a phone."""
+        """True if its letters are too small where it is made as narrow as a phone."""
         return self.width > _BROAD
 
     @property
@@ -115,7 +115,7 @@ class Picture:
 
 @contextmanager
 def drawing(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure, `size` in inches, that is written as a PNG when the block ends."""
+    """Yield a figure, `size` in inches, and write it as a PNG when the block ends."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
@@ -200,6 +200,6 @@ def _draw_break(axes: Axes, place: float) -> None:
 
 
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Of dots at the heights 0, -1, ..., the first on top."""
+    """Name the rows of dots at the heights 0, -1, ..., the first on top."""
     axes.set_yticks([-height for height in range(len(names))], names, fontsize=8)
     axes.grid(visible=False, axis="y")

@@ -49,12 +49,12 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """What `epsilon` is called, of `secure_apfed.promises.FIGURES`."""
+        """The name of the figure `epsilon`, of `secure_apfed.promises.FIGURES`."""
         return self.config.method.figure
 
     @property
     def headlines(self) -> tuple[Headline, ...]:
-        """What attacks found, by direction, and the directions that nobody attacked."""
+        """The findings of attacks by direction, and the directions that nobody attacked."""
         return headlines_by_direction(self.attacks or (), self.config)
 
     @property
@@ -63,18 +63,20 @@ class FinishedRun:
 
     @property
     def promise(self) -> Promise:
-        """What is promised of what leaves a party, where least is promised."""
+        """The promise on what leaves a party, where least is promised."""
         return worst_promise(self.promises, self.figure)
 
     @property
     def epsilon(self) -> float:
-        """Of `promise`; inf: no guarantee, 0: nothing is sent."""
+        """The epsilon of `promise`; inf: no guarantee, 0: nothing is sent."""
         return self.promise.epsilon or 0.0
 
 
 def read_finished_run(path: Path) -> FinishedRun:
-    """Raises CheckpointError where a file is missing or not as this version writes it, or it has
-    not finished.
+    """Read the results of a finished run.
+
+    Raises CheckpointError: a file is missing or not as this version writes it, or the run has not
+    finished.
     """
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such run folder")

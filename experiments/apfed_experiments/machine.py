@@ -9,7 +9,10 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """The same from one measurement to the next; the processor's model, where the system tells."""
+    """Describe this machine, the same from one measurement to the next.
+
+    The processor's model is given where the system tells.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:

@@ -64,7 +64,7 @@ _APC_VFL = {
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The fields of `DataSettings` that make up a paper's partition.
+    """Return the fields of `DataSettings` that make up a paper's partition.
 
     Raises:
         ConfigError: there is no such partition; names the nearest.
@@ -78,14 +78,14 @@ def preset(name: str) -> dict[str, Any]:
 
 
 def _apc_vfl() -> Iterator[tuple[str, Preset]]:
-    """Fewer columns at the active: the others were moved to the passive, in the Appendix's order.
+    """Yield presets with fewer columns at the active, in the order of the Appendix.
 
-    (Its sentence names the two parties the other way round.) Sex, education and marriage of the
-    credit cards are one-hot encoded here, as everywhere in this library.
-    The paper tests by ten folds of the active's rows; here a tenth tests, and seeds draw others.
-    Test rows are the active's own and unaligned there; here passives hold them, too, for what all
-    parties predict together. Where all rows are aligned, the paper's comparison with SplitNN, so
-    many people are all that there are, and 500 (or 50) of them test.
+    The others were moved to the passive. (The Appendix's sentence names the two parties the other
+    way round.) Sex, education and marriage of the credit cards are one-hot encoded here, as
+    everywhere in this library. The paper tests by ten folds of the active's rows; here a tenth
+    tests, and seeds draw others. Test rows are the active's own and unaligned there; here passives
+    hold them, too, for what all parties predict together. Where all rows are aligned, the paper's
+    comparison with SplitNN, so many people are all that there are, and 500 (or 50) of them test.
     """
     for dataset, one in _APC_VFL.items():
         everything = list(chain(*find_dataset(dataset).natural_views.values()))

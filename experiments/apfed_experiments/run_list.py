@@ -85,7 +85,7 @@ class ListedRun:
 
     @property
     def gain(self) -> float | None:
-        """How much better than the best solo baseline on the same rows; one run shows no help."""
+        """The gain over the best solo baseline on the same rows; one run shows no help."""
         return None if self.run_gain is None else self.run_gain.value
 
     @property
@@ -144,7 +144,7 @@ class ListedRun:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """For programs; shares are of 1, and what is not known is null."""
+        """Return the run for programs; shares are of 1, and what is not known is null."""
         config = self.config
         alone = self.alone
         return {
@@ -223,7 +223,7 @@ def _read(path: Path, top: Path) -> ListedRun:
 
 
 def _legible(name: str) -> str:
-    """A name whose bytes are no UTF-8, with marks in their places."""
+    """Replace the bytes of a name that are no UTF-8 by marks."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
@@ -252,7 +252,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
 
 
 def _date(folder: RunFolder) -> datetime:
-    """When the run last wrote what tells how far it came, else when its folder was changed."""
+    """Return when the run last wrote how far it came, else when its folder was changed."""
     files = (folder.result, folder.metrics, folder.config)
     there = (file for file in files if os.access(file, os.F_OK))
     try:

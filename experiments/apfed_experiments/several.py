@@ -61,7 +61,7 @@ class SeveralSeeds:
 
     @property
     def note(self) -> str:
-        """What the seeds drew, and what the intervals are."""
+        """The note on what the seeds drew, and on what the intervals are."""
         return (
             f"Each seed draws its rows anew; {_KINDS[self.config.party_seeds]} (party_seeds: "
             f"{self.config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the "
@@ -75,7 +75,7 @@ class SeveralSeeds:
         return rows + self.together()
 
     def together(self) -> list[tuple[str, str]]:
-        """The same without single seeds."""
+        """Return the rows of all seeds together, without single seeds."""
         measure = MEASURES[self.config.measure]
         found = self.summary
         rows = [
@@ -190,7 +190,10 @@ def _text(measure: Measure, of: Interval) -> str:
 
 
 def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float) -> Ranked | None:
-    """None where a run did not tell two classes apart, or was not measured by it."""
+    """Return a ranking measure over all runs, with its gain where baselines have it, too.
+
+    None: a run did not tell two classes apart, or was not measured by it.
+    """
     first = [next(iter(run.outcome.measures.values()), {}) for run in runs]
     if not all(run.outcome.ranking and name in of for run, of in zip(runs, first, strict=True)):
         return None

@@ -245,7 +245,7 @@ class SoloRecord(Written):
 
 
 def settings_digest(config: Config) -> str:
-    """SHA-256 (hex) of all that solo baselines depend on."""
+    """Hash all that solo baselines depend on: SHA-256, in hex."""
     of = {
         "data": config.data.model_dump(mode="json"),
         "seed": config.seed,
@@ -334,7 +334,7 @@ def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | 
 
 
 def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
-    """The baselines of a finished run, of the very rows and labels that it trained on.
+    """Return a finished run's baselines, of the very rows and labels that it trained on.
 
     `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
     measured them, and under DP-SGD (`LEFT_OUT`).
@@ -411,7 +411,10 @@ def _measured(
 
 
 def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tuple[float, ...]:
-    """Of each test row, to four digits; empty where all seeds have the same test rows."""
+    """Return the influence of each test row on the measure, to four digits.
+
+    Empty: all seeds have the same test rows, or an influence is not finite.
+    """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
     found = influence(scored, measure)
@@ -419,7 +422,7 @@ def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tupl
 
 
 def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
-    """Regressions in the unit of the labels, or classifiers."""
+    """Compare regressions in the unit of the labels, or classifiers."""
     table = own.table
     rows = own.train_rows
     known = own.labelled_rows
@@ -444,9 +447,10 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
 
 
 def seconds_alone(config: Config, data: VerticalData) -> float:
-    """About what the baselines beside such a run take on this machine, by those of two samples of
-    its rows, of which the larger takes some ten seconds; 0 where there are none (`LEFT_OUT`). Fits
-    that the method shares with them are counted, too.
+    """Estimate the seconds that the baselines beside such a run take on this machine.
+
+    Two samples of its rows are measured, of which the larger takes some ten seconds; 0 where there
+    are no baselines (`LEFT_OUT`). Fits that the method shares with them are counted, too.
     """
     if config.dp_sgd is not None:
         return 0.0
@@ -469,12 +473,12 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
 
 
 def _learnt_rows(own: OwnData) -> Tensor:
-    """Of which baselines learn, or a sample of them; a regression of none without a label."""
+    """Return the rows that baselines learn from; a regression learns from labelled ones only."""
     return own.train_rows if own.targets is None else own.labelled_rows
 
 
 def _drawn(own: OwnData, seed: int, most: int) -> Tensor:
-    """So many rows with a label, about, or all; of each class its share, and one at least."""
+    """Draw about `most` labelled rows, or take all; of each class its share, and one at least."""
     known_n = own.labelled_rows
     if len(known_n) <= most or own.table.labels is None:
         return known_n
@@ -498,9 +502,9 @@ def compare_numbers(
     seed: int = 0,
     said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Every regression of all labelled rows, and of folds of them; rows are of any shape.
+    """Compare every regression of all labelled rows, and of folds of them.
 
-    Raises DataError where too few rows have a label.
+    Rows are of any shape. Raises DataError where too few rows have a label.
     """
     from sklearn.dummy import DummyRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
@@ -570,10 +574,10 @@ def compare(
     *,
     said: dict[str, Scored] | None = None,
 ) -> list[BaselineResult]:
-    """Every baseline of all labels for the test rows, and of parts of them for the choice; `said`
-    is filled with what each says of the test rows.
+    """Compare every baseline on the test rows, and by parts of all labels for the choice.
 
-    Raises ModelError where the run's own network diverged or cannot take such rows.
+    `said` is filled with what each says of the test rows. Raises ModelError where the run's own
+    network diverged or cannot take such rows.
     """
     found = []
     task = task.few
@@ -666,7 +670,7 @@ def _gain_of_figures(config: Config, outcome: Outcome, solo: SoloRecord) -> RunG
 
 
 def taught_alone(config: Config, data: VerticalData) -> Student:
-    """The student of a run with votes as it is without help: taught by the active's prior alone."""
+    """Train the student of a run with votes without help: on the active's prior alone."""
     name = data.active.name
     own = Start(config=config, data=data).own(name, fresh_secrets(config, name), {})
     student = Student(own, torch.arange(len(data.active.ids)))
@@ -676,7 +680,10 @@ def taught_alone(config: Config, data: VerticalData) -> Student:
 
 
 def read_solo(config: Config, path: Path) -> SoloRecord:
-    """What `keep_solo` wrote; CheckpointError: of other data or settings, or none of ours."""
+    """Read what `keep_solo` wrote.
+
+    Raises CheckpointError: it is of other data or settings, or none of ours.
+    """
     record = read_json(path, SoloRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(

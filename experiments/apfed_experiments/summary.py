@@ -21,12 +21,12 @@ _CONFIDENCE = 0.95
 
 
 def shared_share(data: DataSettings | None, *, train: int, test: int) -> float:
-    """How alike two seeds' figures are taken to be, since one table of people is split again.
+    """Return the correlation that two seeds' figures are taken to have, 0 to 1.
 
-    The correlation, 0 to 1, that Nadeau and Bengio (2003, Inference for the generalization error,
-    section 3) give re-splits: the share of test rows. Where a set has its own test rows, seeds draw
-    no others, and the interval speaks of these rows alone: 0; without `data` test rows were drawn
-    again.
+    Seeds split one table of people again. Nadeau and Bengio (2003, Inference for the generalization
+    error, section 3) give such re-splits the share of test rows. Where a set has its own test rows,
+    seeds draw no others, and the interval speaks of these rows alone: 0; without `data` test rows
+    were drawn again.
     """
     if data and data.dataset in DATASETS and DATASETS[data.dataset].split:
         return 0.0
@@ -34,7 +34,7 @@ def shared_share(data: DataSettings | None, *, train: int, test: int) -> float:
 
 
 def covariance(influences: "Sequence[pd.Series[float]]") -> float:
-    """How far two seeds' figures vary together by the people who test both of them.
+    """Return how far two seeds' figures vary together by the people who test both of them.
 
     Each series tells by person how much the figure of one seed is moved by that test row
     (`secure_apfed.intervals.influence`). A figure varies by their mean; so two covary by the
@@ -59,7 +59,7 @@ class Interval:
     def of(
         cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
     ) -> "Interval":
-        """Of figures of seeds whose covariance is `common`, or that correlate by `shared`.
+        """Return the interval of seeds' figures that covary by `common`, or correlate by `shared`.
 
         The variance of a mean of J figures is 1 / J of that which they show, and their covariance
         (`covariance`). Where nobody told how rows move them: 1 / J + rho / (1 - rho) of it, the
@@ -80,7 +80,7 @@ class Interval:
         return cls(mean, mean - arm, mean + arm)
 
     def p_value(self, seeds: int) -> float:
-        """Of the two-sided test that the mean over so many seeds is 0; NaN of one seed."""
+        """Return the two-sided p-value of the mean over so many seeds being 0; NaN of one seed."""
         if math.isnan(self.low):
             return math.nan
         if self.high <= self.low:
@@ -93,7 +93,7 @@ class Interval:
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
-        """Such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
+        """Return a text such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
@@ -216,7 +216,7 @@ class Gain:
 
     @classmethod
     def of(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
-        """Of the rows of a point and of its control; None where no baseline was measured."""
+        """Return the gain from a point's rows and its control's; None: no baseline was measured."""
         alone = rows[rows["target"] == "solo"]
         if alone.empty:
             return None
@@ -249,7 +249,7 @@ class Gain:
         )
 
     def text(self, gain: Interval) -> str:
-        """A gain with its unit: points of a share, else of the measure as it is."""
+        """Return a gain with its unit: points of a share, else of the measure as it is."""
         measure = MEASURES[self.measure]
         gain = cut_difference(gain, self.measure)
         if measure.share:
@@ -301,8 +301,10 @@ class Summary:
     epsilon_passives: float = math.inf
 
     def epsilon_of(self, method: MethodSettings) -> float:
-        """Of a row's releases where representations are sent, else of a person's contributions at
-        one passive (its vote, or its parts of the sums).
+        """Return the epsilon of a row's releases, or of a person's contributions at one passive.
+
+        The former holds where representations are sent. A person's contributions are its vote, or
+        its parts of the sums.
         """
         return self.epsilon_x if method.figure == "epsilon_x" else self.epsilon_passives
 
@@ -351,12 +353,12 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
-    """The measure of the method's own inference in each run of a point, by seed."""
+    """Return the measure of the method's own inference in each run of a point, by seed."""
     return _headline(rows)["score"]
 
 
 def _headline(rows: pd.DataFrame) -> pd.DataFrame:
-    """The figure of the method's own inference in each run, by seed."""
+    """Return the figures of the method's own inference in each run, by seed."""
     return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
 
 
@@ -368,8 +370,9 @@ def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
 
 
 def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) -> Interval:
-    """How much better one is than the other on the same seeds, both by seed; by the people who test
-    several seeds where all tell how these move them.
+    """Return how much better one is than the other on the same seeds, both by seed.
+
+    The interval goes by the people who test several seeds where all tell how these move them.
     """
     other = other.loc[one.index]
     moved = _moved(one)
@@ -379,7 +382,7 @@ def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) 
 
 
 def _moved(runs: pd.DataFrame) -> "list[pd.Series[float]]":
-    """How people move each seed's figure; empty where one seed's run does not tell."""
+    """Return how people move each seed's figure; empty where one seed's run does not tell."""
     told = list(runs["influence"]) if "influence" in runs else []
     return told if all(isinstance(of, pd.Series) for of in told) else []
 
@@ -396,10 +399,10 @@ def _shared(rows: pd.DataFrame) -> float:
 
 
 def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
-    """P-values of all that one table compares over so many seeds, adjusted for their number.
+    """Return the p-values of all that one table compares, adjusted for their number (Holm 1979).
 
-    One for each interval of differences (Holm 1979); NaN where nothing was compared (None), or one
-    seed was run.
+    There is one for each interval of differences over so many seeds; NaN where nothing was compared
+    (None), or one seed was run.
     """
     found = [math.nan if of is None else of.p_value(seeds) for of in intervals]
     order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)

@@ -188,7 +188,7 @@ def load_tradeoff(path: Path) -> TradeOff:
 
 
 def tradeoff_of(config: Config) -> TradeOff:
-    """The study that a run's settings ask for, of that run.
+    """Return the study that a run's settings ask for, of that run.
 
     Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
     """
@@ -201,7 +201,7 @@ def tradeoff_of(config: Config) -> TradeOff:
 
 
 def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
-    """Every point, references first; all configs and attacks are checked here.
+    """Return every point, references first; check all configs and attacks.
 
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
@@ -267,7 +267,7 @@ def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Confi
 
 
 def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
-    """Defence capability score, one-sided: 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
+    """Return the defence capability score, 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
     `attack` is its score under this defence, AP (negative R^2 count as 0), `ideal` the AP* that a
     perfect defence would leave: 0 in VFLAIR's code (`dcs_vflair`), the best same-knowledge baseline
@@ -280,7 +280,10 @@ def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> f
 
 
 def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
-    """One point; DCS is of the target on which it does worst, None where no attack applies."""
+    """Return the row of a point.
+
+    DCS is of the target on which it does worst, None where no attack applies.
+    """
     scores: dict[str, float | None] = {"dcs_vflair": None, "dcs_baseline": None}
     if summary.leakage and not point.reference:
         for name in scores:

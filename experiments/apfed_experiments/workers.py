@@ -76,7 +76,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for what is started within; what the user set goes before."""
+    """Set these variables for what is started within; what the user set goes before."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)
     try:

@@ -90,14 +90,18 @@ class Evidence:
     level: float
 
     def epsilon_low(self, delta: float) -> float:
-        """The lower bound on epsilon, if the mechanism is claimed to be Gaussian DP."""
+        """Return the lower bound on epsilon, if the mechanism is claimed to be Gaussian DP."""
         return gdp_epsilon(self.mu_low, delta)
 
 
 def evidence_from(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, level: float
 ) -> Evidence:
-    """What scores of independent retrainings, as many of both worlds, prove at this level."""
+    """Return what scores of independent retrainings, as many of both worlds, prove at a level.
+
+    Raises LocalProtocolError: too few scores, or not as many of both worlds; scores that are not
+    finite, or no level.
+    """
     if scores_0.shape != scores_1.shape or len(scores_0) < 3 * _SMALLEST_PART:
         raise LocalProtocolError(
             f"expected as many scores of both worlds, at least {3 * _SMALLEST_PART}, got "
@@ -118,7 +122,10 @@ def evidence_from(
 def epsilon_from(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], *, delta: float, level: float
 ) -> float:
-    """A lower bound on epsilon at `delta` that assumes nothing of the mechanism; raises alike."""
+    """Return a lower bound on epsilon at `delta` that assumes nothing of the mechanism.
+
+    Raises as `evidence_from`.
+    """
     evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
     third = len(scores_0) // 3
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))

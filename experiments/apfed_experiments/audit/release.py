@@ -51,7 +51,7 @@ class Audit:
     confidence: float
 
     def contradicts(self, epsilon: float) -> bool:
-        """Whether a claim of `epsilon`, at the same delta, is wrong."""
+        """Return whether a claim of `epsilon`, at the same delta, is wrong."""
         return max(self.epsilon_dp, self.epsilon_gdp, self.epsilon_rows) > epsilon
 
 

@@ -187,7 +187,7 @@ class Retrainings:
         )
 
     def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        """What the record sends and what the sum is, in each world; see `Step.worlds`."""
+        """Return what the record sends and what the sum is, in each world; see `Step.worlds`."""
         task = self.task
         shown = []
         other_y = task.labels.new_tensor(task.other_label)
@@ -204,22 +204,22 @@ class Retrainings:
         return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in shown)
 
     def weights(self, party: Literal["active", "passive"]) -> Weights:
-        """The parameters of all retrainings now, (R, *shape) each."""
+        """Return the parameters of all retrainings now, (R, *shape) each."""
         return self._weights[party]
 
     def noise_deviation(self) -> float:
-        """Of the noise on each number of the sum of gradients."""
+        """Return the standard deviation of the noise on each number of the sum of gradients."""
         return self.protection.gradient_sigma
 
     def example_terms(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        """Each example's gradient of task loss + <row, z>, clipped: what is summed, (R, B, P)."""
+        """Return each example's term of the sum, (R, B, P): its gradient, clipped."""
         gradient_RBP = self.example_gradients(x_RBF, y_RB, row_RBD)
         if math.isinf(self.protection.gradient_clip):
             return gradient_RBP
         return onto_ball(gradient_RBP, self.protection.gradient_clip)
 
     def example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
-        """The gradient of each example's task loss + <row, z>, which DP-SGD clips, (R, B, P)."""
+        """Return each example's gradient of task loss + <row, z>, which DP-SGD clips, (R, B, P)."""
 
         def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
@@ -239,7 +239,7 @@ class Retrainings:
         return z_RBD
 
     def _ask(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
-        """The passive's step, and B dL/dz of each row, clipped to `row_clip`."""
+        """Take the passive's step; return B dL/dz of each row, clipped to `row_clip`."""
 
         def loss(weights: Weights, z_BD: Tensor) -> Tensor:
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
@@ -326,7 +326,7 @@ CASES: Mapping[str, Case] = {
 
 
 def networks() -> tuple[dict[str, nn.Module], nn.Module]:
-    """The active's networks and the passive's objective, at the start that all retrainings have."""
+    """Return the active's networks and the passive's objective, as all retrainings start."""
     with seeded(_SEED, "audit", "networks"):
         encoder, head = encoder_and_head(_MODEL, (10,), 2)
         modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
@@ -409,7 +409,7 @@ def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor
 
 
 def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
-    """How far the record moves each row of each step, (B, D), and 0 for the record itself."""
+    """Return how far the record moves each row of each step, (B, D); 0 for the record itself."""
     modules, objective = networks()
     runs = Retrainings(
         task,

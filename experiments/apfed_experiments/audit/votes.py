@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 def _key(seed: int, *use: str | int) -> bytes:
-    """A key for a repeatable audit, where nobody's data are at stake."""
+    """Derive a key for a repeatable audit, where nobody's data are at stake."""
     return hashlib.sha256(repr((seed, *use)).encode()).digest()
 
 
@@ -45,7 +45,7 @@ class NoisySum:
     honest: int
 
     def open(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
-        """R sums in which the others' votes are 0; reader and colluders can subtract them."""
+        """Open R sums in which the others' votes are 0; reader and colluders can subtract them."""
         opened_RK = self.point.quantise(votes_RK, self._noise(votes_RK.shape, seed, world, 0))
         total_RK = opened_RK.astype(np.float64)
         for party in range(1, self.honest):
@@ -74,7 +74,7 @@ class TwoTables:
 
 
 def people_on_a_line(*, labelled: bool) -> TwoTables:
-    """Two groups with a label each, far apart, and nine people in the middle.
+    """Return two groups with a label each, far apart, and nine people in the middle.
 
     Without a label the person sits between the middle and one group or the other; the middle's
     graph has no other edge to a group. With a label the person is the only one of class 1, and
@@ -98,7 +98,7 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
 
 
 def labelled_person() -> TwoTables:
-    """Two labelled people, of whom one turns into the opposite, and three unit vectors."""
+    """Return two labelled people, of whom one turns into the opposite, and three unit vectors."""
     world = np.concatenate([np.eye(3)[:2], np.eye(3)])
     other = world.copy()
     other[0] *= -1
@@ -121,7 +121,7 @@ def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floa
 def one_vote_in_a_sum(
     added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
 ) -> Floats:
-    """Noisy sums with one row of votes or another."""
+    """Score noisy sums with one row of votes or another."""
     opened_RK = added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
     return np.asarray(opened_RK @ (votes[1] - votes[0]))
 
@@ -129,7 +129,7 @@ def one_vote_in_a_sum(
 def record_in_answers(
     labeller: Labeller, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """All randomised answers of a passive, by their likelihood ratio."""
+    """Score all randomised answers of a passive by their likelihood ratio."""
     votes = [
         hard(labeller.label(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
@@ -188,14 +188,14 @@ def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int)
 def record_in_weights(
     private: Private, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """The weights alone, as the votes of others show them."""
+    """Score the weights alone, as the votes of others show them."""
     return _read(private, tables, runs, seed, world).ratio
 
 
 def weights_and_answer(
     private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """The weights, and the person's own randomised answer."""
+    """Score the weights, and the person's own randomised answer."""
     read = _read(private, tables, runs, seed, world)
     answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
     gain_RK = read.given[1] - read.given[0]
@@ -205,7 +205,7 @@ def weights_and_answer(
 def weights_and_sum(
     private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
-    """The weights, and the sum of hard votes at the person's row."""
+    """Score the weights, and the sum of hard votes at the person's row."""
     read = _read(private, tables, runs, seed, world)
     opened_RK = added.open(read.own, seed=seed, world=world)
     mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.given)

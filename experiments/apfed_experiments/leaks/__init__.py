@@ -75,7 +75,7 @@ def play(
     *,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, list[Row]]:
-    """The rows of these parts; each replaces its rows in `store` as soon as it ends.
+    """Play these parts and return their rows; each replaces its rows in `store` as it ends.
 
     `on_done` is told how many parts are done, of how many.
 
@@ -95,7 +95,10 @@ def play(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The stored rows of every part; none if there is no such file; ConfigError: something else."""
+    """Read the stored rows of every part; none if there is no such file.
+
+    Raises ConfigError: the folder is missing, or the file holds something else.
+    """
     try:
         stored = json.loads(path.read_bytes())
     except FileNotFoundError:

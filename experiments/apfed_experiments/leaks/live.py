@@ -137,7 +137,7 @@ def live_config(
     noise: Mapping[str, float] | None = None,
     **model: Any,
 ) -> Config:
-    """A run of 20 epochs on one of the data sets here, with perceptrons.
+    """Return a run of 20 epochs on one of the data sets here, with perceptrons.
 
     `noise` is that of the passives under the sum, `model` what differs in the networks.
     """
@@ -179,7 +179,7 @@ def live_config(
 
 @cache
 def _data(name: str, passives: int, seed: int) -> VerticalData:
-    """The data set, with the first of its passives only."""
+    """Load the data set, with the first of its passives only."""
     data = load_data(live_config(name, "apfed_c").data, seed=seed)
     return replace(data, passives=data.passives[:passives])
 
@@ -194,7 +194,7 @@ def open_run(
     *,
     kind: type[LiveRun] = LiveRun,
 ) -> LiveRun:
-    """A session that has trained for some epochs; the same data is aligned once."""
+    """Open a session that has trained for some epochs; the same data is aligned once."""
     of_data = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(of_data)
     run = kind(config, _data(*of_data), rules=rules, alignment=known)
@@ -206,7 +206,7 @@ def open_run(
 def sum_for(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> Config:
-    """Without rules a plain sum and no clip; with them a protected one."""
+    """Return settings of a protected sum, or without all rules of a plain one without clip."""
     if rules != ALL_RULES:
         return live_config(data, method, masks="none", clip=None, **changes)
     return live_config(data, method, **protected(passives), **changes)
@@ -219,19 +219,19 @@ def open_sum(
 
 
 def protected(passives: int) -> dict[str, Any]:
-    """Settings of a protected sum: one passive has nobody to share masks with."""
+    """Return settings of a protected sum: one passive has nobody to share masks with."""
     return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
 
 
 def centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
-    """Mean cosine of the rows after each column's mean is taken away."""
+    """Return the mean cosine of the rows after each column's mean is taken away."""
     found_ND = found_ND - found_ND.mean(dim=0)
     truth_ND = truth_ND - truth_ND.mean(dim=0)
     return float(F.cosine_similarity(found_ND, truth_ND).mean())
 
 
 def features_of(result: AttackResult) -> Row:
-    """The figures of an attack on features, or who refused."""
+    """Return the figures of an attack on features, or who refused."""
     if not result.applicable or result.baseline is None:
         return {"refused": result.reason}
     return {
@@ -247,7 +247,7 @@ def features_of(result: AttackResult) -> Row:
 
 
 def inversion() -> Iterator[Setting]:
-    """A5: z^p out of honest steps, and x^p from there."""
+    """Yield settings of A5: z^p out of honest steps, and x^p from there."""
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passives}
         yield Setting(columns=columns, measure=partial(_measured, name, passives), seeds=seeds)
@@ -302,7 +302,7 @@ def _inverted(run: LiveRun) -> tuple[Tensor, Tensor]:
 
 
 def chosen() -> Iterator[Setting]:
-    """A6: directions that the active chose; what it reads of the sum of z, both centred."""
+    """Yield settings of A6: the active chooses directions and reads the sum of z, both centred."""
     ways: tuple[tuple[str, frozenset[Rule], int, Row], ...] = (
         # rules, people whose z is read, how rows differ
         ("no rules", UNPROTECTED, 128, {}),
@@ -322,7 +322,7 @@ def chosen() -> Iterator[Setting]:
 
 
 def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
-    """Largest error of a row and R^2 of the sum of the passives' z, both centred."""
+    """Return the largest error of a row and R^2 of the sum of the passives' z, both centred."""
     live = opened(seed=seed)
     active = live.data.active.name
     everybody = torch.arange(len(live.alignment[active]))
@@ -342,7 +342,7 @@ def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, see
 
 
 def decoder() -> Iterator[Setting]:
-    """A7: one point for all, against linear and other decoders."""
+    """Yield settings of A7: one point for all, against linear and other decoders."""
     everything: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
         ("all rules", ALL_RULES, {}),
@@ -382,10 +382,11 @@ def _read_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, se
 
 
 def noise() -> Iterator[Setting]:
-    """What is read in one round of questions and in many; epsilon and accuracy of 20 epochs.
+    """Yield settings under noise: what is read in one round of questions and in many.
 
-    The noise is fresh in every run, so that the seeds differ in it, too; some runs are shaken
-    off their way by it, which the least and the greatest accuracy show.
+    Epsilon and accuracy are those of 20 epochs. The noise is fresh in every run, so that the seeds
+    differ in it, too; some runs are shaken off their way by it, which the least and the greatest
+    accuracy show.
     """
     for method, strength in product(("apfed_r", "apfed_c"), _STRENGTHS):
         settings: Row = {
@@ -406,7 +407,7 @@ def noise() -> Iterator[Setting]:
 def _under_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
-    """What is read, and of an honest run the accuracy and what it costs each passive."""
+    """Return what is read, and an honest run's accuracy and largest epsilon of a passive."""
     found = read(partial(open_sum, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
@@ -440,7 +441,7 @@ def _summed(opened: Callable[..., LiveRun], seed: int) -> Row:
 
 
 def isolation() -> Iterator[Setting]:
-    """A8: ways to one passive's part, against each rule by itself and all of them."""
+    """Yield settings of A8: ways to one passive's part, against each rule by itself and all."""
     single = {
         "weight": Rule.WEIGHT,
         "unequal": Rule.BINDING,
@@ -498,7 +499,10 @@ def _isolated(config: Config, rules: frozenset[Rule], attack: Isolation, seed: i
 
 
 def stuffing() -> Iterator[Setting]:
-    """500 customers each, 300 in common; 400 guesses, half of which the victim has."""
+    """Yield settings of ID stuffing: 500 customers each, 300 in common.
+
+    The adversary makes 400 guesses, half of which the victim has.
+    """
     for (role, protocol), (limits, size, minimum, times, runs, over) in product(_ENDS, _CASES):
         attack = IdStuffing(candidates=400, intersections=times, overstuff=over)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
@@ -537,7 +541,7 @@ _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several ti
 
 
 def joint_inversion() -> Iterator[Setting]:
-    """Pairs, public rows without pairs, or the encoder itself: curious actives."""
+    """Yield settings of curious actives: with pairs, public rows without pairs, or the encoder."""
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
         measure = partial(_curious, name)
         yield Setting(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
@@ -550,7 +554,10 @@ def _curious(name: str, seed: int) -> Row:
 
 
 def hijacking() -> Iterator[Setting]:
-    """FSHA against real passives: told one's own features of the same people, and not."""
+    """Yield settings of FSHA against real passives.
+
+    The adversary is told its own features of the same people, or not.
+    """
     cases = (
         ("digits", True, _HIJACK_EPOCHS, _HIJACK_SEEDS),
         ("digits", False, _HIJACK_EPOCHS, _HIJACK_SEEDS),
@@ -565,7 +572,10 @@ def hijacking() -> Iterator[Setting]:
 
 
 def reversed_hijacking() -> Iterator[Setting]:
-    """A4 on digits: the only passive, against the active's own loss, clip and guard."""
+    """Yield settings of A4 on digits: the only passive attacks the active.
+
+    It attacks against the active's own loss, clip and guard.
+    """
     # strength of the answers, clip of the sum, noise of the guard (0: none)
     for strength, clip, sigma in (
         (1.0, 1.0, 0.0),
@@ -591,7 +601,7 @@ def _hijacked(
     epochs: int,
     seed: int,
 ) -> Row:
-    """So many epochs at a rate under which the pull is steady."""
+    """Play the attack for so many epochs, at a rate under which the pull is steady."""
     config = config_of(seed=seed)
     train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
     config, data = _with_one_passive(config.model_copy(update={"train": train}))
@@ -599,7 +609,10 @@ def _hijacked(
 
 
 def _guarded(clip: float, sigma: float, *, seed: int) -> Config:
-    """A session of APFed-C; the adversary's answers are as long as its strength makes them."""
+    """Return settings of APFed-C, with a guard unless `sigma` is 0.
+
+    The adversary's answers are as long as its strength makes them.
+    """
     config = live_config("digits", "apfed_c", masks="none", clip=clip, seed=seed)
     if not sigma:
         return config

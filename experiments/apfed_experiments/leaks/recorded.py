@@ -106,7 +106,10 @@ _ASKED = tuple(("averaged_membership", {"strangers": who}) for who in ("outside"
 
 
 def labels() -> Iterator[Setting]:
-    """Balanced accuracies, means over the passives, by noise and by labels that they know."""
+    """Yield settings by noise and by the labels that passives know.
+
+    Figures are balanced accuracies, means over the passives.
+    """
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
         data = name.removeprefix("all-labels-")
         columns = {"data": data, "noise": noise, "labels a class": known or "none"}
@@ -116,13 +119,13 @@ def labels() -> Iterator[Setting]:
 
 @lru_cache(maxsize=len(_SEEDS))
 def _finished(settings: str) -> tuple[Recording, float]:
-    """A run of these settings, which several attacks read, and its accuracy."""
+    """Run these settings, for several attacks to read; return the recording and its accuracy."""
     done = run(Config.model_validate_json(settings), None)
     return done.recording, next(iter(done.accuracy.values()))
 
 
 def _guarded(name: str, noise: str, seed: int) -> Config:
-    """The main job's run with another guard; its sum is plain, which changes no result here."""
+    """Return the main job's run with another guard; a plain sum changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed,
         "party_seeds": "shared_for_comparison",
@@ -134,7 +137,7 @@ def _guarded(name: str, noise: str, seed: int) -> Config:
 
 
 def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
-    """What both attacks reach and the best of their baselines, with the same labels.
+    """Return what both attacks and the best of their baselines reach, with the same labels.
 
     Where no label is known the clusters are named by the truth. x: the best baseline of A1, that is
     probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
@@ -177,7 +180,10 @@ def _reached(result: AttackResult) -> float:
 
 
 def few_labels() -> Iterator[Setting]:
-    """Means over all adversaries and victims of an attack; which one applies follows the method."""
+    """Yield settings of each attack that applies to a method, means over all who play it.
+
+    The means are over all adversaries and victims; which attack applies follows the method.
+    """
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
             # Whether there is something for the attack, as its own reasons and roles have it.
@@ -194,7 +200,7 @@ def _few(data: str, method: str, seed: int) -> Config:
 def _read(
     config_of: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
-    """What the attack reaches, means over its adversaries and victims, beside the accuracy."""
+    """Return what the attack reaches, means over adversaries and victims, beside the accuracy."""
     recording, accuracy = _finished(config_of(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
     mounted = mount(recording, [choice], seed=seed)
@@ -232,7 +238,7 @@ class Case:
 
 
 def _averaged(method: str, bits: int) -> Case:
-    """MMVFL or V-FedMV; `bits` of one number of the sum."""
+    """Return the case of MMVFL or V-FedMV with `bits` of one number of the sum."""
     attacks = [("pseudo_labels", _NO_LABELS)] if bits == _BITS[0] else []
     return Case(
         method=method,
@@ -308,7 +314,10 @@ CASES = (
 
 
 def papers() -> Iterator[Setting]:
-    """Each attack on each method that gives it something to read, means over its adversaries."""
+    """Yield each attack on each method that gives it something to read.
+
+    Figures are means over the attack's adversaries.
+    """
     for case in CASES:
         for name, options in case.attacks:
             told = ", ".join(f"{key} {value}" for key, value in options.items())

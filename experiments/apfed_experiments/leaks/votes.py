@@ -50,7 +50,7 @@ def labels_config(
     seed: int = 0,
     **changes: Any,
 ) -> Config:
-    """A run with few labels; votes by this labeller, under noise of this epsilon."""
+    """Return a run with few labels; votes by this labeller, under noise of this epsilon."""
     said = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
         "name": f"few-labels-{data}",
@@ -77,7 +77,7 @@ _ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 def _open(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
-    """A new run on the same people, which nobody counts together with an earlier one."""
+    """Open a new run on the same people, which nobody counts together with an earlier one."""
     config = labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
     run = VotesRun(config, _data(data, seed), alignment=_ALIGNED.get((data, seed)))
     _ALIGNED[data, seed] = run.alignment
@@ -98,7 +98,7 @@ def _setting(
 
 
 def chosen_labels() -> Iterator[Setting]:
-    """The active labels one person a class, and others with the last class.
+    """Yield settings: the active labels one person a class, and others with the last class.
 
     Column k of what it opens is then how near everybody is to person k, summed over the passives.
     Measured: which share of the ten people nearest to k in the victim's features (by its table) are
@@ -134,7 +134,7 @@ def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: 
 def _columns_of(
     run: VotesRun, rows: Tensor, landmarks: NDArray[np.int64], draw: np.random.Generator
 ) -> NDArray[np.float64]:
-    """How near everybody is to each landmark, as far as votes tell.
+    """Return how near everybody is to each landmark, as far as votes tell.
 
     A soft vote has a share for the landmark whoever else is labelled, so all are. A hard one is for
     whoever is nearest: with a tenth of all labelled, about ten people vote for each landmark.
@@ -162,7 +162,7 @@ def _share(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
 
 
 def repeated_votes() -> Iterator[Setting]:
-    """The passives' class for each person, out of what is opened in new runs on the same people.
+    """Yield settings: each person's class at the passives, from new runs on the same people.
 
     Measured: for which share of the people the class with the most votes in the mean of what was
     opened is that of the votes without noise. Each run is a run of its own, with its own budget.
@@ -192,7 +192,7 @@ def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> R
 
 
 def vote_membership() -> Iterator[Setting]:
-    """Two runs whose labels differ in one person: does this person's row, at the passives, vote?
+    """Yield settings of two runs whose labels differ in one person: does its row vote?
 
     Half of the candidates are in the passives' tables. The statistic is how far the two openings
     lie apart for all other people. The active knows the answer from the intersection: this is what
@@ -206,7 +206,7 @@ _CANDIDATES = 16
 
 
 def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
-    """AUC of the distance between two openings."""
+    """Return the AUC of the distance between two openings."""
     run = _open(data, method, epsilon, seed)
     honest = dict(
         zip(run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True)
@@ -233,7 +233,10 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
 
 
 def poisoned_votes() -> Iterator[Setting]:
-    """One passive votes against what its features say; accuracy of the student, in per cent."""
+    """Yield settings: one passive votes against what its features say.
+
+    The figure is the accuracy of the student, in per cent.
+    """
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (opened, method, epsilon), way in product(_DATA, _OPENINGS, ways):
         measure = partial(_spoilt, data, method, epsilon, way)
@@ -254,7 +257,10 @@ def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, s
 def _accuracy(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
-    """In per cent, and where single answers are opened how far each passive agrees with others."""
+    """Return the accuracy in per cent, and how far each passive agrees with others.
+
+    The agreement is known where single answers are opened.
+    """
     run = _open(data, method, epsilon, seed)
     if way is not None:
         victim = run.voter(VICTIM)

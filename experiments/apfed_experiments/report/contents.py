@@ -290,7 +290,7 @@ def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
 
 
 def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
-    """What becomes of contributions where the party whose report it is sees nothing of it."""
+    """Yield what becomes of contributions where the party of the report sees nothing of it."""
     words_of = run.facts.words
     kinds = dict[Role, Kind]()
     if Role.AGGREGATOR in run.roles.values():
@@ -312,7 +312,7 @@ def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
 
 
 def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
-    """What a party sent, and what it received."""
+    """Yield what a party sent, and what it received."""
     for title, flows in (
         ("sent", [flow for flow in run.flows if flow.sender == me]),
         ("received", [flow for flow in run.flows if flow.receiver == me]),
@@ -336,7 +336,7 @@ def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
 
 
 def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
-    """Who, and what they learn together."""
+    """Return who colludes, and what they learn together."""
     return tuple((each.who, each.learns) for each in COALITIONS if each.holds(run.facts))
 
 

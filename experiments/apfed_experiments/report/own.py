@@ -58,7 +58,7 @@ class OwnSide:
 
     @classmethod
     def read(cls, path: Path) -> "OwnSide | None":
-        """None where the folder is no party's, or of one whose part is not over."""
+        """Read a party's folder; None where it is no party's, or its part is not over."""
         ended = PartyFolder(path).ended
         if not ended.is_file():
             return None
@@ -111,7 +111,10 @@ class _Signed(Written):
 
 
 def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
-    """What each passive that ran apart signed for the contract, by `statements.json`, verified."""
+    """Yield what each passive that ran apart signed for the contract, verified.
+
+    It stands in `statements.json`.
+    """
     if not outcome.stated:
         return
     kept = read_statements(folder.statements)
@@ -165,12 +168,12 @@ class ReportedParty:
 
     @property
     def promise_rows(self) -> tuple[tuple[str, str], ...]:
-        """What this party promises the people in its table."""
+        """The promises of this party to the people in its table."""
         promises = self.own.promises(self.config, str(self.roles[self.own.name]))
         return tuple((promise.title(fixed=True), promise.sentence) for promise in promises)
 
     def limit_rows(self) -> Iterator[tuple[str, str]]:
-        """What it answers at most, as all have signed, and when it refuses."""
+        """Yield what it answers at most, as all have signed, and when it refuses."""
         contract = self.contract
         rules = self.config.rules
         for one in self.common:
@@ -220,7 +223,7 @@ def read_party(path: Path) -> ReportedParty | None:
 
 
 def read_charges(folder: RunFolder) -> dict[str, int]:
-    """By ledger in this folder or in those of its parties, how often it was charged."""
+    """Return, by ledger in this folder or in those of its parties, how often it was charged."""
     ledgers = [log for log in folder.logs() if log.name.startswith("ledger-")]
     # The first line of a ledger says what it is.
     return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}

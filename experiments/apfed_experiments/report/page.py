@@ -38,7 +38,7 @@ def render(
     audited: Audited | None,
     measured: Mapping[str, Any] | None,
 ) -> str:
-    """The page; see `audit_of` and `measured_of`."""
+    """Render the page; see `audit_of` and `measured_of`."""
     return fill(
         "report.html.jinja",
         run=run,
@@ -66,7 +66,7 @@ def _tile_of_promise(name: str, promise: str) -> contents.Tile:
 
 
 def render_party(party: ReportedParty) -> str:
-    """The page of a party that helped."""
+    """Render the page of a party that helped."""
     learned = contents.learned_by(party)
     own = party.own
     role = party.roles[own.name]
@@ -99,7 +99,7 @@ def render_party(party: ReportedParty) -> str:
 
 
 def fill(template: str, **values: Any) -> str:
-    """The page that a template of this package makes of `values`, with the style of all."""
+    """Render a template of this package with these values, in the style of all."""
     page: str = _environment().get_template(template).render(**values)
     return page
 
@@ -213,7 +213,7 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
 
 
 def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str, float | None]]:
-    """Each is (text, note, number to sort by)."""
+    """Return the figures of a run, each (text, note, number to sort by)."""
     gain = run.gain
     alone = run.alone
     beside = run.gained if alone is None or gain is None else alone.best.title
@@ -241,7 +241,10 @@ def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:
 
 
 def _address(run: ListedRun, start: Path) -> str:
-    """From where the page lies; names are quoted, so that they name no other."""
+    """Return the report's address from where the page lies.
+
+    Names are quoted, so that they name no other.
+    """
     address = Path(os.path.relpath(run.path / "report.html", start)).as_posix()
     return quote(os.fsencode(address)) if run.report else ""
 

@@ -197,7 +197,7 @@ def _label_ends(
 
 
 def _calibration(run: ReportedRun) -> Drawn:
-    """Shares foretold and observed, of two classes; None: of others, and of too few scores."""
+    """Draw predicted and observed shares of two classes; None: of others, or of too few scores."""
     scored = scored_of(run)
     points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
     if len(points) < 2:

@@ -41,7 +41,7 @@ class EpochMetrics(Written):
     seconds: float = 0.0
 
     def scores(self, measure: str) -> dict[str, float]:
-        """One measure by inference variant; empty where the epoch was not evaluated."""
+        """Return one measure by inference variant; empty where the epoch was not evaluated."""
         return scores_of(measure, self.accuracy or {}, self.measures or {})
 
 
@@ -127,7 +127,7 @@ def read_run(path: Path) -> ReportedRun:
 
 
 def scored_of(run: ReportedRun) -> Scored | None:
-    """What the variant that is reported first says of test rows; None: nobody kept it."""
+    """Return the test predictions of the variant that is reported first; None: nobody kept them."""
     variant = next(iter(run.outcome.accuracy))
     threshold = run.outcome.threshold
     scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
@@ -135,8 +135,7 @@ def scored_of(run: ReportedRun) -> Scored | None:
 
 
 def measured_of(run: ReportedRun) -> dict[str, Any] | None:
-    """What the page shows of the variant that the run reports first; None where no scores were
-    kept.
+    """Return what the page shows of the variant reported first; None where no scores were kept.
 
     lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
     shares foretold and observed, by range of scores; finite: whether the model says a finite number

@@ -53,7 +53,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
-        """Of a run with these settings, whether it is over or was not begun."""
+        """Return the facts of a run with these settings, whether it is over or was not begun."""
         return cls(
             happens=config.method.happens,
             secure_sum=sum_kind(config.secure_sum).name,
@@ -81,7 +81,7 @@ _OF_METHODS = frozenset[str]().union(*(one.declared.happens for one in METHODS.v
 
 
 def _words(run: RunFacts) -> dict[str, bool]:
-    """All words that may stand in the column "when", beside those of methods, and which hold."""
+    """Return all words of the column "when", beside those of methods, and which of them hold."""
     passives = "passives take part" in run.happens
     votes = "passives vote" in run.happens
     summed = "contributions are summed" in run.happens
@@ -139,7 +139,7 @@ class _Row:
             )
 
     def holds(self, run: RunFacts) -> bool:
-        """Whether the run is one of those that the row speaks of."""
+        """Return whether the run is one of those that the row speaks of."""
         words = run.words
         return all(words & set(part.split(" or ")) for part in self.when.split("; "))
 
@@ -186,7 +186,7 @@ LIMITS = tuple(Limit(when, sentence) for when, sentence in _limits)
 
 
 def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
-    """What `receiver` learns of messages of this kind.
+    """Return what `receiver` learns of messages of this kind.
 
     Raises:
         ApfedError: the table does not say; a report without it would hide something.
