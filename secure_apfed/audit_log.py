@@ -817,7 +817,9 @@ def _in_words(line: Frame | Refused) -> str:
 def _frames(
     path: Path, peer: str, events: tuple[str, ...]
 ) -> Iterator[tuple[int, int, Frame | Refused]]:
-    """One direction of a link in order: which opening of the log, number of the line, the line."""
+    """Yield one direction of a link in order: which opening of the log, number of the line, the
+    line.
+    """
     opening = 0
     for number, line in _read(path):
         if isinstance(line, Opened):

@@ -96,7 +96,7 @@ class Compression(GradientDefence):
 
 
 def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -> tuple[Pair, Pair]:
-    """Variances of the noise along the difference g1 - g0 and across it, for (negative, positive).
+    """Return the variances of the noise along g1 - g0 and across it, for (negative, positive).
 
     All are in units of |g1 - g0|^2. Where `positive` is the share of positive rows and `spread` the
     variance of one number within each class, it is the noise of at most this expected squared norm

@@ -361,7 +361,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
 
     @undisturbed()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities (N, K) in the order of `classes_`."""
+        """Return probabilities (N, K) in the order of `classes_`."""
         shares_NK = self._read(X)
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
@@ -434,8 +434,9 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _storable(X: Any) -> Any:
-    """Frames of every library as pandas', with moments and durations as objects: an array of
-    numbers and moments is none to numpy.
+    """Return frames of every library as pandas', with moments and durations as objects.
+
+    Numpy has no array of both numbers and moments.
     """
     require_dense(X, party=_ACTIVE)
     if not isinstance(X, pd.DataFrame):

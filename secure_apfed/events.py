@@ -87,7 +87,7 @@ class _Finite(GenerateJsonSchema):
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of one line: an object with one of these keys, or the end of a run."""
+    """Return the JSON schema of one line: an object with one of these keys, or the end of a run."""
     kinds = {
         "progress": Training,
         "work": LongWork,

@@ -330,7 +330,7 @@ def write_atomically(path: Path, content: bytes, *, private: bool = False) -> No
 
 
 def to_json(content: Any, *, indent: int | None = None) -> str:
-    """JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
+    """Write JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
 
     What a terminal would obey is written as an escape, which every reader of JSON takes back.
     """

@@ -70,7 +70,7 @@ class FramesModel:
     solo: SoloModel = field(repr=False)
 
     def predict_proba(self, frame: Any) -> NDArray[np.float64]:
-        """Probabilities (N, K) in the order of `classes_`; further columns are ignored.
+        """Return probabilities (N, K) in the order of `classes_`; further columns are ignored.
 
         Raises:
             DataError: a column of training is missing, or its cells do not fit.
@@ -383,7 +383,7 @@ def checked_frames(
     label: str,
     rules: IdNormalisation | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """By party, the active's first, a pandas frame whose labels can be used, and IDs as texts."""
+    """Return, by party, the active's first, a pandas frame with usable labels, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     every = {name: active, **passives}
@@ -414,7 +414,7 @@ def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
 
 
 def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """By party, what `_write_frames` calls its file."""
+    """Return, by party, the name that `_write_frames` gives its file."""
     return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
 
 

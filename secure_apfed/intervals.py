@@ -47,12 +47,12 @@ class Estimate:
 
 
 def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
-    """All measures that the rows define, with percentile intervals; of KS with the basic one.
+    """Return all measures that the rows define, with percentile intervals; KS has the basic one.
 
-    Rows are drawn class by class, so that a rare class is in every resample: intervals are
-    for this share of each class. Measures of one resample are of the same rows. Where a class has
-    fewer than `FEWEST_ROWS`, intervals also hold what one more row of the rarest would change,
-    told as the worst and as the best of all rows are.
+    Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
+    share of each class. Measures of one resample are of the same rows. Where a class has fewer than
+    `FEWEST_ROWS`, intervals also hold the measure with one more row of the rarest class, predicted
+    as the worst and as the best of all rows are.
     """
     values = measure_all(scored)
     spans = [
@@ -137,7 +137,7 @@ def _with_one_more(scored: Scored) -> Iterator[Scored]:
 def _spans(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
-    """By measure, the interval by resamples of these rows; NaN ends of a single row."""
+    """Return, by measure, the interval by resamples of these rows; a single row has NaN ends."""
     drawn: dict[str, list[FloatArray]] = {name: [] for name in values}
     for counts_RB in _draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
         redrawn = Redrawn(scored, counts_RB)

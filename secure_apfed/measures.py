@@ -171,7 +171,7 @@ class Measure:
     tasks: tuple[Task, ...] = ("classification",)
 
     def of(self, scored: Scored) -> float:
-        """Its value; NaN where the rows do not define it."""
+        """Return the measure's value; NaN if the rows do not define it."""
         task = task_of(scored)
         if task not in self.tasks:
             raise DataError(
@@ -208,13 +208,13 @@ class Measure:
         return value if self.higher_is_better else -value
 
     def text(self, value: float) -> str:
-        """Such as "95.2 %" of a share, "0.952" of what is none, and "undefined" of NaN."""
+        """Return a value as text: "95.2 %" for a share, "0.952" for others, "undefined" for NaN."""
         if math.isnan(value):
             return "undefined"
         return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
 
     def gain_text(self, reached: float, reference: float) -> str:
-        """Such as "+1.2 points" of a share, and "+0.012" of what is none."""
+        """Return a gain as text: "+1.2 points" for a share, "+0.012" for others."""
         gain = self.gain(reached, reference)
         return "no gain can be told" if math.isnan(gain) else self.points_text(gain)
 
@@ -282,7 +282,7 @@ def _balanced(scored: Scored) -> float:
 
 
 def _brier(scored: Scored) -> float:
-    """Brier's sum over the classes; of two classes half of it, as is usual."""
+    """Return Brier's sum over the classes; half of it for two classes, as is usual."""
     total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
     return float(total / 2 if scored.classes == 2 else total)
 
@@ -458,10 +458,10 @@ class CalibrationPoint(BaseModel):
 
 
 def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
-    """Shares that were foretold and observed, in ranges with about as many rows each.
+    """Return predicted and observed shares, in ranges with about as many rows each.
 
-    Of two classes they are of the second; of several of the likeliest class: how sure it is, and
-    how often it is right. There are none of a training that diverged.
+    Of two classes the shares are of the second. Of several they are of the likeliest class: how
+    sure it is, and how often it is right. A diverged training has none.
     """
     from sklearn.calibration import calibration_curve as curve
 

@@ -94,7 +94,7 @@ def projection_to(size: int, representation: Shape) -> nn.Module:
 
 
 def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
-    """Tables 3 and 4: fc(size, width), ReLU, dropout, fc(width, classes)."""
+    """Return fc(size, width), ReLU, dropout, fc(width, classes), as in Tables 3 and 4."""
     layers = (_linear(size, width), nn.ReLU(), nn.Dropout(dropout), _linear(width, classes))
     return nn.Sequential(nn.Flatten(), *layers)
 
@@ -122,7 +122,7 @@ class Convolutional:
     last_relu: bool
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """(channels, height, width) -> map."""
+        """Make the network (channels, height, width) -> map."""
         self._check_image(features)
         layers: list[nn.Module] = []
         for (wide, narrow), kernel, stride in zip(
@@ -132,7 +132,7 @@ class Convolutional:
         return nn.Sequential(*layers)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
+        """Make fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
         return two_layer_head(size, self.head_width, classes, settings.dropout)
 
     def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
@@ -165,12 +165,14 @@ class Perceptron:
     activation: ClassVar[type[nn.Module]] = nn.ReLU
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """features, flattened -> `settings.representation_size` numbers after an activation."""
+        """Make features, flattened -> `settings.representation_size` numbers after an
+        activation.
+        """
         widths = (math.prod(features), *settings.hidden, settings.representation_size)
         return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), self.activation())
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
+        """Make fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
         width = settings.hidden[0] if settings.hidden else settings.representation_size
         return two_layer_head(size, width, classes, settings.dropout)
 
@@ -287,7 +289,7 @@ class RandomFeatureFamily(Perceptron):
     """Random features of the rows, and one linear layer without a bias: the constant is one."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """`settings.random_features` of them, beside the row itself and a constant."""
+        """Make `settings.random_features` of them, beside the row itself and a constant."""
         return RandomFeatures(math.prod(features), settings.random_features)
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
@@ -391,7 +393,7 @@ class CrossView(RandomFeatures):
         return torch.cat([features_B.flatten(1), forecast_BD.to(features_B)], dim=1)
 
     def foretell(self, features_B: Tensor) -> Tensor:
-        """h, (B, D)."""
+        """Return the forecast of h, (B, D)."""
         forecast_BD: Tensor = self.foretold(self.own(features_B))
         return forecast_BD
 
@@ -406,7 +408,9 @@ class CrossViewFamily(RandomFeatureFamily):
     """Random features of a row and of what others see of the person, as far as the row tells it."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
-        """`settings.random_features` of a row and a forecast of `settings.representation_size`."""
+        """Make `settings.random_features` of a row and a forecast of
+        `settings.representation_size`.
+        """
         width = math.prod(features)
         return CrossView(width, settings.representation_size, settings.random_features)
 
@@ -487,7 +491,9 @@ class Selu(Perceptron):
     activation: ClassVar[type[nn.Module]] = nn.SELU
 
     def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        """fc(size, K), with the cross-entropy a logistic regression; behind `settings.head`."""
+        """Make fc(size, K) behind `settings.head`; with the cross-entropy it is a logistic
+        regression.
+        """
         widths = (size, *settings.head, classes)
         return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation))
 

@@ -54,7 +54,10 @@ def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
 
 
 def check_parties(names: Iterable[str]) -> None:
-    """ValueError: names of another form, reserved, or alike, which a run's parties cannot have."""
+    """Check the names of a run's parties.
+
+    Raises ValueError: names of another form, reserved, or alike.
+    """
     seen: dict[str, str] = {}
     for name in names:
         _party(name)

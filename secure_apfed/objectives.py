@@ -28,7 +28,7 @@ from secure_apfed.settings.training import (
 def contrastive_loss(
     a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
 ) -> Tensor:
-    """Eqs. (14) to (16), with the cosine similarity of Eq. (15).
+    """Return Eqs. (14) to (16), with the cosine similarity of Eq. (15).
 
     The exponent is divided by the temperature tau, which Eq. (14) prints as lambda. The
     denominator of anchor i runs over the other rows of its own view and all rows of the

@@ -124,7 +124,7 @@ def counting(
 
 
 def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
-    """Bars on stderr, with these columns behind; their module is loaded where one is shown."""
+    """Make bars on stderr, with these columns behind; their module is loaded where one is shown."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     return Progress(
@@ -137,7 +137,7 @@ def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
 
 
 def figures(progress: "Progress") -> str:
-    """Loss, accuracy, epsilon and bytes in a line, where each is known."""
+    """Return loss, accuracy, epsilon and bytes in a line, where each is known."""
     from secure_apfed.measures import MEASURES
 
     measure = MEASURES[progress.measure]

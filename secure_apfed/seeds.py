@@ -153,8 +153,9 @@ class Draws(TorchFunctionMode):
 
     @contextmanager
     def _lent(self, *given: object) -> Iterator[None]:
-        """One thread at a time has torch's own generators, of the devices of what is given, at a
-        drawn seed; put back after.
+        """Lend torch's own generators to one thread at a time, at a drawn seed; restore them after.
+
+        The generators are those of the devices of `given`.
         """
         seed = int(torch.randint(2**62, (), generator=self.on()))
         gpus = {one.device.index for one in given if isinstance(one, Tensor) and one.is_cuda}

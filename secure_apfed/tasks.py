@@ -56,11 +56,11 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(self, classes: int) -> int:
-        """Numbers that the head gives for a row: K."""
+        """Return K, the numbers that the head gives for a row."""
 
     @abstractmethod
     def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
-        """Mean loss of the rows of a batch that can be learnt from; 0 where none can."""
+        """Return the mean loss of the rows of a batch that can be learnt from; 0 if none can."""
 
     @abstractmethod
     def told(self, outputs_BK: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Classification(Task):
         return classes
 
     def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
-        """Mean cross-entropy of the rows that have a label; 0 where none of the batch has.
+        """Return the mean cross-entropy of the rows that have a label; 0 if none of the batch has.
 
         With weights of classes each row's is multiplied by that of its class.
         """

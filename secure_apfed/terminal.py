@@ -183,7 +183,7 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
 
 
 def _console(*, stderr: bool = False) -> Console:
-    """For stdout unless said, of lines as long as they are where no terminal is."""
+    """Return a console for stdout or stderr; without a terminal, lines are not wrapped."""
     console = Console(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _WIDEST

@@ -123,7 +123,7 @@ def _people(seed: int) -> tuple[Floats, Integers, Integers]:
 
 
 def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers) -> None:
-    """Votes for a class add up over the labels that name it."""
+    """Check that votes for a class add up over the labels that name it."""
     name = type(labeller).__name__
     if not isinstance(labeller, LinearLabeller):
         raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
@@ -142,7 +142,7 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
 
 
 def _check_model(labeller: Labeller) -> None:
-    """Votes on others may tell a labelled person's features no better than mu says."""
+    """Check that votes on others reveal a labelled person's features no better than mu says."""
     name = type(labeller).__name__
     mu = labeller.model.mu
     features_UF, labelled_n, labels_n = _people(0)

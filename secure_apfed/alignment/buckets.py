@@ -219,6 +219,6 @@ def _whole(key: bytes) -> "hashlib.blake2b":
 
 
 def _digests(ids: list[bytes], key: bytes) -> bytes:
-    """BLAKE2b (RFC 7693) of each under `key`, one after the other."""
+    """Return the BLAKE2b (RFC 7693) of each ID under `key`, one after the other."""
     hasher = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed bucketed")
     return digest_each(ids, hasher).tobytes()

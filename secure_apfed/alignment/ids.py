@@ -94,8 +94,10 @@ class IdFile:
             reader.check()
 
     def _open(self) -> "tuple[Dataset, Callable[[int], str] | None]":
-        """Rows of which no more than a piece is held, but of .xz and of files with lines above the
-        names; and how a row of CSV is found.
+        """Open the rows, and return them with a function that locates a row of CSV.
+
+        At most a piece of the rows is held, except for .xz and for files with lines above the
+        names.
         """
         import pyarrow
         from pyarrow import csv, dataset, input_stream

@@ -55,7 +55,7 @@ class Calls:
         self._ended = ""
 
     def ways(self) -> Mapping[str, Callable[[], Connection]]:
-        """By peer, what makes a connection to it; see `Linked`."""
+        """Return, by peer, a function that makes a connection to it; see `Linked`."""
         return {name: partial(self._connect, name) for name in self._me.known}
 
     def _connect(self, peer: str) -> Connection:
@@ -232,7 +232,7 @@ class _Called(Pipe):
             raise
 
     def _send(self, number: int, frame: bytes) -> None:
-        """One call; where it fails, the connection is over."""
+        """Make one call; if it fails, the connection is over."""
         try:
             if not self._carry(number, frame):
                 self._fail("it is not there yet, or has another connection by now")

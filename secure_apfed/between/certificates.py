@@ -41,7 +41,7 @@ _OTHER_USES = (
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate, hex."""
+    """Return the SHA-256 of a certificate, hex."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
@@ -59,7 +59,7 @@ def _quote_names(names: Sequence[str]) -> str:
 
 
 def _listed_as(certificate: x509.Certificate) -> set[str]:
-    """By what a list of revoked certificates may name it."""
+    """Return the entries by which a list of revoked certificates may name it."""
     return {fingerprint(certificate), f"{certificate.serial_number:x}"}
 
 

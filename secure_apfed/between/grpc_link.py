@@ -210,7 +210,7 @@ class Port:
         self._server.start()
 
     def _carry(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        """One stream, until it ends; in a thread of the server's."""
+        """Carry one stream until it ends; in a thread of the server's."""
         connection = GrpcConnection(context.cancel)
         with self._lock:
             self._open.add(connection)

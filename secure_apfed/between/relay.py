@@ -146,7 +146,7 @@ class Relay:
         self._port.close()
 
     def _welcome(self, stranger: GrpcConnection, certificate: bytes) -> None:
-        """One stream, until it ends."""
+        """Carry one stream until it ends."""
         self._crowd.add(stranger)
         try:
             challenge = fresh_key()

@@ -140,7 +140,9 @@ def _config_of(
 
 
 def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
-    """Shapes of all tables by a party's files, the active's first, and where its settings lie."""
+    """Return all tables' shapes by a party's files, the active's first, and the folder of its
+    settings.
+    """
     from secure_apfed.config.file import load_config
     from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
     from secure_apfed.runs.project import SEALED, Sealed, Signed
@@ -199,8 +201,10 @@ def _forecast(
 
 
 def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
-    """On which share of the labelled rows each party's votes would be right, without the row's own
-    label; who holds one table alone plays method votes_rehearsal with the others in place of this.
+    """Rehearse votes: measure on which share of the labelled rows each party would be right.
+
+    Each row is judged without its own label. A party that holds only its own table runs method
+    votes_rehearsal with the others instead.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.methods import METHODS

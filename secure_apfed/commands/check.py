@@ -484,7 +484,7 @@ class _Checks:
 async def _compared(
     links: "Links", peers: list[str], mine: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """By peer what it says, and how far its clock is from this one, in seconds."""
+    """Return what each peer says, and how far its clock is from this one, in seconds."""
     from secure_apfed.exchange import BEFORE_TRAINING, Kind
 
     for peer in peers:

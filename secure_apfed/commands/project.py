@@ -328,8 +328,9 @@ def _groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 def _tell(
     proposal: "Proposal", config: "Config", own: "TableShape | None", *, party: str, as_json: bool
 ) -> None:
-    """One screen: what is asked of a party, what is learnt of it, and what it learns. Raises
-    ConfigError: such a run would not begin.
+    """Show in one screen what is asked of a party, what is learnt of it, and what it learns.
+
+    Raises ConfigError: such a run would not begin.
     """
     from apfed_experiments.report.who_learns import COALITIONS, RunFacts
     from secure_apfed.planning.forecast import forecast

@@ -174,7 +174,7 @@ class Site:
         known: Mapping[str, bytes],
         told: Missed = lambda missing: None,
     ) -> Transport:
-        """Links to all peers by calls; those of a session before are closed."""
+        """Return links to all peers by calls; close those of a session before."""
         me = LocalEnd(
             name=settings.party,
             identity=identity,

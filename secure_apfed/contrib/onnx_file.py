@@ -108,7 +108,7 @@ class _Predicting(nn.Module):
 
 
 def _network(model: SoloModel) -> Any:
-    """From encoded features to probabilities, by torch's exporter."""
+    """Export the network from encoded features to probabilities, by torch's exporter."""
     rows = torch.export.Dim("rows")
     with _quiet():
         program = torch.onnx.export(
@@ -127,7 +127,7 @@ def _network(model: SoloModel) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporter says of its own insides and of packages that nobody needs."""
+    """Silence what torch's exporter says of its own insides and of packages that nobody needs."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
-    """From raw values to encoded features."""
+    """Build the graph from raw values to encoded features."""
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
         parts = [graph.column(at, column, encoding) for at, column in enumerate(encoding.columns)]
@@ -155,7 +155,7 @@ def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
 
 
 def _one_of(holds: Callable[[str], object]) -> str:
-    """Characters of which this holds, as a class of RE2, which knows no surrogates."""
+    """Return the characters of which this holds, as a class of RE2, which knows no surrogates."""
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
     found = [code for code in codes if holds(chr(code))]
     runs = [
@@ -173,8 +173,9 @@ def _blanks() -> str:
 
 @functools.cache
 def _uncomposed() -> str:
-    """Texts that may be in another form than NFC: those with characters that NFC knows otherwise,
-    or composes with the one before them.
+    """Return a pattern of texts that may be in another form than NFC.
+
+    These hold characters that NFC replaces, or composes with the one before them.
     """
     parts = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
     pairs = (part.split() for part in parts if not part.startswith("<"))
@@ -209,7 +210,7 @@ class _Graph:
         return name
 
     def column(self, at: int, column: Column, encoding: ColumnEncoding) -> str:
-        """One column's features, (N, number of them)."""
+        """Add one column's features, (N, number of them)."""
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         given = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
         self.inputs.append(given)

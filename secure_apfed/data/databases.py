@@ -51,7 +51,9 @@ def _array(cells: Sequence[Any]) -> pyarrow.Array:
 def _chunks(
     database: Database, place: _Place, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
-    """Names of the columns and so many rows at a time; once without any where there are none."""
+    """Yield the names of the columns and some rows at a time; once without rows if there are
+    none.
+    """
     with _connected(database, place, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())

@@ -273,7 +273,7 @@ Pool: TypeAlias = ImagePool | TablePool
 
 
 def numbered(name: str, count: int) -> tuple[str, ...]:
-    """Names of columns that have none of their own."""
+    """Return names for columns that have none of their own."""
     return tuple(f"{name}-{at}" for at in range(count))
 
 
@@ -339,7 +339,7 @@ def _of_sklearn(name: str) -> Any:
 
 
 def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """Digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
+    """Read the digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
     bunch = _of_sklearn("digits")
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
@@ -353,7 +353,9 @@ def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """MNIST and Fashion-MNIST: `files` are train images, train labels, test images, test labels."""
+    """Read MNIST or Fashion-MNIST: `files` are train images, train labels, test images, test
+    labels.
+    """
     parts = [file_content(dataset, file, folder) for file in dataset.files]
     arrays = [
         parse_idx(content, dimensions=dimensions, source=file.name)
@@ -376,7 +378,7 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 
 def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
-    """CIFAR-10 and CIFAR-100, binary version: the last of `files` is the test split."""
+    """Read CIFAR-10 or CIFAR-100, binary version: the last of `files` is the test split."""
     classes = len(dataset.classes)
     parts = [
         parse_cifar(
@@ -393,7 +395,7 @@ def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
 
 
 def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
-    """UCI's multiple features: one CSV for each view, its label in the last column."""
+    """Read UCI's multiple features: one CSV for each view, its label in the last column."""
     frames: list[pd.DataFrame] = []
     labels: list[NDArray[np.int64]] = []
     for file in dataset.files:
@@ -408,7 +410,7 @@ def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
 
 
 def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
-    """UCI's default of credit card clients: an ID, 23 columns, and the label last."""
+    """Read UCI's default of credit card clients: an ID, 23 columns, and the label last."""
     frame = _frame(dataset, dataset.files[0], folder)
     labels_N = check_labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
     return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))

@@ -252,7 +252,7 @@ def files_of(path: Path, *, source: str) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """Parquet, Arrow or CSV, by its name."""
+    """Return "Parquet", "Arrow" or "CSV", by the file's name."""
     kinds = {**dict.fromkeys(PARQUET, "Parquet"), **dict.fromkeys(ARROW, "Arrow")}
     return kinds.get(path.suffix.lower(), "CSV")
 
@@ -309,7 +309,9 @@ def _whole(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _read_packed(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
-    """Whole numbers become floats where one is empty; those in `texts` are read anew."""
+    """Read the rows; whole numbers become floats where one is empty, and those in `texts` are read
+    anew.
+    """
     frame = _unpacked(rows.to_table())
     # else the packed file, and what it was unpacked to, would stay beside the frame
     default_memory_pool().release_unused()
@@ -608,7 +610,7 @@ def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
 def refuse_names(
     given: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
-    """Two columns of one name, and one column whose name holds what elsewhere parts columns."""
+    """Refuse two columns of one name, and a single column whose name holds another separator."""
     names = pd.Series(list(given), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and separator == "," and sign in str(names.iloc[0]):
@@ -669,7 +671,7 @@ def _kind_of(column: "pd.Series") -> str:
 
 
 def _null_or(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
-    """Each cell, and whether it is null; iterating a column itself takes longer."""
+    """Yield each cell, and whether it is null; iterating a column itself takes longer."""
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
@@ -954,7 +956,7 @@ def typed(column: "pd.Series") -> "pd.Series":
 
 
 def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
-    """Numbers as programs write them, read at once; None where a cell is anything else."""
+    """Return numbers as programs write them, read at once; None if a cell is anything else."""
     cells = pyarrow.array(column.array)
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
         return None
@@ -988,7 +990,7 @@ def _all(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
 
 
 def _cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
-    """Each cell, a text without blanks at its ends, and (N,) whether it is empty."""
+    """Return each cell, a text without blanks at its ends, and (N,) whether it is empty."""
     cells = [
         cell.strip() if isinstance(cell, str) else _text(cell) if isinstance(cell, bytes) else cell
         for cell in column.tolist()

@@ -171,7 +171,7 @@ class DriftMeter:
         self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
 
     def result(self) -> tuple[ColumnDrift, ...]:
-        """Every column's, in the encoding's order; none of no rows."""
+        """Return every column's drift, in the encoding's order; none if no row was read."""
         return tuple(self._drift(*part) for part in self._parts) if self.counts.rows else ()
 
     def _drift(self, column: Column, own: slice) -> ColumnDrift:

@@ -60,7 +60,7 @@ class TargetScale(BaseModel):
 
     @classmethod
     def of(cls, targets_n: NDArray[Any], *, party: str) -> Self:
-        """Mean and standard deviation of the labelled training rows."""
+        """Return the mean and standard deviation of the labelled training rows."""
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
         if not (math.isfinite(scale) and scale > 1e-12 * abs(mean)):
@@ -88,7 +88,7 @@ class TargetScale(BaseModel):
 
 
 def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
-    """Labels as numbers (N,); NaN where the cell is empty."""
+    """Return labels as numbers (N,); NaN where the cell is empty."""
     found = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
         if text is None:
@@ -177,7 +177,9 @@ def _short(label: str) -> str:
 
 
 def _plain(label: str) -> str:
-    """Without what nobody sees or minds."""
+    """Return a label without what nobody sees or minds: case, quotes, outer blanks, forms of
+    signs.
+    """
     text = unicodedata.normalize("NFKC", label).translate(_SIGNS)
     text = "".join(
         str(unicodedata.decimal(sign, sign)) for sign in text if unicodedata.category(sign) != "Cf"
@@ -205,7 +207,9 @@ def _meaning(text: str, words: set[str]) -> object:
 def class_labels(
     labels: Sequence[str | None], listed: tuple[str, ...] | None, *, party: str, column: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Each row's class (N,), `UNLABELLED` where it has no label, and the names of the classes."""
+    """Return each row's class (N,), `UNLABELLED` if it has no label, and the names of the
+    classes.
+    """
     where = f"{party}: column {column!r}"
     named = _found(label for label in labels if label is not None)
     every = tuple(dict.fromkeys((*(listed or ()), *named)))

@@ -130,7 +130,9 @@ class _People:
             self.train[self._active] = np.concatenate([held.shared, held.active_only])
 
     def rows(self, party: str) -> Rows:
-        """All that the party holds, in its order; test rows are the active's under horizontal."""
+        """Return all rows of the party, in its order; under horizontal only the active has test
+        rows.
+        """
         own = self.train[party]
         if party == self._active or not self._settings.horizontal:
             own = np.concatenate([own, self._test])

@@ -204,7 +204,9 @@ class VerticalData(OwnData):
             raise DataError(f"{self.active.name}: labelled rows are among its training rows")
 
     def _check_passive(self, table: PartyTable) -> None:
-        """Labels where they belong, and under a horizontal partition the active's features."""
+        """Check that a passive has labels where it must, and under horizontal the active's
+        features.
+        """
         name = table.name
         labels_N = table.labels
         why = "the partition is horizontal" if self.horizontal else "it is in labels_at"

@@ -35,11 +35,11 @@ _VIEWS = {
 
 
 def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
-    """Flat sessions; label 0 for a Hamilton score of the person's week up to 7, else 1.
+    """Make flat sessions; label 0 for a Hamilton score of the person's week up to 7, else 1.
 
-    What tells the classes apart is the order of steps alone: of single steps mean and spread are
-    alike. A session's rhythm is drawn around its class, in `alphanum` nearest and in `special`
-    farthest, so that the views are worth what they are in FedMV's Table 1, roughly.
+    Only the order of steps separates the classes: mean and spread of single steps are alike. A
+    session's rhythm is drawn around its class, in `alphanum` nearest and in `special` farthest, so
+    that the views are worth what they are in FedMV's Table 1, roughly.
     """
     draw = np.random.default_rng(derive_seed(seed, "synthetic sessions"))
     positive_N = draw.permutation(np.arange(rows) % 2)

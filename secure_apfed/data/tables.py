@@ -600,7 +600,7 @@ def _without_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
 
 
 def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str) -> list[str]:
-    """One text a row made of these columns, by the rules of `apfed_protocols.ids`."""
+    """Return one text for each row, made of these columns by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
             frame[name],
@@ -668,10 +668,10 @@ def has_table_here(settings: DataSettings, name: str) -> bool:
 
 
 def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> str:
-    """SHA-256 (hex) of parties' own files, and of the rows that their queries give now: figures
-    that were kept of others are not taken.
+    """Return the SHA-256 (hex) of parties' own files, and of the current rows of their queries.
 
-    Empty of a data set of the catalogue, which holds the same always.
+    So figures that were kept for other tables are not reused. It is empty for a data set of the
+    catalogue, which never changes.
     """
     if settings.parties is None:
         return ""
@@ -750,8 +750,10 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
 def _labels_of(
     settings: DataSettings, raw: RawTable, *, party: str
 ) -> tuple[NDArray[Any], NDArray[np.int64], tuple[str, ...]]:
-    """Labels as they are learnt, the classes by which rows are drawn, and the names of classes;
-    of numbers, all rows that have one are drawn alike.
+    """Return labels as they are learnt, the classes by which rows are drawn, and the names of
+    classes.
+
+    If labels are numbers, all rows that have one are drawn alike.
     """
     column = settings.label_column
     if labels_are_numbers(settings):

@@ -163,7 +163,7 @@ async def agree(
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Nobody is two parties: the aggregator, say, and the active."""
+    """Check that nobody is two parties: the aggregator, say, and the active."""
     for keys in (
         [greeting.identity for greeting in greetings.values()],
         [greeting.run_key for greeting in greetings.values()],
@@ -188,7 +188,7 @@ def _name_of(message: Envelope) -> str:
 
 
 def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
-    """Signature and hello of a party that drew up the same contract."""
+    """Return signature and hello of a party that drew up the same contract."""
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
         if not all(type(part) is bytes for part in (signature, hello, document)):
@@ -210,7 +210,7 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
 
 
 def differing(ours: dict[str, Any], theirs: dict[str, Any], where: str = "") -> Iterator[str]:
-    """Dotted names of what differs, of this party's own fields alone."""
+    """Yield dotted names of what differs, among this party's own fields."""
     for key, mine in ours.items():
         other = theirs.get(key)
         if isinstance(mine, dict) and isinstance(other, dict) and mine:

@@ -62,10 +62,10 @@ class WaitObserver(Protocol):
     """Sees what one role waits for, and who it is told has left."""
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
-        """Is told before the role waits, at most for so long."""
+        """Note that the role is about to wait, at most for this long."""
 
     def left(self, names: Iterable[str]) -> None:
-        """Is told who left, or was silent for too long."""
+        """Note who left, or was silent for too long."""
 
 
 def play_one(

@@ -105,13 +105,13 @@ class LinkObserver(Protocol):
     """
 
     def sent(self, envelope: Envelope, frame: bytes) -> None:
-        """Is told of a frame before it leaves."""
+        """Note a frame before it leaves."""
 
     def received(self, envelope: Envelope, frame: bytes) -> None:
-        """Is told of a frame that its receiver opened."""
+        """Note a frame that its receiver opened."""
 
     def refused(self, sender: str, frame: bytes) -> None:
-        """Is told of a frame on the link from `sender` that its receiver could not open."""
+        """Note a frame on the link from `sender` that its receiver could not open."""
 
 
 def count_overhead(envelope: Envelope, *, sealed: bool) -> int:

@@ -51,7 +51,7 @@ def open_link(
     identities: tuple[Identity, bytes] | None = None,
     patience_s: float = 60.0,
 ) -> Iterator[PeerLink]:
-    """One party's end of an authenticated and encrypted link over TCP, for a `with` block.
+    """Open one party's end of an authenticated and encrypted link over TCP, for a `with` block.
 
     It is there at once; whoever sends or receives waits for the peer. A connection that breaks is
     made again, and nothing is lost; if a process ends, the link does. At the end of the block it

@@ -530,7 +530,7 @@ class Linked:
         end: Callable[[], None] = lambda: None,
         told: Missed = lambda missing: None,
     ) -> Self:
-        """Links to peers that all have come; PartyLeftError names those who did not."""
+        """Return links to peers that all have come; PartyLeftError names those who did not."""
         here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
@@ -580,7 +580,7 @@ class Linked:
             self._news.wait(self._bearable_s(awaited, timeout_s, deadline))
 
     def _bearable_s(self, awaited: Awaited, timeout_s: float, deadline: float) -> float:
-        """For how long to wait now, where nothing of the awaited is there.
+        """Return how long to wait now, if nothing of the awaited is there, in seconds.
 
         Raises:
             PartyLeftError: too few of the awaited are there still, nothing came in time, or a

@@ -286,10 +286,11 @@ class Transcript:
         held[-1] = max(held[-1], last)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Everything recorded, as plain msgpack types; payloads stay in their files.
+        """Return everything recorded, as plain msgpack types; payloads stay in their files.
 
-        These stay as long as they are kept, or named by one of the newest two states that belong to
-        a checkpoint, at its `step`. None: this is the last state, and all other files go.
+        The files stay while they are in use, or named by one of the newest two states that belong
+        to a checkpoint, at its `step`. None: this is the last state, and all other files are
+        deleted.
         """
         before = [] if step is None else [of for of in self._named if of < step][-1:]
         self._named = {of: self._named[of] for of in before}

@@ -65,11 +65,11 @@ def summed_votes(
     classes: int,
     integers: bool = False,
 ) -> SummedRelease:
-    """One release of the sum of all votes under discrete noise, as one person moves it.
+    """Return one release of the sum of all votes under discrete noise, as one person moves it.
 
-    One row moves; what the others' rows and their noise give has the same law in both worlds and
-    is independent, so that K numbers count and not U K. Votes that went through `labellers.hard`
-    first have no signs, and are not rounded where L is an integer.
+    One row moves. The others' rows and their noise have the same law in both worlds and are
+    independent, so that K numbers count and not U K. Votes that went through `labellers.hard` first
+    have no signs, and are not rounded where L is an integer.
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
@@ -164,7 +164,7 @@ def calibrate_votes(
 
 
 def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
-    """Epsilon of weights of that mu, then one vote under the opening."""
+    """Return epsilon of weights of that mu, then one vote under the opening."""
     if isinstance(opening, VoteResponse):
         # (epsilon, delta) and (epsilon', 0) in sequence.
         return opening.epsilon + gdp_epsilon(weights_mu, delta)

@@ -309,7 +309,7 @@ class Spreading(LinearLabeller):
         return sum_UC
 
     def _normalised_graph(self, features_UF: Floats) -> "scipy.sparse.csr_array":
-        """S_UU."""
+        """Return S, the normalised graph of the rows, (U, U)."""
         return graph_of(nearest_of(features_UF, self.neighbours))
 
     def statement(self) -> str:
@@ -341,10 +341,11 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
-    """Linked on one thread, so that the same rows find the same; in a unit that float32 can square.
+    """Return the approximate nearest other rows of each, (U, neighbours).
 
-    Equal rows would be linked to each other alone, and be walls for all others: so each is moved a
-    little.
+    The graph is linked on one thread, so that the same rows find the same, in a unit that float32
+    can square. Equal rows would be linked to each other alone, and be walls for all others: so each
+    is moved a little.
     """
     import faiss
 
@@ -365,7 +366,7 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
 
 
 def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
-    """S_UU of rows and their nearest."""
+    """Return S, the normalised graph of rows and their nearest, (U, U)."""
     rows, near = nearest_UN.shape
     if not near:
         return scipy.sparse.csr_array((rows, rows))
@@ -457,7 +458,7 @@ class Ridge(LinearLabeller):
         return rows_of_norm_one(phi_UP @ scipy.linalg.solve(gram_nn, known_nP, assume_a="pos").T)
 
     def _expand(self, x_UF: Floats) -> Floats:
-        """1, x of norm about 1, and cosines of norm about 1."""
+        """Return a constant 1, x of norm about 1, and cosines of norm about 1, side by side."""
         generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
         w_FR = generator.standard_normal((x_UF.shape[1], _COSINES))
         b_R = generator.uniform(0, 2 * np.pi, _COSINES)
@@ -595,7 +596,7 @@ class PrivateLogistic(Labeller):
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
     def residual(self, classes: int) -> float:
-        """r: bound of |p - e_y| at the minimum."""
+        """Return r, the bound of |p - e_y| at the minimum."""
         always = math.sqrt(2)
         at_zero = math.sqrt(1 - 1 / classes)
         if self.strength <= 0.5:

@@ -37,17 +37,19 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
 
 
 def in_deviations(scores: Floats, others_N: Floats) -> Floats:
-    """Scores about the mean of others, in their standard deviations; zeros where all are alike."""
+    """Return scores about the mean of others, in their standard deviations; zeros if all are
+    alike.
+    """
     deviation = float(others_N.std())
     about = scores - others_N.mean()
     return np.asarray(about / deviation if deviation > 0 else np.zeros_like(about))
 
 
 def slope_of(scores_n: Floats, labels_n: Integers) -> float:
-    """Log-odds that a unit of these scores adds, at least a little, so that ranks are kept.
+    """Return the log-odds that a unit of these scores adds, above 0, so that ranks are kept.
 
-    Platt's regression (1999) with a normal prior on its slope, the intercept being free. Scores are
-    of models that have not seen the labels, in deviations over all rows.
+    It is Platt's regression (1999) with a normal prior on its slope, and a free intercept. Scores
+    are of models that have not seen the labels, in deviations over all rows.
     """
     if len(np.unique(labels_n)) < 2:
         return _USUAL

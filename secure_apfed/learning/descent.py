@@ -197,7 +197,9 @@ class Descent:
         self._done += 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters, buffers and the optimizer's moments by name, and how many steps it took."""
+        """Return parameters, buffers and the optimizer's moments by name, and how many steps it
+        took.
+        """
         states = {name: module.state_dict() for name, module in self._modules.items()}
         stepped = self._optimizer.state_dict()["state"]
         moments = {

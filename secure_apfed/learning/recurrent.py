@@ -171,7 +171,7 @@ class SequenceViews:
             yield from torch.randperm(rows).split(self._training.batch_size)
 
     def _loss(self, rows_B: Tensor) -> Tensor:
-        """Cross-entropy of each view by itself, added: no view's GRU reads another's loss."""
+        """Return the sum of each view's own cross-entropy: no view's GRU reads another's loss."""
         targets_B = self._targets_N[rows_B]
         parts = self.encoder.parts(self._features_N[rows_B])
         dropped = [F.dropout(part, self._training.dropout) for part in parts]

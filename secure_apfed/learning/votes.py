@@ -136,7 +136,9 @@ def pooled(
     log_f_K, labels_n = np.log(frequencies), len(judges.labels)
 
     def evidence(own_BK: Floats) -> Floats:
-        """Log p / f; a model that is sure of everything is only so sure as its labels allow."""
+        """Return log p / f; a model that is sure of everything is only as sure as its labels
+        allow.
+        """
         weight = max(labels_n, 1)
         floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
@@ -167,7 +169,7 @@ class _Pool:
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 
     def likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
-        """Log q of these rows' own labels, (B,)."""
+        """Return log q of these rows' own labels, (B,)."""
         log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
@@ -247,7 +249,7 @@ def fit_linear(
 
 
 def _ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
-    """Ridge regression of these rows by strength, of which a block at a time is copied."""
+    """Return the ridge regression of these rows by strength; rows are copied a block at a time."""
     size = phi_UD.shape[1]
     gram_DD, moment_DK = np.zeros((size, size)), np.zeros((size, targets_UK.shape[1]))
     for start in range(0, len(rows_V), BLOCK):

@@ -232,7 +232,7 @@ def sum_and_noise(
 
 
 def agreed_sum(own: Own, session: str, shape: Shape) -> dict[str, Any]:
-    """Public parameters of the sum of this session's passives, for their contract."""
+    """Return the public parameters of the sum of this session's passives, for their contract."""
     config = own.config
     secure_sum, plan = sum_and_noise(config, session, own.active, own.passives, shape)
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})

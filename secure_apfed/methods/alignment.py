@@ -54,7 +54,7 @@ _TEST = "take another seed, raise data.test_fraction, or align tables that share
 
 
 def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Alignment positions of these rows of a party, in the order of its own table.
+    """Return the alignment positions of these rows of a party, in the order of its own table.
 
     The alignment's order is random; a table's own order makes what is drawn from these
     positions a function of the seed.
@@ -164,7 +164,7 @@ async def next_dealt(links: Links) -> Envelope:
 
 
 def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
-    """Session and members of each intersection that the active holds."""
+    """Return session and members of each intersection that the active holds."""
     if own.config.alignment.mode == "all":
         return [(session, own.passives)]
     return [(f"{session} {passive}", (passive,)) for passive in own.passives]

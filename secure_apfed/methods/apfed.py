@@ -127,7 +127,7 @@ class SingleViewSettings(MethodSettings):
     tasks = ("classification", "regression")
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Nobody sends anything."""
+        """Return 0: nobody sends anything."""
         return 0
 
 
@@ -653,7 +653,7 @@ class ActiveTrainer(Trainer):
 
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
-        """Mean task loss of `rows` of its own table."""
+        """Return the mean task loss of `rows` of its own table."""
         with self.evaluating():
             total = sum(
                 float(self._loss(rows_B) * len(rows_B))

@@ -149,7 +149,7 @@ class CodeStudent(Student):
         return self.trainer.features_N[self.rows_U]
 
     def _task_beside(self, of_others_UD: Tensor, seed: int) -> SoloTask:
-        """Its rows and labels, with these numbers of each beside its own."""
+        """Return its rows and labels as a task, with these numbers of each row beside its own."""
         with torch.no_grad():
             own_UF = self.encoder.own.standardised(self._rows)
         return SoloTask.of(
@@ -352,7 +352,7 @@ class ApfedCode(SumMethod):
         return config.model_copy(update={"model": model, "passives": passives})
 
     def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        """D is the least that a passive offers; where the settings say D, each offers it."""
+        """Agree on D, the least that a passive offers; if the settings give D, each offers it."""
         config = own.config
         check_passives(config, own.passives)
         most = config.model.representation_size

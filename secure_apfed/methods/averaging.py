@@ -99,7 +99,7 @@ class AveragingSettings(RecurrentSettings):
                 )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Weights are of no person."""
+        """Return 0: weights are of no person."""
         return 0
 
     def check(self, config: RunSettings) -> None:
@@ -253,8 +253,9 @@ class LinearViews:
         owner: str,
         seed: int,
     ) -> Self:
-        """One party's model of its views (N, F), of the rows that train, at its start; `settings`
-        of each.
+        """Return one party's model of its views (N, F), of the training rows, at its start.
+
+        `settings`: one for each view.
         """
         models = [
             ViewModel.begin(
@@ -419,7 +420,7 @@ class Averaging(SumMethod):
 
 
 def _stages(own: Own) -> Stages:
-    """One party's copy of the model at its start; the active's goes to all."""
+    """Return one party's copy of the model at its start; the active's goes to all."""
     if not own.data.views:
         raise ConfigError(
             f"{own.name}: method {own.config.method.name} learns from several views, and this "

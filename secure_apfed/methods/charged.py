@@ -43,11 +43,11 @@ class Charged(BaseModel):
     mu: Annotated[float, Field(ge=0)] = math.inf
 
     def account(self, party: str) -> dict[str, Any]:
-        """As `PrivacyLedger.account` has it, with whose word it is."""
+        """Return the account as `PrivacyLedger.account` does, with the party that reported it."""
         return {**self.model_dump(exclude={"mu"}), "trace": [self._said_by(party)]}
 
     def spent(self, party: str) -> PrivacySpent:
-        """As `PrivacyLedger.spent` has it, with whose word it is."""
+        """Return the cost as `PrivacyLedger.spent` does, with the party that reported it."""
         return PrivacySpent(
             epsilon_x=self.epsilon,
             delta=self.delta,

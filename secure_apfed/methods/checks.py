@@ -195,7 +195,7 @@ def _spreading(config: RunSettings) -> Iterator[str]:
 
 
 def _labels_after(config: RunSettings) -> Iterator[str]:
-    """Labels after the exchange: where nothing else reads them before, or descends on them."""
+    """Yield faults of settings in which labels come after the exchange."""
     train = config.train
     method = config.method
     if not train.meets_labels_after:

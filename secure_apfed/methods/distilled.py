@@ -600,7 +600,7 @@ class ApcVflTrainer(DistilledTrainer):
         self.classify("together", joint_UD[known_U], self.rows_U[known_U])
 
     def together(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Scores (B, K) that all parties give these rows."""
+        """Return scores (B, K) of these rows by all parties together."""
         codes_BD = self.parts["joint"].codes(self._beside_own(rows_B, released_BD))
         with torch.no_grad():
             scores_BK: Tensor = self.heads["together"].head(codes_BD)
@@ -708,7 +708,7 @@ class VFedTrans(Method):
         return held.labelled_rows
 
     def offer(self, own: Own) -> RepresentationTerms | None:
-        """Every party with a table says how many features it has."""
+        """Return, at every party with a table, how many features it has."""
         check_passives(own.config, own.passives)
         return _row_of(math.prod(own.data.table.shape))
 
@@ -765,7 +765,7 @@ def _row_of(numbers: int) -> RepresentationTerms:
 
 
 def _people(contract: Contract, asked: bytes) -> bytes:
-    """32 bytes that stand for these rows in this session, the same at all owners."""
+    """Return 32 bytes that stand for these rows in this session, the same at all owners."""
     return hashlib.sha256(contract.digest + asked).digest()
 
 

@@ -146,7 +146,10 @@ class SummedSplitNnSettings(MethodSettings):
     stops_early = True
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """In each epoch by other weights; through other layers than linear ones nearly so."""
+        """Return how many linear numbers are read, in each epoch by other weights.
+
+        Through other layers than linear ones they are nearly linear.
+        """
         return _summed_numbers(config, config.model) * config.train.epochs
 
 
@@ -261,7 +264,9 @@ class TvflActive(SumLearner):
     def learn(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float, dict[str, bytes]]:
-        """One step on the task loss; return it, and by name the gradient that goes there."""
+        """Take one step on the task loss; return the loss, and the gradient for each part by
+        name.
+        """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.learn(step, own_B, parts)
         labels_B = self.trainer.labels_N[own_B]
@@ -372,7 +377,7 @@ class SplitNnActive(TvflActive):
     headline = "split_nn"
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """At the end what all parties say together of the aligned test rows."""
+        """Return, at the end, the joint scores of the aligned test rows, and the local ones."""
         if not final:
             return {}
         with self.trainer.evaluating():
@@ -386,7 +391,7 @@ class SummedSplitNnActive(SplitNnActive):
     headline = "split_nn_sum"
 
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One step of the active: two messages with each passive, and one sum."""
+        """Run one step of the active: two messages with each passive, and one sum."""
         others_BD = await self._summed(links, step, rows_B, learn=True)
         loss, gradients = self.learn(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
@@ -436,8 +441,10 @@ class EncodingPassive(Helper):
         await self.answer(links, message)
 
     def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
-        """Positions that the active asks for, and whether this party learns from its answer. Raises
-        RemoteProtocolError: the request breaks a rule.
+        """Return the positions that the active asks for, and whether this party learns from its
+        answer.
+
+        Raises RemoteProtocolError: the request breaks a rule.
         """
         expected = {"rows": TensorSpec(torch.int64, (None,))}
         tensors, meta = unpack(message.payload, expected, sender=message.sender)
@@ -464,8 +471,9 @@ class EncodingPassive(Helper):
         self._due = (step, z_BD) if learn else None
 
     def learn(self, message: Envelope) -> None:
-        """One step from the gradient on what was sent last. Raises RemoteProtocolError: no gradient
-        is due, or one of another shape, or not finite.
+        """Take one step from the gradient on what was sent last.
+
+        Raises RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
         """
         sender = message.sender
         if self._due is None or message.step != self._due[0]:
@@ -665,7 +673,7 @@ class Tvfl(Method):
     kind: type[TvflActive] = TvflActive
 
     def model(self, config: RunSettings) -> ModelSettings:
-        """Networks of the active, and of passives that have none of their own."""
+        """Return the networks of the active, and of passives that have none of their own."""
         return config.model
 
     def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
@@ -903,7 +911,7 @@ class TeacherActive(SummedSplitNnActive):
         return with_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """At the end what the student says alone, and the teacher with all parties present."""
+        """Return, at the end, the student's scores, and the teacher's with all parties present."""
         if not final:
             return {}
         with self.trainer.evaluating():

@@ -209,7 +209,7 @@ class Role:
         return None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state, for its own checkpoint."""
+        """Return its state, for its own checkpoint."""
         return {
             key: value
             for name, part in self.kept.items()
@@ -234,7 +234,7 @@ class Helper(Role, ABC):
     asks: tuple[Kind, ...] = ()
 
     async def help(self, links: Links, save: Save) -> None:
-        """Its script from the first step to the end of the session: answer what is asked."""
+        """Run its side from the first step to the end of the session: answer what is asked."""
         active = self.contract.active
         while True:
             message = await links.receive(
@@ -306,7 +306,7 @@ class Learner(Role, ABC):
 
     @abstractmethod
     async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """One training step; return the task loss."""
+        """Run one training step; return the task loss."""
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
@@ -354,7 +354,7 @@ class Learner(Role, ABC):
         return None
 
     def left_alone(self) -> ActiveNetworks | None:
-        """Networks that learnt without the others, where the model that learnt needs them."""
+        """Return networks that learnt without the others, where the main model needs them."""
         return None
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
@@ -427,7 +427,9 @@ class Method(ABC):
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
 
     def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
-        """Training steps of these roles without messages, for simulations; see `simulated`."""
+        """Return training steps of these roles without messages, for simulations; see
+        `simulated`.
+        """
         raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
 
     @property

@@ -150,7 +150,10 @@ class OneViewSettings(MultiviewSettings):
     averages = "pseudo-labels"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """In each round by other weights, about pseudo-labels that the active sent itself."""
+        """Return how many linear numbers are read in all rounds, each by other weights.
+
+        They are about pseudo-labels that the active sent itself.
+        """
         return classes * config.train.epochs
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
@@ -453,7 +456,9 @@ class ViewTrainer:
         self.sequence = sequence
 
     def answer(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
-        """Its share of Z, once it has learnt from Z; without Z its share of what all predict."""
+        """Return its share of Z, once it has learnt from Z; without Z its share of the joint
+        prediction.
+        """
         rows = rows_B.numpy()
         zeta = self.view.zeta
         if common_BC is None:
@@ -473,7 +478,9 @@ class ViewTrainer:
         return torch.from_numpy(row_norms(self.view.weights_FC))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Its state; what counts by position of the alignment stands apart from the weights."""
+        """Return its state; what counts by position of the alignment stands apart from the
+        weights.
+        """
         found = self.view.tensors()
         own = {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
         if self.sequence is None:
@@ -520,8 +527,9 @@ class ActiveTrainer(ViewTrainer):
         return self.view.loss(rows, common_BC)
 
     def joint(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> Floats:
-        """Z of rows that nobody learns from, where Eqs. (12) and (13) of FedMV end, of the parties
-        that are not absent.
+        """Return Z of rows that nobody learns from, the result of FedMV's Eqs. (12) and (13).
+
+        It is over the parties that are not absent.
         """
         lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
         own_BC = joint_share(self.view.zeta, self.zetas) * self.view.scores(rows_B.numpy())
@@ -574,7 +582,7 @@ class SequenceView:
         self.recurrent.train(step)
 
     def states(self) -> Floats:
-        """X_k of all aligned people, (N, 2 D)."""
+        """Return X_k of all aligned people, (N, 2 D)."""
         (states_ND,) = self.recurrent.states(self._features_N[self._rows_N])
         return np.asarray(states_ND.double().cpu().numpy())
 
@@ -626,7 +634,7 @@ class ViewModel:
     def begin(
         cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
     ) -> "ViewModel":
-        """With random weights and pseudo-labels (Algorithm 1, line 1)."""
+        """Begin with random weights and pseudo-labels (Algorithm 1, line 1)."""
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))
         labels_NC = start(rows, classes, rng)
@@ -690,16 +698,18 @@ class ViewModel:
 def own_labels(
     scores_NC: Floats, common_NC: Floats, zeta: float, pull: Pull | None = None
 ) -> Floats:
-    """Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13). `pull`: of the labels, where they
-    draw this view's; None: they do not.
+    """Return Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
+
+    `pull`: of the labels, where they draw this view's; None: they do not.
     """
     return _drawn(scores_NC + zeta * common_NC, 1 + zeta, pull)
 
 
 def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
-    """Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12). `summed_NC`: sum of zeta_k Z_k over all
-    parties, which is all that is read of them. `pull`: of the labels, where they draw Z; None: they
-    do not.
+    """Return Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
+
+    `summed_NC`: sum of zeta_k Z_k over all parties, the only thing read of them. `pull`: of the
+    labels, where they draw Z; None: they do not.
     """
     return _drawn(summed_NC, zetas, pull)
 
@@ -751,7 +761,7 @@ def weights_of(
 
 
 def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: float) -> float:
-    """Eq. (5): |X W - Z|^2 + beta |W|_21."""
+    """Return Eq. (5): |X W - Z|^2 + beta |W|_21."""
     residual_NC = x_NF @ weights_FC - labels_NC
     return float((residual_NC**2).sum() + beta * row_norms(weights_FC).sum())
 
@@ -770,7 +780,8 @@ def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
 
 
 def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
-    """One iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
+    """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
+
     `views`: of one table, updated in place; the first party's holds the labels.
     """
     rows = np.arange(len(common_NC))
@@ -902,7 +913,9 @@ def own_labels_of(own: Own) -> Tensor:
 def _view(
     own: Own, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
 ) -> ViewModel:
-    """One party's view of the aligned people at its start, with the zeta_k that was agreed."""
+    """Return one party's view of the aligned people at its start, with the zeta_k that was
+    agreed.
+    """
     settings = MultiviewSettings.of(own.config).of_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
     plain_NF = own.data.table.features[rows].flatten(1).double().numpy()
@@ -922,7 +935,9 @@ def _view(
 
 
 def _zetas(own: Own, contract: Contract) -> list[float]:
-    """zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in Z."""
+    """Return zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in
+    Z.
+    """
     settings = MultiviewSettings.of(own.config)
     weights = {own.active: 1.0} | {name: of.weight for name, of in contract.passives.items()}
     return [settings.of_party(name).zeta * weight for name, weight in weights.items()]

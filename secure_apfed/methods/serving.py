@@ -154,7 +154,10 @@ def _request(places_B: Tensor, salt: bytes) -> bytes:
 
 
 def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
-    """Places, and the salt of who that is. Raises RemoteProtocolError: it breaks a rule."""
+    """Return the requested places, and the salt of the digest of their people.
+
+    Raises RemoteProtocolError: the request breaks a rule.
+    """
     expected = {"rows": TensorSpec(torch.int64, (None,))}
     tensors, meta = unpack(message.payload, expected, sender=message.sender)
     check_rows(tensors["rows"], aligned=known, minimum=1, sender=message.sender)
@@ -165,7 +168,7 @@ def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
 
 
 def _read_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Places in a list of so many. Raises RemoteProtocolError: something else came."""
+    """Return places in a list of this size. Raises RemoteProtocolError: something else came."""
     whole = len(message) // _PLACES.itemsize * _PLACES.itemsize
     places = np.frombuffer(message[:whole], _PLACES)
     if whole < len(message) or ((places < 0) | (places >= size)).any():

@@ -594,8 +594,9 @@ class Session:
         return {**agreed, "rounding": self.learner.rounding, **said}
 
     def columns(self) -> Sequence[int] | None:
-        """Columns that differ, of each party whose columns enter what is opened; None: each counts
-        its own.
+        """Return how many columns differ, of each party whose columns enter what is opened.
+
+        None: each counts its own.
         """
         return None
 
@@ -716,7 +717,7 @@ class Simulation(Session):
         return result
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
-        """Test accuracy by inference variant; see `Learner`."""
+        """Return the test accuracy by inference variant; see `Learner`."""
         said = self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
         return {name: ACCURACY.of(scored) for name, scored in said.items()}
 

@@ -311,7 +311,7 @@ class Student:
         return told
 
     def without(self, rows: Tensor) -> ActiveNetworks | None:
-        """Its networks as they are fitted without these rows; None: they descend."""
+        """Return its networks fitted without these rows; None: they descend."""
         if not self.in_one_go:
             return None
         kept_U = ~torch.isin(self.rows_U, rows).numpy()
@@ -385,7 +385,7 @@ class Student:
 
 
 def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> Fitted:
-    """Extra trees that learn shares of classes from some of a task's rows."""
+    """Return extra trees that learn shares of classes from some of a task's rows."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(
@@ -430,7 +430,7 @@ def believe_best_baseline(task: SoloTask) -> Belief:
 
 
 def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
-    """Probabilities (B, K); how frequent classes are (K,), of a row of which nothing is said."""
+    """Return probabilities (B, K); a row of zeros gets the frequencies of classes (K,)."""
     says_B1 = scores_BK.any(axis=1, keepdims=True)
     return np.where(says_B1, probabilities_of(scores_BK), frequencies)
 
@@ -495,8 +495,10 @@ def with_votes(
 
 
 def learnt_of(told_UK: Floats | None, weighed: Weighed, labelled_n: Integers) -> float:
-    """By what is believed, how much oftener a student is right than the active's own model, on rows
-    without a label that it was not taught (`told_UK`: what it said of them); 0: there are none.
+    """Return how much more often a student is right than the active's own model.
+
+    By what is believed, this is over rows without a label that the student was not taught
+    (`told_UK`: its predictions of them); 0: there are none.
     """
     if told_UK is None:
         return 0.0
@@ -599,7 +601,7 @@ def warn_of_no_help(active: str) -> None:
 
 
 def classes_voted(own: Own) -> int:
-    """K of what others say of a row: classes, or ranges of numbers."""
+    """Return K, the number of classes, or of ranges of numbers, that votes are over."""
     return len(own.data.classes) or RANGES
 
 

@@ -483,7 +483,8 @@ class Aggregator(Helper):
         return threshold
 
     async def gather(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
-        """One body of this kind of each passive that sends, the message that came first included.
+        """Receive one body of this kind from each passive that sends, the first message included.
+
         Raises PartyLeftError, RemoteProtocolError: no step comes of it.
         """
         bodies = dict[str, bytes]()

@@ -104,7 +104,7 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
 
 
 def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
-    """Numbers of the projection that the active sends; None: its encoder's whole output.
+    """Return the size of the projection that the active sends; None: its encoder's whole output.
 
     "auto" is 64, as in the release of APFed-C; a plain APFed-R sends everything, as its
     release does, and a protected one the projection, since every number costs bytes.
@@ -241,7 +241,9 @@ def fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
 
 
 def clip_of(config: RunSettings) -> float | None:
-    """C, the bound of one row of a contribution; a row of votes is no longer than 1 by itself."""
+    """Return C, the bound of one row of a contribution; a row of votes is at most 1 long by
+    itself.
+    """
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
@@ -309,7 +311,10 @@ def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Te
 
 
 def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, steps: int) -> int:
-    """Rows of a step of a rehearsal of so many steps, where an epoch goes through `rows`."""
+    """Return how many rows one rehearsed step uses, if an epoch goes through `rows`.
+
+    `steps`: of an epoch of the rehearsal.
+    """
     method = config.method
     if method.averages:  # a step is of all rows; of weights, whichever are asked for
         return rows if method.aligns else max(2, -(-rows // steps))
@@ -322,7 +327,9 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
 
 
 def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
-    """Batches of all epochs; where labels are answered in stages, of the rows answered so far."""
+    """Return the batches of all epochs; labels answered in stages count only rows answered so
+    far.
+    """
     train = config.train
     if config.method.averages:
         return train.epochs
@@ -346,6 +353,8 @@ def growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, fl
 
 
 def planned_releases(config: RunSettings, guard: RepresentationGuard) -> int:
-    """Releases of a row's representations that its guard is calibrated to; 0: none is sent."""
+    """Return the releases of a row's representations that its guard is calibrated to; 0: none is
+    sent.
+    """
     sent = config.method.representations_from is not None
     return guard.planned(asked_of(config).releases) if sent else 0

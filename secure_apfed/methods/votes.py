@@ -174,7 +174,10 @@ class VoteSettings(MethodSettings):
         return LABELLERS[self.labeller].inductive
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Labellers bend what they read, but those whose votes are a linear fit's own numbers."""
+        """Return how many numbers of a vote are linear in the features.
+
+        Labellers bend what they read, except those whose votes are a linear fit's own numbers.
+        """
         return classes if self.signs_votes else 0
 
     def noise(self, config: RunSettings) -> NoiseSettings | None:
@@ -471,7 +474,9 @@ class VotesPassive(Helper):
         return votes_UK if self._method.answers == "soft" else hard(votes_UK)
 
     def features(self, ballot: Ballot) -> Floats:
-        """Its features of the rows asked for, (U, F); anything of people it does not know."""
+        """Return its features of the requested rows, (U, F); arbitrary ones for people it does not
+        know.
+        """
         features_UF: Floats = self._features_NF[ballot.rows.numpy()]
         return features_UF
 
@@ -496,7 +501,7 @@ class VotesMethod(Method):
         )
 
     def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
-        """Public parameters of what adds the votes; empty where nothing does."""
+        """Return the public parameters of the sum of votes; empty if there is none."""
         return {}
 
 
@@ -869,7 +874,7 @@ class BallotSize:
             )
 
     def bind(self, contract: Contract) -> bytes:
-        """32 bytes that stand for this ballot in this session, the same at all parties."""
+        """Return 32 bytes that stand for this ballot in this session, the same at all parties."""
         return hashlib.sha256(contract.digest + self.ballot).digest()
 
 

@@ -78,7 +78,7 @@ class EncryptedVotesSettings(VoteSettings):
     def count_label_bytes(
         self, config: RunSettings, *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Every passive holds encrypted labels as values at roots."""
+        """Return the bytes of encrypted labels as values at roots; every passive holds them."""
         bits = config.secure_sum.bits or USUAL_BITS
         agreed = ProductAgreement(
             session="forecast",
@@ -197,7 +197,7 @@ class EncryptedVotesPassive(CountingPassive):
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Keys of masks with the other passives, and with candidates a coin."""
+        """Agree with the other passives on keys of masks, and with candidates on a coin."""
         contract = self.contract
         if not contract.at_start:
             return
@@ -234,7 +234,7 @@ class EncryptedVotesPassive(CountingPassive):
             links.send(AGGREGATOR, Kind.CONTRIBUTION, block, part)
 
     def matrix(self, ballot: Ballot) -> Floats:
-        """Its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
+        """Return its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
         assert isinstance(self.labeller, LinearLabeller)
         features_UF = self.features(ballot)
         labelled_n = ballot.labelled.numpy()

@@ -264,8 +264,9 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
 
 
 def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
-    """Tables of these shapes, the active's first, in which all know the same people; no value of
-    anybody's is in them.
+    """Return tables of these shapes, the active's first, in which all know the same people.
+
+    They hold no value of anybody's.
     """
     first = next(iter(shapes.values()))
     classes = 2 if first.classes is None else first.classes
@@ -417,8 +418,9 @@ def forecast(
 def _columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Columns that differ, of each party whose columns enter what is opened; of tables that are
-    declared alone, all columns.
+    """Return how many columns differ, of each party whose columns enter what is opened.
+
+    If tables are only declared, all columns count.
     """
     tables = data.tables if config.method.decomposes else data.passives
     if shapes is not None and config.data.dataset == TABLES:
@@ -651,7 +653,7 @@ class _Course:
         self.seconds.append(time.perf_counter() - self._began)
 
     async def note_held_out_loss(self) -> None:
-        """Held-out rows are counted as if they were learnt from, and no epoch as the last."""
+        """Do nothing: held-out rows count as if they were learnt from, and no epoch as the last."""
 
     @property
     def step_seconds(self) -> float:

@@ -251,7 +251,7 @@ def _exact(noise: float, releases: int, delta: float) -> float:
 
 
 def _rdp(noise: float, releases: int, delta: float) -> float:
-    """Rényi DP through Opacus (Mironov 2017): an upper bound.
+    """Return Rényi DP's epsilon through Opacus (Mironov 2017): an upper bound.
 
     It lies 5 to 10 % above the exact figure, and several times as high where epsilon is below
     1e-3 or so, since its orders end.
@@ -266,7 +266,7 @@ def _rdp(noise: float, releases: int, delta: float) -> float:
 
 @lru_cache(maxsize=16)  # half a second; runs of a study that differ in their seeds ask the same
 def _pld(noise: float, releases: int, delta: float) -> float:
-    """Privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
+    """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
     An upper bound to 0.2 % or so, coarser where epsilon is near the interval.
     """

@@ -63,7 +63,7 @@ def sensitivity_in_steps(*, levels: int, columns: int, rows: int) -> float:
 
 
 def excess_of_sum(deviation: int, honest: int) -> float:
-    """tau: how far a sum of discrete Gaussians is from one discrete Gaussian.
+    """Return tau: how far a sum of discrete Gaussians is from one discrete Gaussian.
 
     Kairouz, Liu and Steinke 2021 (The Distributed Discrete Gaussian Mechanism for Federated
     Learning with Secure Aggregation), Theorem 1: 10 sum over k < n of

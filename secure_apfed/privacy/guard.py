@@ -198,11 +198,11 @@ class ClippedNoise:
         return f"{type(self).__name__}({values})"
 
     def sensitivity(self) -> float:
-        """2C: what is replaced moves at most across the ball's diameter."""
+        """Return 2C: a replaced row moves at most across the ball's diameter."""
         return 2 * self.clip
 
     def mechanism(self) -> GaussianRelease:
-        """Gaussian, with sigma / (2C) as its noise multiplier."""
+        """Return a Gaussian release, with sigma / (2C) as its noise multiplier."""
         return GaussianRelease(noise_multiplier=self.sigma / self.sensitivity())
 
 
@@ -264,7 +264,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return torch.from_numpy(noisy_BD).to(clipped_BD.device) + through_BD
 
     def largest_norm(self, dimension: int) -> float:
-        """C + sigma (sqrt D + 8).
+        """Return C + sigma (sqrt D + 8).
 
         For D normals g, P(||g|| > sqrt D + t) <= P(one normal > t), which is 7e-16 at t = 8: the
         norm is 1-Lipschitz and its median is below sqrt D (Borell 1975; Boucheron, Lugosi and

@@ -287,7 +287,7 @@ class ReleaseCounts:
         self.most = max(self.most, int(self.of_row_N[release.rows].max(initial=0)))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """For a checkpoint: counts (N,), steps, whether one repeated; sync the log."""
+        """Return counts (N,), steps, and whether one repeated, for a checkpoint; sync the log."""
         self.sync()
         return {
             "counts": torch.from_numpy(self.of_row_N.copy()),

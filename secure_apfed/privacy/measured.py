@@ -440,7 +440,11 @@ def _ordered(root: Any) -> list[Any] | None:
 
 
 def _normaliser(order: list[Any]) -> str | None:
-    """Batch normalisation with the batch's own statistics; instance normalisation is one row."""
+    """Return "batch normalisation in training" if some node uses the batch's own statistics, else
+    None.
+
+    Instance normalisation reads one row.
+    """
     for node in order:
         if node.name().startswith(_NORMALISERS) and getattr(node, "_saved_training", True):
             read = getattr(node, "_saved_input", None)
@@ -450,7 +454,7 @@ def _normaliser(order: list[Any]) -> str | None:
 
 
 def _reads_data(order: list[Any]) -> set[Any]:
-    """Nodes below which something without a gradient comes in: results, and not parameters."""
+    """Return nodes below which something without a gradient enters: results, and not parameters."""
     found: set[Any] = set()
     for node in reversed(order):
         below = [after for after, _ in node.next_functions]
@@ -597,7 +601,7 @@ def _copy_of(guard: Any) -> Any:
 
 
 def _pair_of(guard: Any) -> tuple[Any, Any] | None:
-    """Two twins that send the same noise at the same step; None: it has no such twins."""
+    """Return two twins that send the same noise at the same step; None: it has no such twins."""
     one, other, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
     if one is None or other is None or probe is None:
         return None
@@ -609,7 +613,7 @@ def _pair_of(guard: Any) -> tuple[Any, Any] | None:
 
 
 def _directions() -> tuple[Tensor, Tensor]:
-    """One number alone, and all alike: a bound on each number is none on the row."""
+    """Return one number alone, and all alike: a bound on each number is none on the row."""
     ones_D = torch.ones(_NUMBERS, dtype=torch.float64)
     return torch.eye(_NUMBERS, dtype=torch.float64)[0], ones_D / math.sqrt(_NUMBERS)
 

@@ -77,7 +77,7 @@ def onto_ball(wide_BD: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def check_representations(h_BD: torch.Tensor) -> None:
-    """LocalProtocolError: not a matrix of float32 or float64."""
+    """Check representations. Raises LocalProtocolError: no matrix of float32 or float64."""
     if h_BD.ndim != 2 or h_BD.dtype not in (torch.float32, torch.float64):
         raise LocalProtocolError(
             "representations are a float32 or float64 matrix, one row a person, "
@@ -136,7 +136,7 @@ class NoiseSource:
         self.secret = secret
 
     def about(self, content: bytes) -> "NoiseSource":
-        """Noise for this content alone; the same where it is not secret."""
+        """Return noise for this content alone; the same source if it is not secret."""
         return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
     def __reduce__(self) -> str:

@@ -139,7 +139,7 @@ def _is_below(words: NDArray[np.uint64], probability: NDArray[np.float64]) -> ND
 
 
 def _one_of(choice: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArray[np.int64]:
-    """One of `count` places, uniform to within a share of count / 2^64."""
+    """Return one of `count` places, uniform to within a share of count / 2^64."""
     return (choice % np.asarray(count).astype(np.uint64)).astype(np.int64)
 
 
@@ -153,7 +153,7 @@ class NoLabelPrivacy(LabelMechanism):
     epsilon: float = math.inf
 
     def __post_init__(self) -> None:
-        """Any number of classes will do."""
+        """Accept any number of classes."""
 
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
@@ -261,9 +261,11 @@ class MultiStageResponse(LabelMechanism):
     def answer(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Algorithm 1 with the k of `widths`: a label among the k likeliest is kept with
-        probability e^eps / (e^eps + k - 1) and otherwise becomes one of the other k - 1; any
-        other label becomes one of the k. Chances are rounded as by `LabelResponse`.
+        """Answer by Algorithm 1 with the k of `widths`.
+
+        A label among the k likeliest is kept with probability e^eps / (e^eps + k - 1) and otherwise
+        becomes one of the other k - 1; any other label becomes one of the k. Chances are rounded as
+        by `LabelResponse`.
         """
         labels = _checked(labels_N, self.classes)
         prior = self._prior(prior_NK, len(labels))
@@ -341,7 +343,7 @@ class VoteResponse:
         return LabelResponse(epsilon=self.epsilon, classes=self.classes)
 
     def epsilon_of(self, releases: int, delta: float) -> float:
-        """Epsilon of `releases` answers about one person; any delta does."""
+        """Return the epsilon of `releases` answers about one person; any delta does."""
         return releases * self.epsilon
 
     def answer(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:

@@ -199,10 +199,10 @@ class PrivateRelease(_Charged):
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """For evaluation, in this thread: rows are clipped as in training, and nothing else.
+        """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
-        No noise, no account, no `rows=`: whoever receives them reads them. The report says how many
-        there were. Warns: UnsafeChoiceWarning.
+        There is no noise, no account and no `rows=`: whoever receives them reads them. The report
+        says how many there were. Warns: UnsafeChoiceWarning.
         """
         told = "PrivateRelease.off(): no noise, nothing counted; whoever receives these reads them"
         warnings.warn(told, UnsafeChoiceWarning, stacklevel=3)

@@ -120,7 +120,7 @@ def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> Floa
 def _without(
     session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
 ) -> Iterator[FloatArray]:
-    """Scores of all training rows without each part of the labels, and these rows."""
+    """Yield scores of all training rows without each part of the labels, and these rows."""
     rows = data.train_rows
     fitted = [
         session.learner.without(torch.cat([part, rows[torch.from_numpy(out)]]))

@@ -174,7 +174,9 @@ def find_never_predicted(
 def _threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
-    """As the settings say; None also where training goes on, and it is not chosen yet."""
+    """Return the threshold of the settings; None also while training goes on and none is chosen
+    yet.
+    """
     said = _config_of(session).threshold
     if said is None or isinstance(said, float):
         return said
@@ -251,7 +253,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """Versions of what a run's numbers depend on, the machine, and where there it computes."""
+    """Return the versions that a run's numbers depend on, the machine, and the device there."""
     found = {}
     for name in _PACKAGES:
         try:

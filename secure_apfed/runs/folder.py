@@ -183,7 +183,9 @@ class RunFolder:
         raise no_checkpoint(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
-        """For a new run; one that trained has a checkpoint of the active, or a result."""
+        """Prepare the folder for a new run; refuse one with a checkpoint of the active, or a
+        result.
+        """
         if active.holds_steps:
             raise CheckpointError(
                 f"resume the run (--resume), or choose another folder: {self.path} holds a run "

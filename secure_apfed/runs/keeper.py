@@ -257,7 +257,7 @@ def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) 
 
 
 def table_digest(data: OwnData) -> str:
-    """SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
+    """Return the SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
 
     Features are left out: they may differ in the last bits on another machine, and steps that
     are played again with others are charged again.
@@ -284,7 +284,7 @@ def keys_digest(*kinds: type[Settings]) -> str:
 
 
 def config_digest(config: Config) -> str:
-    """SHA-256 (hex) of everything that the run's result depends on."""
+    """Return the SHA-256 (hex) of everything that the run's result depends on."""
     # What may be other when the run is resumed is left out.
     other: dict[str, bool | dict[str, bool]] = {
         "attacks": True,
@@ -297,8 +297,9 @@ def config_digest(config: Config) -> str:
 
 
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hex) of a role's parameters, without what counts by position of the alignment,
-    whose order is another one in each run.
+    """Return the SHA-256 (hex) of a role's parameters.
+
+    What counts by position of the alignment is left out, since each run has another order.
     """
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

@@ -109,7 +109,7 @@ _ERRORS: tuple[type[Exception], ...] = (
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of loopback where nobody listens now.
+    """Return addresses of loopback where nobody listens now.
 
     Their ports lie below those from which systems take the near end of a connection: one of these
     could be taken before its party listens there. Processes side by side choose among their own
@@ -390,7 +390,7 @@ class _Process:
 def _started(
     files: Mapping[str, Path], asked: Sequence[str], hear: _Hear
 ) -> Iterator[Sequence[_Process]]:
-    """One process a party; none outlives the block."""
+    """Start one process for each party; none outlives the block."""
     processes: list[_Process] = []
     share = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:

@@ -43,7 +43,7 @@ RANKED = ("auc", "average_precision", "ks")
 
 
 def _unbounded(value: Any) -> Any:
-    """JSON has no infinity: null and texts stand for it."""
+    """Return infinity for null and texts that stand for it, since JSON has none."""
     return math.inf if value in (None, "inf", "infinity", "Infinity") else value
 
 
@@ -162,7 +162,7 @@ class Ranking(Written):
 
     @classmethod
     def of(cls, scored: Scored, class_name: str) -> "Ranking | None":
-        """None where the rows do not define it."""
+        """Measure the ranking of these rows; None if they do not define it."""
         table = lift_table(scored)
         if not table:
             return None
@@ -535,7 +535,7 @@ class RunResult:
 def scores_of(
     measure: str, accuracy: Mapping[str, float], measures: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
-    """One measure of each inference variant; NaN where its test rows do not define it."""
+    """Return one measure of each inference variant; NaN if its test rows do not define it."""
     if measure == ACCURACY.name:
         return dict(accuracy)
     return {name: measures.get(name, {}).get(measure, math.nan) for name in accuracy}

@@ -301,7 +301,7 @@ class _OverTcp:
             )
 
     def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
-        """By peer, what makes a connection to it."""
+        """Return, by peer, a function that makes a connection to it."""
         dialled = [peer for peer in self.file.peers if self.dials(peer)]
         ways = {peer: partial(self.proved, peer) for peer in dialled}
         if awaited := tuple(peer for peer in self.file.peers if peer not in ways):

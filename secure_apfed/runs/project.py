@@ -93,7 +93,7 @@ Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
 
 
 def digest_of(content: Any) -> bytes:
-    """SHA-256 of plain values in their canonical JSON form, 32 bytes."""
+    """Return the SHA-256 of plain values in their canonical JSON form, 32 bytes."""
     return hashlib.sha256(_canonical(content)).digest()
 
 
@@ -445,7 +445,9 @@ def propose(
     show: Show = lambda *_: None,
     **where: Any,
 ) -> Proposal:
-    """At the organiser, which is `party`: write a proposal and its own answer into its folder.
+    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser,
+    `party`.
+
     `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
     """
     identity = _entered(folder, party)
@@ -475,7 +477,7 @@ def answer(
     together: Sequence[Sequence[str]] = (),
     settings: Sequence[str] = (),
 ) -> Proposal:
-    """At a party that takes part: make its folder, keys, settings and answer.
+    """Make a party's folder, keys, settings and answer; run by a party that takes part.
 
     Args:
         table: what it says of its own table, as in `data.parties`; columns: tell their names.
@@ -585,7 +587,8 @@ def _answer(
 
 
 def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
-    """At the organiser: put the answers together, its own among them, and write the project.
+    """Collect the answers, the organiser's own among them, and write the project; run by the
+    organiser.
 
     Sealing the same answers again renews all certificates under another authority, and so changes
     the project's words; `secure_apfed.runs.renewal` renews one under the same authority, whose key
@@ -636,8 +639,10 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
 
 
 def accept(path: Path, party: str, folder: Path) -> Sealed:
-    """At each party: take over a sealed project that holds what it answered, and write party.yaml,
-    of which those keys stay as they are that the project does not say.
+    """Take over a sealed project that holds this party's answer, and write party.yaml; run by each
+    party.
+
+    Keys of party.yaml that the project does not set stay as they are.
     """
     require_not_ended(folder)
     mine = Signed.read(folder / ANSWER.format(party))

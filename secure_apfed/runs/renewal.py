@@ -66,7 +66,7 @@ class RenewedCertificate(Document):
 
 
 def request_certificate(config: Path, *, new_key: bool = False) -> Path:
-    """At a party: write what it asks of the organiser; return that file.
+    """Write a party's request to the organiser; return that file. Run by the party.
 
     Args:
         new_key: ask for a certificate of another key, since the one in use leaked; that one stays
@@ -94,7 +94,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
 
 
 def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
-    """At the organiser: issue a certificate for a request; return the file for the party.
+    """Issue a certificate for a request; return the file for the party. Run by the organiser.
 
     Raises:
         ConfigError: this is not the organiser's folder, or it holds no key of the authority.
@@ -127,7 +127,7 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
 
 
 def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
-    """At the party: show the new certificate from now on. At another party: note it.
+    """Use the new certificate from now on, at its party; note it, at another party.
 
     A training goes on with the old one until it is started again; who serves begins a session anew
     with the new one. Where this was killed, the same call finishes it.

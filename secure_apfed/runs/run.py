@@ -179,7 +179,8 @@ def _secrets(
 
 
 def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> Simulation:
-    """All parties, aligned as an earlier run on the same tables where runs share alignments.
+    """Return a simulation, aligned as an earlier run on the same tables where runs share
+    alignments.
 
     `tables` are what somebody brought, which must be the very same in each run; None: those that
     the settings name.

@@ -81,8 +81,10 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
 
 def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
-    """Nothing; or, where something leaves that no ledger here counts, what the passives say, and no
-    bound until all of them have.
+    """Return the cost if no ledger here counts what leaves: nothing, or what the passives report.
+
+    Epsilon is infinite while something leaves that nobody here counts, and until all passives have
+    reported.
     """
     nothing = PrivacySpent.nothing(delta=delta)
     method = session.entered.own.config.method
@@ -141,7 +143,9 @@ def _releasing(session: Session) -> list[PrivacyLedger]:
 
 
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:
-    """All that was on, with what each part gives and what none gives, in words for people."""
+    """Return all protections of the run, what each part gives and what gives none, in words for
+    people.
+    """
     seeded = config.guard.noise != "secret"
     learner = session.learner
     also = statements(config.defences, config.method)

@@ -67,7 +67,7 @@ def classifier(scale: Any, model: Any, classes: int, kind: Callable[[], Kind]) -
 
 
 def regression(scale: Any, model: Any, classes: int) -> Predictor:
-    """Logistic regression on standardised rows."""
+    """Return the predictor of a fitted logistic regression on standardised rows."""
 
     def kind() -> Kind:
         return layered(scale, model.coef_, model.intercept_, model.classes_, classes)
@@ -105,7 +105,7 @@ def best_strength(scaled_nF: FloatArray, labels_n: IntArray, seed: int) -> float
 
 @lru_cache(maxsize=4)
 def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
-    """Several baselines ask for the same, one after the other."""
+    """Choose the strength of a regression; cached, since several baselines ask for the same."""
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
     parts = held_out(labels_n, _FOLDS, seed)

@@ -37,7 +37,7 @@ class Kind(nn.Module, ABC):
 
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """F and K."""
+        """Return F and K."""
 
     @abstractmethod
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -601,7 +601,7 @@ def grown(
     features: int,
     scale: Any = None,
 ) -> Trees:
-    """Trees with `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) each.
+    """Build trees from `feature`, `threshold`, `left`, `right` (V,) and `values` (V, K) of each.
 
     The children of a leaf are -1; no other node stands before its parent.
     """

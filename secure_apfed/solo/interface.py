@@ -227,8 +227,8 @@ class Predictor:
     kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
     def scores(self, features_BF: FloatArray) -> FloatArray:
-        """Scores (B, K) of rows, found a block at a time: of one row a model may make thousands of
-        numbers.
+        """Return scores (B, K) of rows, computed in blocks: a model may make thousands of numbers a
+        row.
         """
         ends = range(BLOCK, len(features_BF), BLOCK)
         return np.concatenate([self.of_block(part) for part in np.split(features_BF, ends)])
@@ -401,7 +401,7 @@ def _about_run(task: SoloTask, of_run: bool) -> str:
 
 
 def _digest(task: SoloTask, labels: bool) -> str:
-    """SHA-256 (hex) of all that such a fit depends on."""
+    """Return the SHA-256 (hex) of all that such a fit depends on."""
     read = (task.features, task.labelled, task.labels) if labels else (task.features,)
     about = (task.features.shape, task.seed, task.classes if labels else None)
     content = hashlib.sha256(repr(about).encode())

@@ -70,7 +70,11 @@ class Network(Baseline):
     of_run = True
 
     def fit(self, task: SoloTask) -> Predictor:
-        """ModelError: the loss is not finite at the run's rate, or the network cannot take rows."""
+        """Fit the network.
+
+        Raises ModelError: the loss is not finite at the run's rate, or the network cannot take
+        rows.
+        """
         attempt = _attempt_that_learns(task)
         attempt.finish()
         network = attempt.network.eval()
@@ -252,7 +256,10 @@ class MixMatch(Baseline):
         return self.fit_together([task])[0]
 
     def fit_together(self, tasks: Sequence[SoloTask]) -> list[Predictor]:
-        """At the same time; DataError: they differ in more than which rows have a label."""
+        """Fit these tasks at the same time.
+
+        Raises DataError: they differ in more than which rows have a label.
+        """
         if len({(task.features.tobytes(), task.classes, task.seed) for task in tasks}) != 1:
             raise DataError(
                 f"solo: {self.title} fits parts of one task's labels together, with its rows, "
@@ -333,7 +340,7 @@ class _SideBySide(nn.Module):
 
     @torch.no_grad()
     def apart(self, network: nn.Sequential) -> list[nn.Module]:
-        """Each as a network by itself, of the shape of this one."""
+        """Return each copy as a network by itself, of the shape of this one."""
         found: list[nn.Module] = []
         for place in range(len(self.weights[0])):
             alone = copy.deepcopy(network).requires_grad_(False)
@@ -346,7 +353,9 @@ class _SideBySide(nn.Module):
 
 
 def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
-    """Layers whose gradients a batched product of so narrow matrices would round otherwise."""
+    """Apply layers one by one: a batched product of such narrow matrices would round gradients
+    otherwise.
+    """
     of_each = zip(x_GBF, weight_GWF, bias_GW, strict=True)
     return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
 
@@ -392,7 +401,7 @@ def _frequencies(labels: Iterable[Tensor]) -> Tensor:
 
 
 def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
-    """Places (B,) among so many rows, of each part by the same random numbers."""
+    """Draw places (B,) among so many rows, of each part by the same random numbers."""
     state = draw.get_state()
     drawn = []
     for size in sizes:
@@ -413,20 +422,20 @@ def _augmented(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _guess(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
-    """Eq. (6): the mean guess over the augmentations."""
+    """Return the mean guess over the augmentations, Eq. (6)."""
     scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
     copies, _, classes = scores_GAK.shape
     return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
 
 
 def _sharpened(guess_GBK: Tensor) -> Tensor:
-    """Eq. (7)."""
+    """Sharpen the guesses, Eq. (7)."""
     sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
 def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """MixUp that stays nearer to the first row of a pair, Eqs. (8) to (11)."""
+    """Mix pairs of rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11)."""
     shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
     # A beta's share is a two-way Dirichlet's first.
     share_M: Tensor = torch._sample_dirichlet(shape_M2, generator=draw)[:, 0]
@@ -439,7 +448,9 @@ def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor,
 
 
 def _loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
-    """Eqs. (2) to (5): cross-entropy of the labelled rows, squared error of the guessed ones."""
+    """Return cross-entropy of the labelled rows plus squared error of the guessed ones, Eqs. (2) to
+    (5).
+    """
     losses = [
         F.cross_entropy(logits_MK[:_BATCH], y_MK[:_BATCH])
         + weight * F.mse_loss(logits_MK[_BATCH:].softmax(1), y_MK[_BATCH:])
