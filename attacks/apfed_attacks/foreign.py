@@ -59,7 +59,7 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack, with one set of options, found.
+    """A finding of one attack, with one set of options.
 
     Attributes:
         results: as of a run of ours, for each exchange of releases between rows; the metric is
@@ -151,7 +151,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found.
+    """The findings of `evaluate`.
 
     Attributes:
         findings: of each attack that applied one for each set of options.

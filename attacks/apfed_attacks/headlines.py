@@ -34,7 +34,7 @@ _READ_BY = {"active": "passives", "passive": "active"}
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """Who reads whose what.
+    """A direction: who reads whose what.
 
     Attributes:
         reader: role of the adversary; target: labels, features or membership.
@@ -120,7 +120,7 @@ def expected_directions(config: RunSettings) -> dict[Direction, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """What the attacks of one direction found.
+    """A headline of what the attacks of one direction found.
 
     Attributes:
         worst: the result of the highest advantage; None: no attack of this direction ran.

@@ -49,7 +49,7 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Guess:
-    """All that an attack says about the rows at `positions`.
+    """A guess: all that an attack says about the rows at `positions`.
 
     Attributes:
         positions: (N,) alignment positions, none of which the adversary knew; for membership
@@ -135,7 +135,7 @@ class Attack(Settings, ABC):
 
     @abstractmethod
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        """Attack. The result is a function of the view and the seed.
+        """Attack a view; the result is a function of the view and the seed.
 
         Raises:
             AttackError: `why_not` has a reason; every subclass's `run` looks at it first.

@@ -27,7 +27,7 @@ _START_OF_LINE = "\r\x1b[K"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationProgress:
-    """How far `evaluate` is.
+    """The progress of `evaluate`.
 
     Attributes:
         attack: the attack that runs now, with its options; empty: all are done.

@@ -20,7 +20,7 @@ _MEGABYTE = 2**20
 
 
 class Recorder:
-    """Records a module's output h (B, ...) and the loss's gradients on it, step by step.
+    """A recorder of a module's output h (B, ...) and the loss's gradients on it, step by step.
 
     The module is the last before h leaves, after a guard. Kept are copies on the CPU; output, graph
     and gradients stay as they are. `step` announces the forward pass to be recorded, in training or

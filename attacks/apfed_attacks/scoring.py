@@ -121,7 +121,10 @@ def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
 
 
 def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
-    """Share of the variance recovered on the tenth of the rows it recovers best, by the truth."""
+    """Return the share of variance recovered on the tenth of the rows that it recovers best.
+
+    The truth chooses these rows.
+    """
     truth_NF = truth_N.reshape(len(truth_N), -1)
     error_N = np.square(guess_NF - truth_NF).sum(axis=1)
     spread_N = np.square(truth_NF - truth_NF.mean(axis=0)).sum(axis=1)
@@ -190,7 +193,7 @@ def _measure_membership(scores_n: Array, members_n2: Array) -> Figures:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truth:
-    """What the scorer compares with.
+    """The truth that the scorer compares with.
 
     Attributes:
         classes: K; 0 where labels are numbers.
@@ -219,7 +222,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Scale:
-    """How guesses at one target are judged, beside the truth of the same rows.
+    """A scale by which guesses at one target are judged, beside the truth of the same rows.
 
     The best is chosen by `metric`, one of the figures that `measure` gives. `risk` is how unevenly
     the guess hurts, `values` what of a prediction is judged, `curve` the ROC of a score.

@@ -102,7 +102,7 @@ class AttackError(ApfedError):
 
 @dataclass(frozen=True, eq=False)
 class KnownRows:
-    """Labels (n,) or a victim's features (n, F) that the adversary did not observe, and of whom.
+    """The labels (n,) or a victim's features (n, F) that the adversary was given, not observed.
 
     `positions` (n,) are int64 alignment positions, each once.
     """
@@ -116,7 +116,7 @@ class KnownRows:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Candidates:
-    """Features (n, ...) and labels (n,) of rows that may have trained the model, in any order.
+    """The features (n, ...) and labels (n,) of rows that may have trained the model, in any order.
 
     `train` is how the active trains, as far as the adversary knows.
     """
@@ -131,7 +131,7 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Knowledge:
-    """What is declared that the adversary knows beyond what it saw; None: it is not told.
+    """The declared knowledge of the adversary beyond what it saw; None: it is not told.
 
     Attributes:
         victim: the party whose labels or features are attacked.
@@ -174,7 +174,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """What the contract says that one passive does; every party knows it.
+    """The terms of one passive in the contract; every party knows them.
 
     `weight` is lambda_p, `clip` the L2 bound of a row of its contribution; None: it does not clip.
     """
@@ -186,7 +186,7 @@ class Agreed:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What the parties exchange while they train, as far as an attack must know it.
+    """The exchange of the parties while they train, as far as an attack must know it.
 
     Whatever is not stated does not happen. For split learning, say, it is
     `Exchange(name="split learning", released_by="passives", returns_gradients=True)`.
@@ -236,7 +236,7 @@ class Played:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AdversaryView:
-    """Everything that an attack may use.
+    """The view of an adversary: everything that an attack may use.
 
     Numbers (features, representations, sums, networks) lie on `device`, and so does what the
     functions here read. Positions, labels and masks lie on the CPU, and may index them.
@@ -336,7 +336,7 @@ class AdversaryView:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """What was released, returned or opened of N rows, (N, D); maps are flattened.
+    """The observed values of N rows, (N, D), released, returned or opened; maps are flattened.
 
     `positions` (N,) are int64 alignment positions, ascending, each once.
     """
@@ -351,7 +351,7 @@ class Observed:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Which rows (B,), alignment positions, the active asked a passive about.
+    """A request of the active to a passive about rows (B,), alignment positions.
 
     z: (B, K) pseudo-labels of them; None: none came.
     """

@@ -43,8 +43,10 @@ def row(
 
 @dataclass(frozen=True)
 class Group:
-    """Cases that are measured together; `measure` goes from the names that are wanted to their
-    rows, and measures these, what they are compared with, and nothing else.
+    """A group of cases that are measured together.
+
+    `measure` goes from the names that are wanted to their rows, and measures these, what they are
+    compared with, and nothing else.
     """
 
     cases: Sequence[str]
@@ -53,8 +55,10 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Groups, by whether to be quick (stay under 30 seconds), which measures nothing; what `ratio`
-    of its rows is; further fields that are published.
+    """A bench of groups, by whether to be quick (stay under 30 seconds).
+
+    Making the groups measures nothing. `ratio` says what that of its rows is; `fields` are further
+    ones that are published.
     """
 
     groups: Callable[[bool], Sequence[Group]]

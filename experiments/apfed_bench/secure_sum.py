@@ -94,7 +94,7 @@ class OurPath:
 
 
 class TutorialPath:
-    """CKKS as tutorials of TenSEAL show it: one vector, whose warning is not printed."""
+    """A path through CKKS as tutorials of TenSEAL show it: one vector, whose warning is hidden."""
 
     contribution_bytes: int
 

@@ -33,8 +33,10 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """AUC or average precision of two classes over the seeds, and what it gains, paired by seed,
-    over the baseline that held-out labels choose by the run's own measure; None: not measured.
+    """A ranking measure (AUC or average precision) of two classes over the seeds, and its gain.
+
+    The gain is paired by seed, over the baseline that held-out labels choose by the run's own
+    measure; None: not measured.
     """
 
     measure: str
@@ -44,7 +46,7 @@ class Ranked:
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralSeeds:
-    """What the runs of one configuration found.
+    """The results of the runs of one configuration.
 
     Attributes:
         reached: the run's own measure, by seed.

@@ -110,7 +110,7 @@ REGRESSORS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """How one baseline did, by the measure on held-out labels and on test rows.
+    """The result of one baseline, by the measure on held-out labels and on test rows.
 
     The first is None where none could be held out, since every class has one, or where they do not
     define it. `ranked`: of two classes AUC and average precision on test rows. `influence`: of each
@@ -149,7 +149,7 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
 
 
 class RunGain(Written):
-    """What help added in one run: its model over the best baseline, both on the same test rows.
+    """The gain of help in one run: its model over the best baseline, on the same test rows.
 
     Attributes:
         measure: that both are measured by; baseline: title of the best baseline.

@@ -183,7 +183,7 @@ class Leakage:
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What help was worth: how much better than the best solo baseline, paired by seed.
+    """The gain of help over the best solo baseline, paired by seed.
 
     Attributes:
         baseline: the one that held-out labels of the active choose, by their mean over the seeds.

@@ -365,8 +365,9 @@ _DCS = shown("dcs_baseline", "dcs_baseline", within(".3f"), missing="-")
 
 @dataclass(frozen=True)
 class Board:
-    """All points of a finished study, references first, the others by `dcs_baseline`; points of
-    trials that failed are left out.
+    """A board of all points of a finished study: references first, others by `dcs_baseline`.
+
+    Points of trials that failed are left out.
     """
 
     rows: Sequence[Row]

@@ -17,7 +17,7 @@ __all__ = ["Conversation", "Outgoing", "converse", "take_part"]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Bytes that a role wants delivered to the party called `receiver`."""
+    """A message in bytes that a role wants delivered to the party called `receiver`."""
 
     receiver: str
     body: bytes = field(repr=False)

@@ -239,7 +239,7 @@ def _is_valid(text: str) -> bool:
 
 @dataclass(frozen=True)
 class IdKind:
-    """Values of some types, and the text of one.
+    """A kind of ID: values of some types, and the text of one.
 
     Attributes:
         name: in words; written: how its text looks, in words.
@@ -306,7 +306,7 @@ def _text_of(kind: type) -> Callable[[Any, int], str]:
 
 
 class IdReader:
-    """Makes texts of one column, a piece after another, and tells of all that it refuses.
+    """A reader that makes texts of one column, piece by piece, and reports all that it refuses.
 
     Args:
         whose: party and column, for errors.
@@ -653,7 +653,7 @@ def _in_words(looks: set[tuple[str, ...]]) -> str:
 
 @runtime_checkable
 class IdStream(Protocol):
-    """IDs that are read a piece at a time, each time anew, e.g. from a file."""
+    """A stream of IDs that are read a piece at a time, each time anew, e.g. from a file."""
 
     def __len__(self) -> int: ...
 
@@ -669,7 +669,7 @@ of any library; or rows of several such columns (tuples, a DataFrame)."""
 
 @dataclass(frozen=True, kw_only=True)
 class IdNormalisation:
-    """How IDs become bytes; all parties must agree.
+    """The rules by which IDs become bytes; all parties must agree.
 
     They hold for the texts of all kinds of IDs (`apfed_protocols.ids`); 7 equals "7" but not
     "07". Of an ID of several columns they hold for each.

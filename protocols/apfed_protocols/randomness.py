@@ -97,7 +97,7 @@ if hasattr(os, "register_at_fork"):  # where there are forks
 
 
 class ForkCheck:
-    """Remembers the process that made it; the owner is the subject of a sentence."""
+    """A check that remembers the process that made it; `owner` is the subject of its error."""
 
     def __init__(self, owner: str) -> None:
         self._owner = owner

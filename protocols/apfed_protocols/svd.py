@@ -74,7 +74,7 @@ _SLACK = 1e-8
 
 @dataclass(frozen=True, kw_only=True)
 class SvdAgreement:
-    """What all parties fix before one decomposition; public.
+    """The terms that all parties fix before one decomposition; public.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 

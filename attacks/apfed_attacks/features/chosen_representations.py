@@ -32,7 +32,9 @@ _ROOM = 4.0
 
 
 class ChosenRepresentations(ActiveAttack):
-    """Ask about people in two directions; rebuild the representations; regress to features.
+    """An attack that asks about people in two directions, to rebuild their representations.
+
+    It regresses these to features.
 
     Without rules both directions go into one batch, every person twice; under the protocol they
     are two steps, between which the passives train.

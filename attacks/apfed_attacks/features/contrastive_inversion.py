@@ -33,7 +33,9 @@ _SMALLEST_BATCH = 2
 
 
 class ContrastiveInversion(FeatureAttack):
-    """Invert every sum of the last epoch that is not zero, then regress to the victim's features.
+    """An attack that inverts every sum of the last epoch that is not zero.
+
+    It then regresses to the victim's features.
 
     Attacks use the recovered representations and the sums as they are, also beside the own features
     x. Baselines, with the same shadow rows: their mean, and x alone.
@@ -113,7 +115,7 @@ def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, T
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What the active sent in a step, h (B, D), and the sum of lambda_p B dL_p/dh that it opened.
+    """A question h (B, D) of a step, and the sum of lambda_p B dL_p/dh that the active opened.
 
     Rows are clipped; `people` (B,) are which of the unknown representations each row is of.
     """

@@ -33,7 +33,7 @@ _LARGEST_EXACT = 2**53
 
 
 class ContributionRegression(FeatureAttack):
-    """Regress each row's mean contribution, and its last, to the contributor's features.
+    """A regression from each row's mean contribution, and its last, to the contributor's features.
 
     Baseline: the mean of the shadow rows. An aggregator has no features of its own.
     """

@@ -32,7 +32,10 @@ _RANK = 1e-5
 
 
 class DecoderExtraction(ActiveAttack):
-    """Ask at a point of this length and, without rules, along every axis; fit the known pairs."""
+    """An attack that asks at a point of this length and fits a decoder to the known pairs.
+
+    Without rules it asks along every axis, too.
+    """
 
     name = "decoder_extraction"
     keeps = ("people", "opened")

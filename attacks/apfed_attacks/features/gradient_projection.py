@@ -47,7 +47,7 @@ _MOST_OWN = 0.95
 
 
 class GradientProjection(FeatureAttack):
-    """Take what representations explain off the sums; regress the rest to the victim's features.
+    """A regression of what representations do not explain of sums to the victim's features.
 
     Attacks, for each form among the passives' objectives: the mean of the rest over all kept
     steps, alone, beside own features x, and beside the mean of what was sent. Baselines, with the

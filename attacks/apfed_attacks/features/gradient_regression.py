@@ -21,7 +21,9 @@ from apfed_attacks.view import AdversaryView, AttackError
 
 
 class GradientRegression(FeatureAttack):
-    """Regress each row's mean opened sum, alone and beside own features, to the victim's features.
+    """A regression from each row's mean opened sum to the victim's features.
+
+    The sum stands alone and beside own features.
 
     Attacks use the mean over all steps that the transcript kept. Baselines, with the same shadow
     rows: their mean, and the own features x.

@@ -43,7 +43,7 @@ _AT_ONCE = 500  # rows that are encoded or decoded together
 
 
 class HijackAttack(AnsweringAttack):
-    """Hijack while training; decode the representations of the last epoch.
+    """An attack that hijacks training and decodes the representations of the last epoch.
 
     Baselines, with the same outsiders: their mean, and ridge regression from the own features.
 
@@ -113,7 +113,7 @@ class HijackAttack(AnsweringAttack):
 
 
 class FeatureSpaceHijack(HijackAttack):
-    """FSHA: a malicious active of TVFL rebuilds a passive's features."""
+    """The attack FSHA: a malicious active of TVFL rebuilds a passive's features."""
 
     name = "hijack"
     roles = ("active",)
@@ -128,7 +128,7 @@ class FeatureSpaceHijack(HijackAttack):
 
 
 class ReversedHijack(HijackAttack):
-    """A4: a malicious passive of APFed rebuilds the active's features."""
+    """The attack A4: a malicious passive of APFed rebuilds the active's features."""
 
     name = "reversed_hijack"
     roles = ("passive",)
@@ -156,7 +156,7 @@ def _as_own_columns(known_P: Tensor, columns: int) -> Tensor:
 
 
 class Space:
-    """Simulator f, decoder d, and the outsiders in one unit.
+    """A space: simulator f, decoder d, and the outsiders in one unit.
 
     Its numbers may be kept to those that a victim behind a ReLU reaches, `reach_D`.
     """

@@ -12,7 +12,7 @@ from apfed_attacks.view import AdversaryView, released
 
 
 class InverseNetwork(FeatureAttack):
-    """Regressors from h, and from h beside the own features x, to the victim's features.
+    """A regression from h, and from h beside the own features x, to the victim's features.
 
     h is the last release of each row and, where more than two epochs were kept, the mean of all.
 

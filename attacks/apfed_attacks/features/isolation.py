@@ -25,7 +25,9 @@ from apfed_attacks.view import AdversaryView, Knowledge
 
 
 class Isolation(ActiveAttack):
-    """Isolate the victim's contribution for some people; regress it to the victim's features.
+    """An attack that isolates the victim's contribution for some people.
+
+    It regresses the contribution to the victim's features.
 
     Attributes:
         colluding: how many other passives collude; None: all of them ("collusion" only).

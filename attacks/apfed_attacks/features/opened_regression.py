@@ -33,7 +33,7 @@ from apfed_attacks.view import (
 
 
 class SumRegression(FeatureAttack):
-    """Regress opened sums, alone and beside what the active has, to the victim's features.
+    """A regression from opened sums, alone and beside what the active has, to victims' features.
 
     Attacks use the last epoch's sums, what is left of them where pseudo-labels were sent, and that
     of all kept epochs. Baselines, with the same shadow rows: their mean, own features x, the own
@@ -84,7 +84,7 @@ class SumRegression(FeatureAttack):
 
 
 class VectorRegression(FeatureAttack):
-    """Regress singular vectors, alone and beside own features, to the victim's features.
+    """A regression from singular vectors, alone and beside own features, to victims' features.
 
     Each column of each table is a linear combination of them where as many are taken as the tables
     have rank; as many shadow rows tell which, exactly, and fewer roughly. Baseline: the same from
@@ -109,7 +109,7 @@ class VectorRegression(FeatureAttack):
 
 
 class VoteRegression(FeatureAttack):
-    """Regress votes, or single answers under randomised response, to the victim's features.
+    """A regression from votes, or single randomised answers, to the victim's features.
 
     A vote says which labelled rows a row is near to in the passive's features. Baselines: the same
     from own features, and from these with what the active's own labeller makes of them and of its

@@ -33,7 +33,7 @@ _SEEN = 1_000  # rows that the choice among starts compares
 
 
 class UnpairedInversion(FeatureAttack):
-    """Simulate the victim's encoder on public rows; decode what it released.
+    """An attack that simulates the victim's encoder on public rows and decodes its releases.
 
     Baselines, with the same rows: their mean, the same computation on the own features x in
     place of h, and, where it knows whose rows it has, ridge regression from x.

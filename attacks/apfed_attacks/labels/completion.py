@@ -226,7 +226,10 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
 
 
 class _Bottom(nn.Module):
-    """Flattened own features (B, F) -> h of all members side by side, standardised, (B, D)."""
+    """A network from flattened own features (B, F) to h of all members, standardised, (B, D).
+
+    The members' h stand side by side.
+    """
 
     mean: Tensor
     spread: Tensor

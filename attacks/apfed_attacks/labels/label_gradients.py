@@ -22,7 +22,7 @@ from secure_apfed.exchange import Kind
 
 
 class LabelGradients(LabelProbe):
-    """Probes with known labels, or clusters without any, on gradients.
+    """An attack by probes with known labels, or clusters without any, on gradients.
 
     Attacks use direction and length of the first and of the last kept epoch's gradients and of
     their mean over many epochs; the first and the mean also together with the own features x.
@@ -50,7 +50,7 @@ class LabelGradients(LabelProbe):
 
 
 class GradientDirection(LabelProbe):
-    """Names a row by the known row whose gradient has the smallest angle to its own.
+    """An attack that names a row by the known row whose gradient has the smallest angle to its own.
 
     Rows of one class pull the head the same way; one known row of each class names all others
     (Li et al., Section 3.2, there for two classes).

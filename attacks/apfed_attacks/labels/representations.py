@@ -20,7 +20,7 @@ from apfed_attacks.view import AdversaryView, over_time, released_positions, rep
 
 
 class ModelCompletion(LabelProbe):
-    """A1: probes with known labels, or clusters without any, on the last epoch.
+    """The attack A1: probes with known labels, or clusters without any, on the last epoch.
 
     Attacks use h, and h together with the own features x. Baselines: the majority class, and the
     same probes or clusters on x alone and, where h is of its own network, on what this network
@@ -53,7 +53,7 @@ class ModelCompletion(LabelProbe):
 
 
 class Temporal(LabelProbe):
-    """A2: model completion on what the epochs give together.
+    """The attack A2: model completion on what the epochs give together.
 
     Noise that is fresh in every epoch averages out over a row's releases, so a budget for one
     release says little about all of them; noise that is drawn once for each row does not. How a

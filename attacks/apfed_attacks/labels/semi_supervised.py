@@ -40,7 +40,7 @@ _FRESH = "own network, fresh weights"
 
 
 class SemiSupervised(LabelProbe):
-    """MixMatch on h, and on h beside the own features x with several weights.
+    """An attack by MixMatch on h, and on h beside the own features x with several weights.
 
     Baselines: the majority class, MixMatch on x with the same labels, and the supervised probes
     on x; for the own network the same network from fresh weights, trained alike.

@@ -32,7 +32,9 @@ _CERTAIN = 2.0  # above every probability
 
 
 class ShownLabels(LabelProbe):
-    """Shown labels as they are; probes and own votes, taught by them, for other rows.
+    """An attack that takes shown labels as they are, and learns from them for other rows.
+
+    Probes and own votes are taught by them.
 
     Baselines: the same computation with the labels that it knew before.
     """

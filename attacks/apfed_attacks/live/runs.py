@@ -65,7 +65,9 @@ Poison = Literal["random", "constant", "flip", "rotate"]
 
 
 class LiveSession(Generic[OfMethod]):
-    """Parties that are set up, and how far they have trained; `learner` is the active.
+    """A session of parties that are set up, and how far they have trained.
+
+    `learner` is the active.
 
     Args:
         alignment: of an earlier session with the same data.
@@ -127,7 +129,7 @@ class LiveSession(Generic[OfMethod]):
 
 
 class Rule(StrEnum):
-    """What a passive, or the sum, holds a malicious active to."""
+    """A rule that a passive, or the sum, holds a malicious active to."""
 
     NORMS = "norms"  # a row of z has a norm between two bounds
     BATCH = "batch"  # rows are distinct and not too few
@@ -449,7 +451,7 @@ class VotesRun(LiveSession[VotesActive]):
 
 
 class _AtStep:
-    """Links of an active whose question has another number, so that it looks like a new one."""
+    """The links of an active whose question has another number, so that it looks like a new one."""
 
     def __init__(self, links: Links, step: int) -> None:
         self._links = links

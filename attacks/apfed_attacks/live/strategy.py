@@ -139,7 +139,7 @@ class ActiveAttack(Attack):
 
 
 class Answering(Protocol):
-    """What a malicious party does in place of its objective."""
+    """The answers of a malicious party in place of its objective's."""
 
     def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Return the "gradient" (B, D), row by row; an end of a sum clips the rows."""

@@ -51,7 +51,7 @@ class _Boundless(IntersectionAgreement):
 
 @dataclass
 class Stuffed:
-    """Candidates by number that were tried and found, and what ended the attempt."""
+    """The candidates by number that were tried and found, and what ended the attempt."""
 
     tried: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Stuffed:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Who has which IDs: the adversary, the victim, which is its peer, and neither of them."""
+    """The IDs of the adversary, of the victim, which is its peer, and of neither of them."""
 
     own: Sequence[str]
     victim: Sequence[str]

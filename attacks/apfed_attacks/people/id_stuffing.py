@@ -19,7 +19,7 @@ _UNTRIED = 0.5
 
 
 class IdStuffing(Attack):
-    """Stuff as many candidates as the limits allow; those that open are the peer's.
+    """An attack that stuffs as many candidates as the limits allow; those that open are the peer's.
 
     Half of the candidates are IDs that the victim has and the adversary does not. Baseline: one
     score for all, since nothing but the intersection tells candidates apart. No decoy: what opens

@@ -58,7 +58,7 @@ def likelihood_ratio(
     *,
     own_variances: bool = False,
 ) -> FloatArray:
-    """Log N(phi; in) - log N(phi; out), the means being each candidate's own.
+    """Return log N(phi; in) - log N(phi; out), the means being each candidate's own.
 
     Args:
         phi_N: the model's logit confidences; shadow_SN: those of the shadow models.
@@ -78,7 +78,7 @@ def likelihood_ratio(
 
 
 class Membership(Attack):
-    """LiRA, and two thresholds on the confidence alone.
+    """The attack LiRA, and two thresholds on the confidence alone.
 
     Attacks: the likelihood ratio, with one variance or with each candidate's own; the
     confidence compared with that of the shadow models that did not train on the row (offline);
@@ -156,7 +156,7 @@ def halves(models: int, rows: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Shadows:
-    """Shadow models: networks like the victim's, each trained on a part of the candidates.
+    """The shadow models: networks like the victim's, each trained on a part of the candidates.
 
     All train at once: their parameters are stacked, one batched pass serves all of them, several
     times faster than one after another.

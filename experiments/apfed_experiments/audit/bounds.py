@@ -33,8 +33,10 @@ _SMALLEST_PART = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What one audit holds against what is played: title and what the claim is the claim of, for
-    people; the claim; whether the audit is expected to prove it wrong for what it reads.
+    """A claim that one audit holds against what is played.
+
+    `title`, and `says`, what the claim is the claim of, are for people. `exceeded`: whether the
+    audit is expected to prove the claim wrong for what it reads.
     """
 
     title: str
@@ -45,8 +47,10 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one case showed: whether the claim is proved wrong, how often was played, figures for
-    programs, and scores of world 0 and world 1, each a retraining (none of votes).
+    """The result of one case.
+
+    `exceeded`: whether the claim is proved wrong; `counted`: how often was played; `found`: figures
+    for programs; `scores`: of world 0 and world 1, each a retraining (none of votes).
     """
 
     case: Claim
@@ -70,7 +74,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the scores prove.
+    """The evidence that scores give.
 
     Attributes:
         threshold: a score above it is taken for world 1.

@@ -33,7 +33,7 @@ Release = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What the audit found; the three bounds hold together with probability `confidence`.
+    """The findings of an audit; three bounds hold together with probability `confidence`.
 
     Of m `canaries` r are guessed (`guesses`) and v `right`; `all_right` if every one's bit is.
     What is claimed at `delta` is bounded by `epsilon_dp`, which assumes (epsilon, delta)-DP and no

@@ -59,7 +59,7 @@ View = Literal["other rows", "everything"]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained on, and how often.
+    """A task: what is trained on, and how often.
 
     At the position `record` world 0 has the row of `features` (N, F) and `labels` (N,), world 1
     `other_features` (F,) and `other_label`; `batches` are the rows of each step of an epoch.
@@ -84,9 +84,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Protection:
-    """`clip` C and `sigma` of representations; C_theta and the noise on the sum of clipped
-    gradients, infinite and 0 where nothing is private; `row_clip`: L2 bound of a row of the
-    passive's gradient.
+    """The protection of a run.
+
+    `clip` C and `sigma` are of representations; C_theta (`gradient_clip`) and `gradient_sigma` of
+    the sum of clipped gradients, infinite and 0 where nothing is private; `row_clip` is the L2
+    bound of a row of the passive's gradient.
     """
 
     clip: float
@@ -98,7 +100,7 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one step of all retrainings showed.
+    """A step of all retrainings, and what it showed.
 
     Attributes:
         number: of the step, from 0; rows: of its batch, (B,).
@@ -119,7 +121,7 @@ class Step:
 
 
 class Retrainings:
-    """R retrainings, the first half in world 0 and the second in world 1.
+    """The R retrainings, the first half in world 0 and the second in world 1.
 
     All begin with these modules (the active's encoder, head and projection, without dropout) and
     the passive's objective. `count` is R, even; `seed` is of the noise. `paired`: retraining k of
@@ -401,7 +403,7 @@ class WhiteBox:
 
 
 def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
-    """Log likelihood of mean 1 over that of mean 0 under normal noise."""
+    """Return the log likelihood of mean 1 over that of mean 0 under normal noise."""
     seen = seen.double()
     mean_0 = mean_0.double()
     mean_1 = mean_1.double()

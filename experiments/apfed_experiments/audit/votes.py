@@ -37,8 +37,9 @@ def _key(seed: int, *use: str | int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum:
-    """What a passive adds to a sum, and what n honest ones add of noise, each of the deviation
-    that the fixed point says.
+    """A noisy sum: what a passive adds, and the noise of n honest ones.
+
+    The deviation of each one's noise is that of the fixed point.
     """
 
     point: FixedPoint
@@ -145,8 +146,10 @@ Private = Callable[[bytes], PrivateLogistic]
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """Of one world's runs of a private labeller: log likelihood of world 1's weights over world 0's
-    (R,), the person's hard vote (R, K), and that under these weights in each world.
+    """The readings of one world's runs of a private labeller.
+
+    `ratio`: log likelihood of world 1's weights over world 0's (R,); `own`: the person's hard vote
+    (R, K); `given`: that under these weights in each world.
     """
 
     ratio: Floats

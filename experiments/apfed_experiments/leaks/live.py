@@ -206,7 +206,7 @@ def open_run(
 def sum_for(
     data: str, method: str, passives: int, rules: frozenset[Rule], **changes: Any
 ) -> Config:
-    """Return settings of a protected sum, or without all rules of a plain one without clip."""
+    """Return settings of a protected sum under all rules, else of a plain sum without clip."""
     if rules != ALL_RULES:
         return live_config(data, method, masks="none", clip=None, **changes)
     return live_config(data, method, **protected(passives), **changes)
@@ -461,7 +461,7 @@ def isolation() -> Iterator[Setting]:
 
 
 class Remembering(LiveRun):
-    """Keeps the victim's real part of the first question."""
+    """A run that keeps the victim's real part of the first question."""
 
     truth: Tensor | None = None
 

@@ -180,9 +180,9 @@ def _reached(result: AttackResult) -> float:
 
 
 def few_labels() -> Iterator[Setting]:
-    """Yield settings of each attack that applies to a method, means over all who play it.
+    """Yield settings of each attack that a method gives something to read.
 
-    The means are over all adversaries and victims; which attack applies follows the method.
+    Figures are means over all adversaries and victims of the attack.
     """
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):

@@ -57,7 +57,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What one party received of one kind, and what it can read of it."""
+    """A kind of message that one party received, and what it can read of it."""
 
     kind: str
     senders: str
@@ -175,7 +175,7 @@ def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
 
 
 def _few_positives(ranking: Ranking | None) -> int | None:
-    """Test rows of the rarer of two classes, where they are few; None: they are not."""
+    """Count the test rows of the rarer of two classes if they are few; None: they are not."""
     if ranking is None:
         return None
     rarer = min(ranking.positives, ranking.rows - ranking.positives)

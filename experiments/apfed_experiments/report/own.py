@@ -45,7 +45,7 @@ _KEEP: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OwnSide:
-    """How a party's part ended, and its audit log, or why that does not hold together."""
+    """A party's side: how its part ended, and its audit log, or why that does not hold together."""
 
     path: Path
     end: PartyEnd

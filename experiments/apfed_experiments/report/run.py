@@ -173,9 +173,10 @@ def measured_of(run: ReportedRun) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What was claimed, what the audit proved below it, with so many releases of each canary, and
-    how far any attack on one row can get: the best test between two values of a row, at mu-GDP
-    (Dong, Roth and Su 2022, Section 2.2), by AUC and by the rate at 1 % false alarms.
+    """An audit of a run's claim, with so many releases of each canary, and a ceiling for attacks.
+
+    The ceiling is the best test between two values of a row, at mu-GDP (Dong, Roth and Su 2022,
+    Section 2.2), by AUC and by the rate at 1 % false alarms.
     """
 
     claimed: float

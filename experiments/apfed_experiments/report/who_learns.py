@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What of a run decides who can read what.
+    """The facts of a run that decide who can read what.
 
     happens: what its method does, in words; secure_sum: key of `SECURE_SUMS`; passives: M; guarded:
     for whoever sends representations; pairwise: each passive helps on its own overlap with the
@@ -146,7 +146,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class Rule(_Row):
-    """What one role learns of one kind of message, and what of it is not protected.
+    """A rule: what one role learns of one kind of message, and what of it is not protected.
 
     `receiver` is None where every role learns the same.
     """
@@ -160,7 +160,7 @@ class Rule(_Row):
 
 @dataclass(frozen=True)
 class Coalition(_Row):
-    """What parties learn if they put together what each of them has."""
+    """A coalition, and what its parties learn if they put together what each of them has."""
 
     who: str
     learns: str

@@ -354,7 +354,7 @@ def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> 
 
 @dataclass(frozen=True)
 class LabelValues(KeepsSecrets):
-    """What a passive makes of the encrypted labels once.
+    """The values that a passive computes of the encrypted labels once.
 
     Attributes:
         digest: of the request.

@@ -56,7 +56,7 @@ def split(bits: int, widest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Ring:
-    """Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths."""
+    """The ring Z[X] / (X^N + 1) modulo 2^k: N a power of two, k the sum of the digits' widths."""
 
     degree: int
     widths: tuple[int, ...]
@@ -197,8 +197,9 @@ def inverse(values_H: Spectrum) -> NDArray[np.float64]:
 
 
 def product_error(size: int, terms: int) -> float:
-    """Bound of the error of a coefficient of a sum of so many products of polynomials of this
-    size, over the sum of norm times norm.
+    """Return a bound of the error of a coefficient of a sum of `terms` products of polynomials.
+
+    Their size is `size`; the bound is over the sum of norm times norm.
 
     Three transforms of k = log2(size) levels, the twist counted as one, each level off by at
     most (1 + sqrt(5) + 1) round-offs for sum, product and root (Brent, Percival and Zimmermann
@@ -212,7 +213,7 @@ def product_error(size: int, terms: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductAgreement:
-    """What all parties fix; public.
+    """The terms that all parties fix; public.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
@@ -304,7 +305,7 @@ class ProductAgreement:
 
 @dataclass(frozen=True, kw_only=True)
 class ProductHeadroom:
-    """Parameters that fit.
+    """The parameters that fit an agreement on products.
 
     Attributes:
         degree: N, the ring degree.

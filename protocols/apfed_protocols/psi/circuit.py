@@ -112,7 +112,7 @@ _CHUNK = 2**12
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """What a party takes into the circuit.
+    """The inputs that a party takes into the circuit.
 
     Attributes:
         key: 32 bytes that hub and members share, unknown to the dealer.

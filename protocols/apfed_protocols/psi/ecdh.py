@@ -140,7 +140,10 @@ class Desk(AnyDesk[Kind]):
 
 @dataclass(frozen=True)
 class _Blinding:
-    """What one party blinds its IDs with for a peer: `order` has the own row at each place."""
+    """The secrets with which one party blinds its IDs for a peer.
+
+    `order` has the own row at each place.
+    """
 
     scalar: bytes = field(repr=False)
     order: Rows

@@ -86,7 +86,7 @@ class IntersectionTooSmallError(LocalProtocolError):
 
 
 class Output(StrEnum):
-    """What opens at the end, and to whom.
+    """The output: what opens at the end, and to whom.
 
     ROWS: the common rows, to all. HUB_ROWS: to the hub alone. SIZE: only how many rows are
     common, to all. SHARED: nothing; all hold shares of which hub rows are common.
@@ -100,7 +100,7 @@ class Output(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one party is with one piece of its work, in IDs or bins."""
+    """The progress of one party with one piece of its work, in IDs or bins."""
 
     party: str
     work: str
@@ -110,7 +110,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """How many IDs who deviates tries out in one intersection, at most.
+    """The number of IDs that a party that deviates tries out in one intersection, at most.
 
     Attributes:
         hub: at each member, of which it may try out others at another; member: at the hub.
@@ -137,7 +137,7 @@ class Membership:
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionAgreement:
-    """What all parties fix before an intersection; public.
+    """The terms that all parties fix before an intersection; public.
 
     Attributes:
         session: names the intersection; non-empty, used once.
@@ -241,7 +241,7 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """What one party learned; None where it did not."""
+    """The outcome that one party learned; None where it did not."""
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
     size: int | None = None
@@ -250,7 +250,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Turn:
-    """Messages to send, and the parties that must each answer with one message."""
+    """A turn: messages to send, and the parties that must each answer with one message."""
 
     outgoing: Sequence[Outgoing]
     awaited: Collection[str]
@@ -380,7 +380,7 @@ class Aligner:
 
 
 class Desk(Generic[_Kind]):
-    """Frames one party's messages, and reads those of its peers.
+    """A desk that frames one party's messages and reads those of its peers.
 
     `version` names the backend and its version, 0 to 255.
     """

@@ -126,7 +126,7 @@ def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
 
 
 class Encoder:
-    """Encodes values for one set of rows; what the rows alone decide is done when it is made."""
+    """An encoder of values for one set of rows; what rows decide is computed when it is made."""
 
     def __init__(self, rows: Rows, cells: int) -> None:
         self._rows = rows
@@ -252,7 +252,7 @@ def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
 
 
 class Multiplier:
-    """Multiplies by one element, of 16 bytes.
+    """A multiplier by one element, of 16 bytes.
 
     Sixteen tables say what each byte of the other factor adds. Which entries are read follows from
     the other factor alone, so time tells nothing of this one where the other is public.

@@ -30,7 +30,10 @@ _AS_WRITTEN = IdNormalisation()
 
 
 class Link(Protocol):
-    """Keeps messages whole and in order. It may say `me`, `peer` and `hub`, names of parties."""
+    """A link that keeps messages whole and in order.
+
+    It may have `me`, `peer` and `hub`, names of parties.
+    """
 
     def send(self, body: bytes, /) -> None: ...
 
@@ -150,7 +153,10 @@ def _bytes_of(body: object) -> bytes:
 
 
 class _Terms:
-    """Tells the peer this party's terms, and compares its own; both then know a fresh session."""
+    """A conversation that tells the peer this party's terms, and compares them with the peer's.
+
+    Both then know a fresh session.
+    """
 
     def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
         self._terms = terms

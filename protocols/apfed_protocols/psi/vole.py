@@ -307,7 +307,7 @@ def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own:
 
 @dataclass(frozen=True)
 class MemberShare:
-    """What B is expanded from, and what multiplies by Delta."""
+    """A member's share: the seed that B is expanded from, and the multiplier by Delta."""
 
     dealing: bytes
     seed: bytes = field(repr=False)
@@ -473,7 +473,7 @@ def vector_elements(hub_size: int) -> int:
 
 @dataclass(frozen=True)
 class Dealing(Generic[AnyKind]):
-    """How a backend's vectors are ordered and dealt, and how long they are for so many IDs."""
+    """The way a backend's vectors are ordered and dealt, and their length for so many IDs."""
 
     order: AnyKind
     dealt: AnyKind

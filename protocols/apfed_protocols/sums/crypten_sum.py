@@ -43,7 +43,7 @@ _WHO = "Who takes part, and when."
 
 @dataclass(frozen=True)
 class CryptenSum(SecureSum):
-    """Sum of additive shares; what an agreement allows at most is far below 2^63.
+    """A sum of additive shares; what an agreement allows at most is far below 2^63.
 
     Raises LocalProtocolError: CrypTen, an optional extra, is not installed.
     """

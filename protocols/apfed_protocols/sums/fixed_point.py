@@ -69,7 +69,7 @@ numbers that have it a sum is off by about 7 %.
 
 @dataclass
 class Clipping:
-    """What one party's contributions lost to clip and rounding: its own knowledge, never sent.
+    """The loss of one party's contributions to clip and rounding: its own knowledge, never sent.
 
     Attributes:
         rows, clipped: how many rows it contributed, and how many of them were beyond the bound.
@@ -165,7 +165,7 @@ def clip_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint:
-    """Signed fixed point of `bits` bits over [-clip_norm, clip_norm], for sums of many.
+    """A signed fixed point of `bits` bits over [-clip_norm, clip_norm], for sums of many.
 
     Attributes:
         clip_norm: C, the L2 bound of a row.
@@ -275,7 +275,7 @@ class FixedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Integers side by side in the slots of a homomorphic scheme.
+    """A packing of integers side by side in the slots of a homomorphic scheme.
 
     With two fields a slot holds q_even + q_odd * 2^field_bits, which adds up to the two
     sums as long as each stays below 2^(field_bits - 1) in magnitude.

@@ -171,7 +171,7 @@ def fingerprint(
 
 
 class AgreedFrames:
-    """Writes and checks one role's frames of one sum under one agreement.
+    """The writer and checker of one role's frames of one sum under one agreement.
 
     A step is `contribution` at a passive and `open_contributions`, `sum_of` at the aggregator; with
     a second round in between `request` and `open_answers` there, `open_request` and `answer` here:

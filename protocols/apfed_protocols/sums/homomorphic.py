@@ -95,7 +95,7 @@ _REMAINDERS = (np.arange(256) % 3 - 1).astype(np.int64)
 
 @dataclass(frozen=True, kw_only=True)
 class Headroom:
-    """Parameters that fit an agreement.
+    """The parameters that fit an agreement.
 
     Attributes:
         primes: those used: bits of the data prime, and of the key-switching prime if any.
@@ -114,7 +114,7 @@ class Headroom:
 
 @dataclass(frozen=True)
 class HomomorphicSum(SecureSum, ABC):
-    """What the roles need to know about a scheme, and the roles themselves."""
+    """A homomorphic sum: what its roles need to know about a scheme, and the roles themselves."""
 
     cipher_type: ClassVar[type[SealCipher]]
     opened_with_receiver: ClassVar[bool] = True
@@ -388,7 +388,7 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
 
 
 class CkksCipher(SealCipher):
-    """Real slots at a scale of 2^bits; for the other arguments see `SealCipher`."""
+    """A cipher of real slots at a scale of 2^bits; for the other arguments see `SealCipher`."""
 
     seal_type = seal.SCHEME_TYPE.CKKS
 
@@ -422,7 +422,7 @@ def nearest_integers(slots: NDArray[np.float64], *, sender: str) -> NDArray[np.i
 
 @dataclass(frozen=True)
 class CkksSum(HomomorphicSum):
-    """Sum under CKKS with two fixed-point fields a slot.
+    """A sum under CKKS with two fixed-point fields a slot.
 
     Protects from: a curious aggregator, which sees ciphertexts; a curious active, which sees the
     sum of all passives and no single contribution; an active that sends different representations
@@ -482,7 +482,7 @@ def centred_binomial(count: int, key: bytes | None = None) -> NDArray[np.int64]:
 
 
 class BfvCipher(SealCipher):
-    """Coefficients modulo t = 2^bits, with errors drawn here; a zero is 2N residues.
+    """A cipher of coefficients modulo t = 2^bits, with errors drawn here; a zero is 2N residues.
 
     SEAL draws each coefficient of u, e0 and e1 on its own behind a lock, which is over half of the
     time of an encryption. Here they come in bulk from AES-256 in counter mode, fresh keys of the
@@ -582,7 +582,7 @@ def solve_bfv(fixed_point: FixedPoint) -> Headroom:
 
 @dataclass(frozen=True)
 class BfvSum(HomomorphicSum):
-    """Sum with one prime and up to two fixed-point fields a coefficient, exact.
+    """An exact sum with one prime and up to two fixed-point fields a coefficient.
 
     Protects from the same as `CkksSum`. For sums, in which nothing is multiplied, slots buy
     nothing: the integers are the coefficients of the message polynomial, with one prime q and a

@@ -242,7 +242,7 @@ def answer_hub(
 
 
 class _Signer:
-    """Signs letters that pass through the hub, and opens them; without an identity neither."""
+    """A signer of letters through the hub, which also opens them; without an identity neither."""
 
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
         if (identity is None) != (peers is None):

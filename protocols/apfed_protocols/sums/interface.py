@@ -37,7 +37,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class SumAgreement:
-    """What all parties fix before the first sum; public.
+    """The terms that all parties fix before the first sum; public.
 
     Raises LocalProtocolError on construction when a field is of another type or out of its range.
 
@@ -156,7 +156,7 @@ class SumAgreement:
 
 @dataclass(frozen=True, kw_only=True)
 class StepBinding:
-    """What a contribution is an answer to; all contributions to one sum must share it.
+    """The step that a contribution answers; all contributions to one sum must share it.
 
     Attributes:
         session: the run.
@@ -204,7 +204,7 @@ class StepBinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What the receiver of a kind of message reads, what stands before more, what remains open."""
+    """A reading: what a message's receiver reads, what stands before more, what remains open."""
 
     reads: str
     protects: str
@@ -213,7 +213,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class SumLeaks:
-    """Who learns what under one sum, in sentences for reports.
+    """The leaks of one sum: who learns what, in sentences for reports.
 
     Attributes:
         contribution: what the aggregator reads of one.

@@ -233,7 +233,7 @@ def add_keystream(
 
 @dataclass(frozen=True)
 class MaskedSum(SecureSum):
-    """Sum of masked integers modulo 2^ring_bits.
+    """A sum of masked integers modulo 2^ring_bits.
 
     Raises LocalProtocolError: a sum that could leave the ring.
     """

@@ -38,7 +38,7 @@ _INTEGER_TYPE = np.dtype("<i8")
 
 @dataclass(frozen=True)
 class PlainSum(SecureSum):
-    """Unprotected addition. Everybody on the way reads every contribution.
+    """A sum by unprotected addition: everybody on the way reads every contribution.
 
     Args:
         agreement: what the parties fixed; `bits` counts only with `quantise`.

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ReadableSum(Protocol):
-    """What is asked of a sum, to derive who reads one contribution.
+    """A sum as far as it decides who reads one contribution.
 
     Attributes:
         opened_with_receiver: whether a contribution alone opens only with what the receiver holds.
@@ -62,7 +62,7 @@ class ReadableSum(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Readers:
-    """Parties that together can read one contribution; no part of them can by this way.
+    """The parties that together can read one contribution; no part of them can by this way.
 
     Attributes:
         parties: their names, rising; without `reads`, whose contribution they read.

@@ -101,7 +101,7 @@ _CIRCLES_TABLE = "CREATE TABLE IF NOT EXISTS circles (mark TEXT PRIMARY KEY, cir
 
 @dataclass(frozen=True)
 class Announcement:
-    """What all may know of one passive's keys of a step: its mask key, a digest of its seed."""
+    """The public part of a passive's keys of a step: its mask key, a digest of its seed."""
 
     public: bytes
     commitment: bytes
@@ -120,7 +120,7 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Held(KeepsSecrets):
-    """What v holds of u's keys of one step."""
+    """The part of u's keys of one step that v holds."""
 
     public: bytes
     key_share: bytes = field(repr=False)
@@ -263,7 +263,7 @@ def _false_shares(owner: str) -> RemoteProtocolError:
 
 @dataclass(frozen=True)
 class RecoverableSum(MaskedSum):
-    """Sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
+    """A sum of doubly masked integers modulo 2^ring_bits, of at least `threshold` passives.
 
     Raises LocalProtocolError: a sum that could leave the ring, or a threshold of at most M / 2.
     """
@@ -768,7 +768,7 @@ class RecoverableCombiner(SumCombiner):
 
 
 class RecoverableReceiver(MaskedReceiver):
-    """Takes off the masks that it shares with those whom the last sum counts: `counted`."""
+    """A receiver that takes off the masks it shares with `counted`, those in the last sum."""
 
     def _counted(self, frame: Frame) -> Sequence[str]:
         agreement = self._sum.agreement

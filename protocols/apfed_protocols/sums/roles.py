@@ -63,7 +63,7 @@ class KeepsSecrets:
 
 
 class DescribedSum:
-    """What a sum derives from its agreement.
+    """A sum as its agreement describes it.
 
     Attributes:
         scheme: what encrypts or shares the numbers, masks: what is added to them before; the two
@@ -540,7 +540,7 @@ def _clear_frames(error: BaseException) -> None:
 
 
 class ReceivingCombiner(KeepsSecrets):
-    """Receiver and combiner in one party, for sums under masks, which protect from both.
+    """A receiver and combiner in one party, for sums under masks, which protect from both.
 
     Its `ask`, `combine` and `decode` are theirs.
     """

@@ -119,7 +119,7 @@ def scratch_file() -> Iterator[ScratchFile]:
 
 @dataclass(frozen=True)
 class SealForm:
-    """How SEAL writes objects of one kind, uncompressed: always the same start, and numbers."""
+    """The form in which SEAL writes objects of one kind, uncompressed: a fixed start, numbers."""
 
     start: bytes
     count: int
@@ -157,7 +157,7 @@ class SealForm:
 
 @dataclass(frozen=True)
 class Residues:
-    """Numbers modulo q on the wire: each in as many bytes as q has, little endian."""
+    """A wire format of numbers modulo q: each in as many bytes as q has, little endian."""
 
     count: int
     modulus: int
@@ -191,7 +191,7 @@ class Residues:
 
 @dataclass(frozen=True)
 class SealContext(KeepsSecrets):
-    """What one party can do under the receiver's key: decrypt where it has the secret one."""
+    """A context of one party under the receiver's key; it decrypts where it has the secret key."""
 
     public_key: Any = field(repr=False)
     encryptor: Any = field(repr=False)
