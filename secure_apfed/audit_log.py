@@ -67,7 +67,7 @@ _Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Written(BaseModel):
-    """Base of every line, written `at` so many seconds since 1970 by the party's own clock."""
+    """The base of every line, written `at` so many seconds since 1970 by the party's own clock."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -299,7 +299,7 @@ class CounterSource(Protocol):
 
 
 class AuditLog:
-    """See `LinkObserver`, which it is.
+    """A `LinkObserver` that writes an audit log.
 
     Args:
         counters: what this party counts in files of its own; a frame is logged and sent only once
@@ -474,7 +474,7 @@ def _fields(envelope: Envelope) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Flow:
-    """Envelopes of one kind to or from one peer; kind: null of those that were refused."""
+    """The envelopes of one kind to or from one peer; kind: null for refused ones."""
 
     peer: str
     event: str

@@ -136,7 +136,7 @@ COALITIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Parties that one organisation would hold, and what follows.
+    """A group of parties that one organisation would run, and what follows.
 
     Attributes:
         parties: names, in the run's order; who: what they are together; gets: what they would read

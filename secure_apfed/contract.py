@@ -102,7 +102,7 @@ class PassiveTerms(Settings):
 
 
 class AnsweredSteps(Settings):
-    """Steps of a run whose sums count these passives.
+    """The steps of a run whose sums count these passives.
 
     Attributes:
         first, last: of the steps, both included.

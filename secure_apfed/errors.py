@@ -36,7 +36,7 @@ class PromiseError(ApfedError):
 
 
 class FewRowsWarning(UserWarning):
-    """So few rows of a class that nothing is learnt of it, or that measures say little."""
+    """A class has so few rows that nothing is learnt of it, or that measures say little."""
 
 
 class LeftOutWarning(UserWarning):
@@ -52,11 +52,11 @@ class SuspectColumnWarning(UserWarning):
 
 
 class UnmatchedIdsWarning(UserWarning):
-    """IDs of one pattern that hardly ever match: other parties may write them in another way."""
+    """The IDs of one pattern hardly ever match: other parties may write them in another way."""
 
 
 class UnseenCellsWarning(UserWarning):
-    """Cells to predict from that are unlike all in training, and count for nothing."""
+    """Some cells to predict from are unlike all in training, and count for nothing."""
 
 
 class NoHelpWarning(UserWarning):

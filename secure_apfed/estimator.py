@@ -59,7 +59,7 @@ _OTHERS = {
 
 
 class _Unshown(dict[str, pd.DataFrame | None]):
-    """Frames by party, of which no text, page or pickle has the rows."""
+    """The frames by party, of which no text, page or pickle has the rows."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Unshown.fromkeys, (list(self),)
@@ -91,7 +91,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     @property
     def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
-        """As they were given; None for the rows that a pickle left out."""
+        """The passives as they were given; None for the rows that a pickle left out."""
         given: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
         return given
 
@@ -320,7 +320,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
 @dataclass(frozen=True, kw_only=True)
 class _Labels:
-    """Labels (N,) as a run learns them: places in `classes`, or standardised by `targets`."""
+    """The labels (N,) as a run learns them: places in `classes`, or standardised by `targets`."""
 
     numbers: torch.Tensor
     classes: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ class Training(Progress):
 
 
 class LongWork(BaseModel):
-    """Work that takes long, beside the training, where it went on or ended.
+    """A step of long work beside the training: it went on or ended.
 
     Attributes:
         party: whose; empty: of the process that writes.
@@ -49,7 +49,7 @@ class LongWork(BaseModel):
 
 
 class Failure(BaseModel):
-    """In the last line of a party that could not go on."""
+    """The last line of a party that could not go on."""
 
     kind: str
     exit_code: int
@@ -80,7 +80,9 @@ class Helped(BaseModel):
 
 
 class _Finite(GenerateJsonSchema):
-    """JSON has no infinity: `secure_apfed.files.to_json` writes a text."""
+    """A schema generator for JSON, which has no infinity: `secure_apfed.files.to_json` writes a
+    text.
+    """
 
     def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
         return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}

@@ -168,7 +168,7 @@ class FramesResult:
 
     @property
     def epsilon(self) -> dict[str, float]:
-        """By what it protects, what was spent; infinite: no guarantee; absent: not sent."""
+        """The epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
         return {
             promise.title(): promise.epsilon
             for promise in self.run.promises
@@ -177,7 +177,7 @@ class FramesResult:
 
     @property
     def wire_bytes(self) -> int:
-        """On all links."""
+        """The bytes sent on all links."""
         return self.run.wire_bytes
 
     def to_frame(self) -> pd.DataFrame:

@@ -197,7 +197,7 @@ def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[flo
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """True and false alarms (T, R) by threshold, from the strictest on.
+    """The true and false alarms (T, R) by threshold, from the strictest on.
 
     Resamples come last: sums over thresholds then add whole rows.
     """
@@ -219,7 +219,7 @@ def _share(alarms_TR: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Redrawn:
-    """Resamples of scored rows, each with as many rows of every class as there are.
+    """A set of resamples of scored rows, each with as many rows of every class as there are.
 
     Attributes:
         counts: (R, B), how often each row is in each.
@@ -234,7 +234,7 @@ class Redrawn:
 
     @cached_property
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """By class, (R, K): rows of it, rows given to it, and those that are both."""
+        """The counts by class, (R, K): rows of it, rows given to it, and those that are both."""
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
         given_BK = eye[self.scored.decided]

@@ -36,7 +36,7 @@ _RANGES = 10
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scored:
-    """Rows with their truth, and what a model says of them.
+    """A set of rows with their truth, and a model's predictions for them.
 
     Attributes:
         truth: (B,), classes 0 to K - 1; floating, the targets of a regression.
@@ -448,7 +448,9 @@ def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
 
 
 class CalibrationPoint(BaseModel):
-    """Rows of one range of scores: the mean score, the share that it foretells, and how many."""
+    """The rows of one range of scores: the mean score, the share that it predicts, and their
+    number.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -485,7 +487,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
 
 class LiftRow(BaseModel):
-    """Rows of one tenth of the scores, the highest first, as scorecards are told.
+    """The rows of one tenth of the scores, the highest first, as in scorecards.
 
     Attributes:
         rows, positives: in it; those of the second class. rate: their share.

@@ -56,7 +56,7 @@ def require_bounded(inputs: int, outputs: int) -> None:
 
 
 class NetworkFamily(Protocol):
-    """Makes networks that fit together; shapes are those of one row, without the batch."""
+    """A family of networks that fit together; shapes are those of one row, without the batch."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make the network features -> representation."""
@@ -157,7 +157,8 @@ class Convolutional:
 
 
 class Perceptron:
-    """Fully connected layers with a ReLU between them, for tables and images too small to convolve.
+    """A family of fully connected layers with a ReLU between them, for tables and images too small
+    to convolve.
 
     The papers test images only; these are ours, in the same scheme.
     """
@@ -220,7 +221,9 @@ class Identity(Perceptron):
 
 
 class Standardised(nn.Module):
-    """Base of networks that read z, the standardised x; `_standardise` by a party's own rows."""
+    """The base of networks that read z, the standardised x; `_standardise` by a party's own
+    rows.
+    """
 
     centre: Tensor
     scale: Tensor
@@ -242,7 +245,7 @@ class Standardised(nn.Module):
 
 @draws_nothing
 class RandomFeatures(Standardised):
-    """x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
+    """A map x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
 
     Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
     Gaussian kernel; a constant and the features themselves stand beside them.
@@ -298,7 +301,7 @@ class RandomFeatureFamily(Perceptron):
 
 @draws_nothing
 class Projection(Standardised):
-    """x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
+    """A map x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
 
     Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
     of it is trained; W comes from torch's generator. It is linear: of D numbers at or above the
@@ -348,7 +351,8 @@ class Projection(Standardised):
 
 @draws_nothing
 class CrossView(RandomFeatures):
-    """x -> random features of (x, h), with h a forecast of what other parties see of the person.
+    """A map x -> random features of (x, h), with h a forecast of what other parties see of the
+    person.
 
     h is linear in random features of x. Both are found by equations (`methods.apfed_code`): nothing
     of it is trained by descent.
@@ -416,7 +420,7 @@ class CrossViewFamily(RandomFeatureFamily):
 
 
 class SequenceEncoder(nn.Module):
-    """Sequences -> the last state of each direction of each view, side by side.
+    """A map of sequences -> the last state of each direction of each view, side by side.
 
     FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
     steps one after another, as `secure_apfed.data.encoding` lays them out.
@@ -499,7 +503,7 @@ class Selu(Perceptron):
 
 
 class Enriched(nn.Module):
-    """x -> (x, code of x), flattened."""
+    """A map x -> (x, code of x), flattened."""
 
     def __init__(self, code: nn.Module) -> None:
         super().__init__()

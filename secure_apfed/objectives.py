@@ -72,7 +72,8 @@ class Objective(nn.Module):
 
 @draws_nothing
 class Contrastive(Objective):
-    """APFed-C: the passive's encoder, its linear projection to the size of z, and the loss.
+    """The objective of APFed-C: the passive's encoder, its linear projection to the size of z, and
+    the loss.
 
     Eq. (13) has the encoder alone; the projection is that of the release.
     """
@@ -105,7 +106,8 @@ class Contrastive(Objective):
 
 @draws_nothing
 class Reconstruction(Objective):
-    """APFed-R: mean squared error of the passive's own view, mean over batch and features.
+    """The objective of APFed-R: mean squared error of the passive's own view, mean over batch and
+    features.
 
     Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
     """

@@ -90,7 +90,7 @@ class _Session:
 
 @dataclass
 class _Counts:
-    """Envelopes of one kind from one party to another, while a log is read."""
+    """The count of envelopes of one kind from one party to another, while a log is read."""
 
     messages: int = 0
     payload_bytes: int = 0

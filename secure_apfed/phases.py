@@ -24,7 +24,7 @@ _STARTED = time.perf_counter()  # what the interpreter itself takes before is no
 
 @dataclass
 class Phase:
-    """Seconds by the clock, of all processors, and bytes."""
+    """The cost of a phase: seconds by the clock, seconds of all processors, and bytes."""
 
     seconds: float = 0.0
     processor_seconds: float = 0.0
@@ -45,7 +45,7 @@ def peak_memory() -> int:
 
 
 class Phases(dict[PhaseName, Phase]):
-    """Phases in the order in which they began."""
+    """The phases in the order in which they began."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -231,7 +231,9 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkLeft:
-    """Long work of a party (empty: of this process), and how long its rest takes at this pace."""
+    """The long work of a party (empty: of this process), and how long its rest takes at this
+    pace.
+    """
 
     work: Work
     party: str
@@ -243,7 +245,7 @@ class WorkLeft:
 
     @property
     def line(self) -> str:
-        """It as people read it."""
+        """The line for people."""
         work = self.work
         far = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
         now = f"now {work.part}" if work.part and far else work.part

@@ -77,7 +77,7 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
 
 
 class ProgressTo:
-    """Gives signs of the progress of a role, which counts each piece of its work anew.
+    """A sender of signs of a role's progress, which counts each piece of its work anew.
 
     It reports that progress as long work of this process, too.
     """
@@ -475,7 +475,7 @@ class Agreed:
 
     @property
     def key(self) -> bytes:
-        """Under which IDs are digested: nobody knew it before the session."""
+        """The key under which IDs are digested: nobody knew it before the session."""
         return derive_key(self._seed, b"digests")
 
 

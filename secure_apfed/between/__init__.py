@@ -10,7 +10,9 @@ MOST_QUEUED = 4
 
 
 class Pipe:
-    """Frames from one thread to another, of which few may wait; the reading half of a `Carrier`."""
+    """A pipe of frames from one thread to another, of which few may wait; the reading half of a
+    `Carrier`.
+    """
 
     def __init__(self, room: int = MOST_QUEUED) -> None:
         self.room = room

@@ -115,7 +115,7 @@ class _Stream:
 
 
 class Relay:
-    """Joins streams by room, sender and receiver.
+    """A relay that joins streams by room, sender and receiver.
 
     Args:
         allowed: identities that may enter; None: any.

@@ -155,7 +155,7 @@ def serve(
 
 
 class Terminated(ApfedError):  # noqa: N818 - it is no error
-    """Whoever runs the machine ended this process."""
+    """The operator of the machine ended this process."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -31,7 +31,9 @@ _NUMBERS = frozenset({f"{_TAG}int", f"{_TAG}float"})
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe subset without aliases, in which 1e-3 is a number (YAML 1.2), not a text."""
+    """A reader of YAML's safe subset without aliases, in which 1e-3 is a number (YAML 1.2), not a
+    text.
+    """
 
     source = ""
 
@@ -47,7 +49,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back the same."""
+    """A writer of YAML that `_Loader` reads back unchanged."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

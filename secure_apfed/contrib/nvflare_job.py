@@ -106,7 +106,7 @@ def simulate(
 
 
 class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
-    """Writes into the kits of all sites and of the server what jobs of parties need.
+    """A builder that writes into all sites' and the server's kits what jobs of parties need.
 
     Among the builders of `project.yml` it stands after NVFlare's `StaticFileBuilder`.
     """

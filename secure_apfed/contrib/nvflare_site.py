@@ -233,7 +233,7 @@ class Site:
 
 
 class Server:
-    """Starts the parties and waits for them; holds no key and no data."""
+    """A server that starts the parties and waits for them; it holds no key and no data."""
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:

@@ -189,7 +189,7 @@ def _uncomposed() -> str:
 
 
 class _Graph:
-    """Nodes, inputs and constants as they are added."""
+    """A graph under construction: its nodes, inputs and constants."""
 
     def __init__(self, helper: Any) -> None:
         self._helper = helper

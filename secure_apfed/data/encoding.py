@@ -104,7 +104,7 @@ class CellCounts:
 
 
 class NumericColumn(Settings):
-    """(value - mean) / scale, where scale is the standard deviation.
+    """A numeric column, encoded as (value - mean) / scale, where scale is the standard deviation.
 
     Dates are days since 1970-01-01, durations days; numbers are neither, whatever their unit.
 
@@ -478,7 +478,7 @@ def _check_any(count: int, column: "pd.Series", advice: Advice) -> None:
 
 @dataclass(frozen=True)
 class View:
-    """Features `first` to `end` (exclusive) of a party.
+    """The features `first` to `end` (exclusive) of a party.
 
     Attributes:
         sequence: (T, C) of a view of sequences; None: plain features.
@@ -586,7 +586,7 @@ def check_views(features: torch.Tensor, views: Mapping[str, View], *, party: str
 
 
 class ImageEncoding(Settings):
-    """Rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
+    """The rows `first_row` to `end_row` (exclusive) of images of C x H x W, divided by `maximum`.
 
     `encode` takes whole images or images that are cut already, as (N, C, H, W), as (N, H, W) for
     one channel, or flat as (N, C * H * W); a frame is read as one flat image a row.

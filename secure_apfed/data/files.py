@@ -235,7 +235,7 @@ _CIFAR_PIXELS = math.prod(_CIFAR_SHAPE)
 
 @dataclass(frozen=True, eq=False)
 class ImagePool:
-    """Images (N, channels, height, width) of 0..maximum and their labels (N,).
+    """A pool of images (N, channels, height, width) of 0..maximum and their labels (N,).
 
     Attributes:
         official_train: the number of leading rows that are the official training split;
@@ -255,7 +255,7 @@ class ImagePool:
 
 @dataclass(frozen=True, eq=False)
 class TablePool:
-    """Raw columns of N people and their labels (N,); `categorical` names columns to one-hot.
+    """A pool of raw columns of N people and labels (N,); `categorical` names columns to one-hot.
 
     Labels are float64 where the set's are numbers to predict.
     """

@@ -153,7 +153,7 @@ class ColumnDrift:
 
 
 class DriftMeter:
-    """Reads new rows, any number at a time, and tells every column's drift.
+    """A meter that reads new rows, any number at a time, and reports every column's drift.
 
     The encoding adds to `counts` the cells of the rows that are added.
     """

@@ -33,7 +33,7 @@ class BrokenLink:
 
 
 class Transport(Protocol):
-    """Carries one party's frames to and from its peers, each link in order."""
+    """A carrier of one party's frames to and from its peers, each link in order."""
 
     def post(self, receiver: str, frame: bytes) -> None:
         """Send a frame, without waiting for it to arrive."""
@@ -59,7 +59,7 @@ class Transport(Protocol):
 
 
 class WaitObserver(Protocol):
-    """Sees what one role waits for, and who it is told has left."""
+    """An observer of what one role waits for, and of who is known to have left."""
 
     def waits(self, awaited: Awaited, timeout_s: float) -> None:
         """Note that the role is about to wait, at most for this long."""

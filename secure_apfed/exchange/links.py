@@ -99,7 +99,7 @@ Script: TypeAlias = Coroutine[Awaited, Frame, T]
 
 
 class LinkObserver(Protocol):
-    """Sees every frame of one party as it is on the wire; it alters none.
+    """An observer of every frame of one party as it is on the wire; it alters none.
 
     What it raises stops the role, so who must note a frame before it leaves can insist on that.
     """
@@ -496,7 +496,7 @@ def most_signs(work: int) -> int:
 
 
 class Signs:
-    """Signs of life of one party's work, and those that it takes of its peers."""
+    """The signs of life of one party's work, and those that it accepts from its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
         self._me = me

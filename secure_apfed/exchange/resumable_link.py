@@ -66,7 +66,7 @@ _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
 
 class RelayAbsentError(ConnectionError):
-    """Nobody answers where the relay is said to be, through which all peers come."""
+    """The address of the relay, through which all peers come, does not answer."""
 
 
 class Refusal(str):
@@ -103,7 +103,7 @@ class _Wire:
 
 
 class ResumableLink:
-    """Messages to and from one peer, in order, each exactly once.
+    """A link that carries messages to and from one peer, in order, each exactly once.
 
     Args:
         peer: its name, for errors.
@@ -180,7 +180,7 @@ class ResumableLink:
 
     @property
     def broken(self) -> BrokenLink | None:
-        """Since when its connection is broken; None: it stands, ends, or never stood."""
+        """The time since its connection broke; None: it stands, ends, or never stood."""
         since = self._broken_at
         if since is None or self._closing or self._heard_goodbye or self._over():
             return None
@@ -189,7 +189,7 @@ class ResumableLink:
 
     @property
     def waiting_since(self) -> float | None:
-        """When the oldest message came that nobody asked for yet, on the monotonic clock."""
+        """The time when the oldest unrequested message came, on the monotonic clock."""
         return self._inbox[0][1] if self._inbox else None
 
     def send(self, body: bytes) -> None:
@@ -488,7 +488,7 @@ class ResumableLink:
 
 
 class Linked:
-    """Links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
+    """The links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
 
     Args:
         connect: by peer, what makes an authenticated connection to it, or raises OSError.
@@ -646,7 +646,7 @@ def _close(link: ResumableLink) -> None:
 
 
 class _Lookout:
-    """Finds out whether a peer is there again that a session goes on without.
+    """A lookout for a peer without whom a session goes on: is it back?
 
     It comes as to any session: a connection that is proven, on which it greets. That connection is
     closed; the next session makes its own.

@@ -264,7 +264,7 @@ class _Sealed:
 
 
 class Crowd:
-    """Connections of which nobody knows yet whose they are; a few, and the newest."""
+    """The connections of unknown owners; a few, and the newest."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

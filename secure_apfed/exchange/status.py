@@ -74,7 +74,9 @@ class Waiting(_Frozen):
 
 
 class Meeting(_Frozen):
-    """Since when a party waits for the others to connect, and for how long in all, in seconds."""
+    """The time since which a party waits for the others to connect, and how long it waits, in
+    seconds.
+    """
 
     since_s: float
     patience_s: float
@@ -136,7 +138,7 @@ class Meter(Protocol):
 
 
 class StatusKeeper:
-    """Knows where its party stands; a `LinkObserver` and a `WaitObserver`."""
+    """A record of its party's status; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

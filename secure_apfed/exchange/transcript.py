@@ -168,7 +168,7 @@ class _Kept(Envelope):
 
 
 class Transcript:
-    """Records every envelope that is sent; keeps some, from the first `begin_epoch` on."""
+    """A record of every envelope that is sent; it keeps some, from the first `begin_epoch` on."""
 
     def __init__(self, settings: TranscriptSettings) -> None:
         self._settings = settings

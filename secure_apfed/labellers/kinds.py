@@ -100,7 +100,7 @@ class Labeller(ABC):
 
 
 class LinearLabeller(Labeller):
-    """Votes are A Y, with Y the labels as unit vectors, and A without noise."""
+    """A labeller whose votes are A Y, with Y the labels as unit vectors, and A without noise."""
 
     linear: ClassVar[bool] = True
 
@@ -229,7 +229,8 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Spreading(LinearLabeller):
-    """Labels spread along the edges of a graph; who has no path to a label has no vote.
+    """A labeller that spreads labels along the edges of a graph; a row without a path to a label
+    has no vote.
 
     D. Zhou, O. Bousquet, T. N. Lal, J. Weston, B. Schoelkopf, "Learning with Local and Global
     Consistency", NIPS 2004: F = (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2. W has 1 where either
@@ -434,7 +435,7 @@ def left_out(
 
 
 class Ridge(LinearLabeller):
-    """Least squares on unit vectors of the labels, with lambda |weights|^2, on x and cosines.
+    """A least-squares fit to unit vectors of the labels, with lambda |weights|^2, on x and cosines.
 
     A. Rahimi, B. Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007, Algorithm 1:
     cosines sqrt(2 / R) cos(w x + b) with normal w stand for a Gaussian kernel. With phi all
@@ -474,7 +475,7 @@ class Ridge(LinearLabeller):
 
 
 class Logistic(Labeller):
-    """Votes are the probabilities of a softmax regression, every class against all."""
+    """A softmax regression whose probabilities are the votes, every class against all."""
 
     name: ClassVar[str] = "logistic"
     title: ClassVar[str] = "logistic regression on the labelled rows"
@@ -518,7 +519,7 @@ class Logistic(Labeller):
 
 
 class PrivateLogistic(Labeller):
-    """Logistic regression with Gaussian noise on its weights; every row has norm 1.
+    """A logistic regression with Gaussian noise on its weights; every row has norm 1.
 
     Against: whoever reads the votes.
 

@@ -34,7 +34,8 @@ _ITERATIONS = 5000
 
 
 class DistillationSettings(Settings):
-    """Autoencoders that end early, and how the student's code is drawn to the joint one.
+    """The settings of autoencoders that end early, and of how the student's code is drawn to the
+    joint one.
 
     The defaults are APC-VFL's (section 4, Table 3, Appendix B); its value of lambda is not legible.
 
@@ -66,7 +67,7 @@ class DistillationSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Resembled:
-    """Codes that the encoder's own are to resemble.
+    """The codes that the encoder's own are to resemble.
 
     Attributes:
         rows: (n,), which of the rows have one; codes: (n, D).

@@ -74,7 +74,7 @@ def _offset(z_N: Floats, rate: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Straight:
-    """Log-odds from scores: slope times score plus offset."""
+    """A line from scores to log-odds: slope times score plus offset."""
 
     slope: float
     offset: float

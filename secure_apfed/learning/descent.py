@@ -80,7 +80,9 @@ class Compute:
 
 @draws_nothing
 class ActiveNetworks(nn.Module):
-    """f (encoder), g (head), and the projection that is sent (None: the encoder's output)."""
+    """The networks f (encoder), g (head), and the projection that is sent (None: the encoder's
+    output).
+    """
 
     def __init__(
         self, encoder: nn.Module, head: nn.Module, projection: nn.Module | None = None

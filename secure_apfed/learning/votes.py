@@ -39,7 +39,7 @@ _START = (1.0, 0.3)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Judges:
-    """Labelled rows that tell what votes are worth.
+    """The labelled rows that measure what votes are worth.
 
     Attributes:
         places: (J,), among the U rows, of rows on which votes were cast without their own label.
@@ -153,7 +153,9 @@ def pooled(
 
 @dataclass(frozen=True, eq=False)
 class _Pool:
-    """log f (K,); log p / f, the votes (J, K each) and the labels (J,) of the rows that judge."""
+    """The evidence of the validation rows: log f (K,); log p / f, the votes (J, K each) and labels
+    (J,).
+    """
 
     log_f_K: Floats  # noqa: N815
     own_JK: Floats  # noqa: N815

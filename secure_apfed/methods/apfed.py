@@ -132,7 +132,7 @@ class SingleViewSettings(MethodSettings):
 
 
 class ApfedSettings(MethodSettings):
-    """APFed, whatever passives optimise; see `MethodSettings`."""
+    """The settings of APFed, whatever passives optimise; see `MethodSettings`."""
 
     predicts_alone = True
     representations_from = "active"
@@ -741,7 +741,7 @@ def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
 
 
 class SingleView(Method):
-    """SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
+    """The method SingleVL (Section 5.1): the active alone; nothing is aligned, nothing is sent."""
 
     settings: type[MethodSettings] = SingleViewSettings
 
@@ -767,7 +767,7 @@ class SingleView(Method):
 
 
 class Apfed(SumMethod, SingleView):
-    """APFed: the same active, with passives that help; see `Method`."""
+    """The method APFed: the same active, with passives that help; see `Method`."""
 
     def __init__(self, settings: type[ApfedSettings]) -> None:
         self.settings = settings

@@ -66,8 +66,9 @@ _PARTS = 5
 
 
 class ApfedCodeSettings(MethodSettings):
-    """APFed at a public code; D is `model.representation`, or what the passives allow of it. See
-    `MethodSettings`.
+    """The settings of APFed at a public code. See `MethodSettings`.
+
+    D is `model.representation`, or what the passives allow of it.
     """
 
     name: Literal["apfed_code"]
@@ -322,7 +323,7 @@ class CodePassive(SumHelper):
 
 
 class ApfedCode(SumMethod):
-    """APFed at a public code; see `Method`."""
+    """The method APFed at a public code; see `Method`."""
 
     settings = ApfedCodeSettings
 

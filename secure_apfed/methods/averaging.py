@@ -71,7 +71,7 @@ _Weight: TypeAlias = Literal["beta", "zeta"]
 
 
 class AveragingSettings(RecurrentSettings):
-    """Parties average the weights of their views; see `RecurrentSettings`.
+    """The settings of parties that average the weights of their views; see `RecurrentSettings`.
 
     Attributes:
         views: another beta or zeta of single views, by name (FedMV, Eqs. 15 and 16; section 8.6).
@@ -113,7 +113,7 @@ class AveragingSettings(RecurrentSettings):
 
 
 class HFedMvSettings(AveragingSettings):
-    """H-FedMV; see `AveragingSettings`."""
+    """The settings of H-FedMV; see `AveragingSettings`."""
 
     name: Literal["h_fedmv"]
 
@@ -121,7 +121,7 @@ class HFedMvSettings(AveragingSettings):
 
 
 class SFedMvSettings(AveragingSettings):
-    """S-FedMV: views are sequences, which GRUs make views of first; see `AveragingSettings`."""
+    """The settings of S-FedMV: GRUs first make views of sequences; see `AveragingSettings`."""
 
     name: Literal["s_fedmv"]
 

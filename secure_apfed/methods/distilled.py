@@ -102,7 +102,7 @@ def _count_autoencoder(widths: Sequence[int]) -> int:
 
 
 class ApcVflSettings(MethodSettings, DistillationSettings):
-    """Autoencoders of all parties, and what the student learns from them.
+    """The settings of all parties' autoencoders, and of what the student learns from them.
 
     Attributes:
         own: g1 of the active; passive: g1 of passives that have no `model` of their own.

@@ -110,7 +110,7 @@ _ALL_ROWS = bytes(8)  # it answers for all training rows, and no others
 
 
 class JointSettings(MethodSettings):
-    """Joint training, whoever predicts in the end; see `MethodSettings`."""
+    """The settings of joint training, whoever predicts in the end; see `MethodSettings`."""
 
     predicts_alone = False
     representations_from: ClassVar[Side | None] = "passives"
@@ -119,7 +119,7 @@ class JointSettings(MethodSettings):
 
 
 class TvflSettings(JointSettings):
-    """Joint training and joint inference; see `MethodSettings`."""
+    """The settings of joint training and joint inference; see `MethodSettings`."""
 
     name: Literal["tvfl"]
 
@@ -127,7 +127,7 @@ class TvflSettings(JointSettings):
 
 
 class SplitNnSettings(JointSettings):
-    """SplitNN that concatenates; see `MethodSettings`."""
+    """The settings of SplitNN that concatenates; see `MethodSettings`."""
 
     name: Literal["split_nn"]
 
@@ -135,7 +135,7 @@ class SplitNnSettings(JointSettings):
 
 
 class SummedSplitNnSettings(MethodSettings):
-    """SplitNN that merges by a secure sum; see `MethodSettings`."""
+    """The settings of SplitNN that merges by a secure sum; see `MethodSettings`."""
 
     name: Literal["split_nn_sum"]
 
@@ -174,7 +174,7 @@ FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """Scores of rows by all parties' model, (B, K), and the representations that it read."""
+    """The scores of rows by all parties' model, (B, K), and the representations that it read."""
 
     scores: Tensor
     representations: tuple[Tensor, ...]
@@ -386,7 +386,7 @@ class SplitNnActive(TvflActive):
 
 
 class SummedSplitNnActive(SplitNnActive):
-    """Reads the secure sum of the passives' representations; see `SplitNnActive`."""
+    """An active that reads the secure sum of the passives' representations; see `SplitNnActive`."""
 
     headline = "split_nn_sum"
 
@@ -490,7 +490,9 @@ class EncodingPassive(Helper):
 
 
 class TvflPassive(EncodingPassive):
-    """Sends its representations to the active, behind a guard; see `EncodingPassive`."""
+    """A passive that sends its representations to the active, behind a guard; see
+    `EncodingPassive`.
+    """
 
     def __init__(
         self, own: Own, contract: Contract, trainer: "EncoderTrainer", releases: Releases
@@ -667,7 +669,7 @@ class EncoderTrainer(Trainer):
 
 
 class Tvfl(Method):
-    """TVFL; see `Method`."""
+    """The method TVFL; see `Method`."""
 
     settings: type[MethodSettings] = TvflSettings
     kind: type[TvflActive] = TvflActive
@@ -774,14 +776,14 @@ class Tvfl(Method):
 
 
 class SplitNn(Tvfl):
-    """Vertical SplitNN that concatenates; see `Method`."""
+    """The method of vertical SplitNN that concatenates; see `Method`."""
 
     settings = SplitNnSettings
     kind = SplitNnActive
 
 
 class SummedSplitNn(SumMethod, Tvfl):
-    """Vertical SplitNN that merges by a secure sum; see `Method`."""
+    """The method of vertical SplitNN that merges by a secure sum; see `Method`."""
 
     settings: type[MethodSettings] = SummedSplitNnSettings
     kind = SummedSplitNnActive
@@ -825,7 +827,7 @@ class SummedSplitNn(SumMethod, Tvfl):
 
 
 class TeacherActive(SummedSplitNnActive):
-    """Its student learns from the joint model in the end; see `SummedSplitNnActive`."""
+    """An active whose student learns from the joint model in the end; see `SummedSplitNnActive`."""
 
     def __init__(
         self,

@@ -91,7 +91,7 @@ _RECURRENT = "recurrent"
 
 
 class MultiviewSettings(MethodSettings):
-    """Weights of the terms of the objective; the defaults are those of the method's paper.
+    """The weights of the terms of the objective; the defaults are those of the method's paper.
 
     Attributes:
         beta: of the l2,1 norm of a view's weights.
@@ -184,7 +184,9 @@ class OneViewSettings(MultiviewSettings):
 
 
 class MmvflSettings(OneViewSettings):
-    """MMVFL: the labels draw the active's own pseudo-labels; see `OneViewSettings`."""
+    """The settings of MMVFL: the labels draw the active's own pseudo-labels; see
+    `OneViewSettings`.
+    """
 
     name: Literal["mmvfl"]
     beta: Annotated[float, NOBODY] = Field(1.0, ge=0)
@@ -197,7 +199,7 @@ class MmvflSettings(OneViewSettings):
 
 
 class FedMvSettings(MultiviewSettings):
-    """FedMV in its three forms: the labels draw the common pseudo-labels."""
+    """The settings of FedMV in its three forms: the labels draw the common pseudo-labels."""
 
     beta: Annotated[float, NOBODY] = Field(4.0, ge=0)
     zeta: Annotated[float, NOBODY] = Field(8.0, gt=0)
@@ -205,7 +207,7 @@ class FedMvSettings(MultiviewSettings):
 
 
 class RecurrentSettings(FedMvSettings):
-    """Views may be sequences, of which GRUs make views (`model.network: gru`).
+    """The settings of views that may be sequences, of which GRUs make views (`model.network: gru`).
 
     Attributes:
         rounds: in which GRUs learn: after the first step (v_fedmv), averaged after each (s_fedmv),
@@ -245,7 +247,7 @@ class RecurrentSettings(FedMvSettings):
 
 
 class VFedMvSettings(RecurrentSettings, OneViewSettings):
-    """V-FedMV; see `OneViewSettings` and `RecurrentSettings`."""
+    """The settings of V-FedMV; see `OneViewSettings` and `RecurrentSettings`."""
 
     name: Literal["v_fedmv"]
 

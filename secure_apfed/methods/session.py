@@ -544,7 +544,9 @@ class Session:
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
-        """By name: of every party that releases, and of private updates where there are."""
+        """The ledgers by name: of every party that releases, and of private updates if there are
+        any.
+        """
         return {name: ledger for role in self._parts() for name, ledger in role.ledgers.items()}
 
     @property

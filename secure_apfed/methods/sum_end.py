@@ -633,7 +633,7 @@ def _read_sum(
 
 
 class StepGate:
-    """Lets every step of a session through once, in rising order."""
+    """A gate that lets every step of a session through once, in rising order."""
 
     def __init__(self, me: str) -> None:
         self._me = me

@@ -192,7 +192,7 @@ class VoteSettings(MethodSettings):
 
 
 class VotesSettings(FormSettings, VoteSettings):
-    """Votes that are opened as their secure sum; see `VoteSettings`."""
+    """The settings of votes that are opened as their secure sum; see `VoteSettings`."""
 
     name: Literal["votes"]
 
@@ -207,7 +207,9 @@ class VotesSettings(FormSettings, VoteSettings):
 
 
 class RandomisedVotesSettings(VoteSettings):
-    """Votes that every passive answers for itself, always hard; see `VoteSettings`."""
+    """The settings of votes that every passive answers for itself, always hard; see
+    `VoteSettings`.
+    """
 
     name: Literal["votes_randomised"]
 
@@ -536,7 +538,7 @@ def _row_of_votes(classes: int) -> RepresentationTerms:
 
 
 class SummedVotesActive(VotesActive):
-    """Opens the secure sum of the votes; see `VotesActive`."""
+    """An active that opens the secure sum of the votes; see `VotesActive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
         noise = summed.noise
@@ -565,7 +567,7 @@ class SummedVotesActive(VotesActive):
 
 
 class SummedVotesPassive(VotesPassive, SumHelper):
-    """Adds its votes to the secure sum; see `VotesPassive`."""
+    """A passive that adds its votes to the secure sum; see `VotesPassive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
         VotesPassive.__init__(self, own, contract, rows)
@@ -586,7 +588,7 @@ class SummedVotesPassive(VotesPassive, SumHelper):
 
 
 class SummedVotes(SumMethod, VotesMethod):
-    """Votes that are opened as their secure sum; see `Method`."""
+    """The method of votes that are opened as their secure sum; see `Method`."""
 
     settings = VotesSettings
 
@@ -601,7 +603,9 @@ class SummedVotes(SumMethod, VotesMethod):
 
 
 class CountingPassive(VotesPassive):
-    """Votes into no secure sum, and so counts and charges its answers itself; see `VotesPassive`.
+    """A passive that votes into no secure sum, and so counts and charges its own answers; see
+    `VotesPassive`.
+
     `noise`: what it adds, with its account; None: nothing.
     """
 
@@ -657,7 +661,9 @@ class CountingPassive(VotesPassive):
 
 
 class RandomisedVotesActive(VotesActive):
-    """Reads every passive's answers, and estimates the sum of the votes; see `VotesActive`."""
+    """An active that reads every passive's answers, and estimates the sum of the votes; see
+    `VotesActive`.
+    """
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         self._response = _response(own, contract)
@@ -706,7 +712,7 @@ class RandomisedVotesActive(VotesActive):
 
 
 class RandomisedVotesPassive(CountingPassive):
-    """Answers its votes by chance, for itself; see `VotesPassive`."""
+    """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         super().__init__(own, contract, rows)
@@ -733,7 +739,9 @@ class RandomisedVotesPassive(CountingPassive):
 
 
 class RandomisedVotes(VotesMethod):
-    """Votes that every passive answers for itself, under randomised response; see `Method`."""
+    """The method of votes that every passive answers for itself, under randomised response; see
+    `Method`.
+    """
 
     settings = RandomisedVotesSettings
 
@@ -955,7 +963,8 @@ class VoteTerms(ABC):
 
 
 class BallotAggregator(Aggregator):
-    """Combines what all passives send, block by block, and can read none of it; see `Aggregator`.
+    """An aggregator that combines all passives' messages, block by block, and can read none; see
+    `Aggregator`.
 
     Attributes:
         blocks: contributions that each passive sends; they are numbered from 0.

@@ -59,7 +59,7 @@ _OPEN_AUDITS = 1  # after which a passive still takes part: each is a chance mor
 
 
 class EncryptedVotesSettings(VoteSettings):
-    """Votes on labels that no passive sees, always soft; see `VoteSettings`.
+    """The settings of votes on labels that no passive sees, always soft; see `VoteSettings`.
 
     Attributes:
         candidates: requests of which the passives see through all but one, so that a cheating
@@ -121,7 +121,7 @@ class EncryptedVotesSettings(VoteSettings):
 
 
 class EncryptedVotesActive(VotesActive):
-    """Encrypts its labels and opens the sum of the votes; see `VotesActive`."""
+    """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         terms = _Terms.of(own, contract)
@@ -185,7 +185,7 @@ class EncryptedVotesActive(VotesActive):
 
 
 class EncryptedVotesPassive(CountingPassive):
-    """Multiplies encrypted labels with its own matrix; see `VotesPassive`."""
+    """A passive that multiplies encrypted labels with its own matrix; see `VotesPassive`."""
 
     asks = (Kind.ENCRYPTED_LABELS,)
 
@@ -274,7 +274,8 @@ def _opened(message: Envelope) -> tuple[bytes, bytes]:
 
 
 class OpenAudits:
-    """Audits of encrypted labels that ended before their request came, over all sessions of a run.
+    """The audits of encrypted labels that ended before their request came, over all sessions of a
+    run.
 
     Protects from: an active that falls silent where the coin keeps a request that is sound, until
     it keeps one that is not. A line is written before anybody hears what the coin says, and another
@@ -307,7 +308,7 @@ class OpenAudits:
 
 
 class EncryptedVotesAggregator(BallotAggregator):
-    """Adds words that are uniform to it; see `BallotAggregator`."""
+    """An aggregator whose input words are uniform to it; see `BallotAggregator`."""
 
     blocks = 0
 
@@ -330,7 +331,7 @@ class EncryptedVotesAggregator(BallotAggregator):
 
 
 class EncryptedVotes(VotesMethod):
-    """Votes on labels that no passive sees, opened as their sum; see `Method`."""
+    """The method of votes on labels that no passive sees, opened as their sum; see `Method`."""
 
     settings = EncryptedVotesSettings
 

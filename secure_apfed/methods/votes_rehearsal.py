@@ -81,7 +81,7 @@ class _Terms(VoteTerms):
 
 
 class RehearsalActive(VotesActive):
-    """Asks each passive how many labelled rows it is right on; see `VotesActive`."""
+    """An active that asks each passive how many labelled rows it is right on; see `VotesActive`."""
 
     def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
         release = _Terms.of(own, contract).release
@@ -137,7 +137,7 @@ class RehearsalActive(VotesActive):
 
 
 class RehearsalPassive(CountingPassive):
-    """Tells on how many of the labelled rows its votes are right; see `VotesPassive`."""
+    """A passive that reports on how many labelled rows its votes are right; see `VotesPassive`."""
 
     async def answer(self, links: Links, message: Envelope) -> None:
         ballot = self.read(message)

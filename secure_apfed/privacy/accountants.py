@@ -96,7 +96,7 @@ class GaussianRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy:
-    """Rows sent as they are: epsilon is infinite from the first release on."""
+    """A release of rows as they are: epsilon is infinite from the first release on."""
 
     accountant: ClassVar[str] = "gdp"
     mu: ClassVar[float] = math.inf

@@ -78,7 +78,7 @@ _SEEDED = (
 
 
 class GradientGuard(ClippedNoise):
-    """Clips each example's gradient to norm `clip` and noises the sum.
+    """A guard that clips each example's gradient to norm `clip` and noises the sum.
 
     The noise is a function of the key, the step, the rows and the clipped sum, or under
     "reproducible_insecure" of key and step alone: noise.py says what that is good for.

@@ -145,7 +145,9 @@ class RepresentationGuard(ABC):
 
 
 class NoGuard(RepresentationGuard):
-    """No protection, by name: sends h itself; epsilon is infinite from the first release on."""
+    """A guard without protection, by name: it sends h itself; epsilon is infinite from the first
+    release on.
+    """
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
@@ -178,7 +180,8 @@ def joint_releases_statement(released: str, passives: int) -> str:
 
 
 class ClippedNoise:
-    """Rows, or an example's gradient, of norm `clip` at most, under noise of deviation `sigma`.
+    """The base of guards of rows, or of an example's gradient, of norm `clip` at most, under noise
+    of deviation `sigma`.
 
     Raises:
         ConfigError: clip out of range.
@@ -207,7 +210,8 @@ class ClippedNoise:
 
 
 class GaussianGuard(ClippedNoise, RepresentationGuard):
-    """Clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to each number.
+    """A guard that clips each row to norm `clip` and adds Gaussian noise of deviation `sigma` to
+    each number.
 
     The noise is a function of the key, the step, the rows and the clipped representations, or under
     "reproducible_insecure" of key and step alone: noise.py says what that is good for.
@@ -277,7 +281,8 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
 
 
 class FrozenGaussianGuard(GaussianGuard):
-    """Noises each row once, as `GaussianGuard`, scales it, and sends what came out ever after.
+    """A guard that noises each row once, as `GaussianGuard`, scales it, and sends the result ever
+    after.
 
     Above all against averaging: many epochs show no more of a row than its first release.
     Guarantee: that of one Gaussian release of each row, however long the run, with the encoder

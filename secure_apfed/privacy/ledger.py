@@ -227,7 +227,7 @@ def holds_releases(path: Path) -> bool:
 
 
 class ReleaseCounts:
-    """Releases by row.
+    """The number of releases by row.
 
     Without a log the counts are in memory and checkpoints only, so that a rolled-back checkpoint
     forgets what was sent since; for simulations.
@@ -369,7 +369,7 @@ class BudgetExhaustedError(ApfedError):
 
 
 class PrivacyLedger:
-    """Counts the releases of every row, and stops at the budget.
+    """An account that counts the releases of every row, and stops at the budget.
 
     Args:
         mechanism: what one release does.

@@ -145,7 +145,9 @@ def _one_of(choice: NDArray[np.uint64], count: NDArray[np.int64] | int) -> NDArr
 
 @dataclass(frozen=True, kw_only=True)
 class NoLabelPrivacy(LabelMechanism):
-    """No protection, by name: answers with the label itself; epsilon_y is infinite."""
+    """A mechanism without protection, by name: it answers the label itself; epsilon_y is
+    infinite.
+    """
 
     name: ClassVar[str] = "none"
     unsafe: ClassVar[bool] = True
@@ -168,7 +170,7 @@ class NoLabelPrivacy(LabelMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelResponse(LabelMechanism):
-    """K-ary randomised response: each label is kept or replaced by chance, once, before training.
+    """A K-ary randomised response: each label is kept or replaced by chance, once, before training.
 
     Against: whoever reads anything that the labels move afterwards, the released representations
     and the finished model included. Guarantee: epsilon_y label differential privacy, delta 0,
@@ -302,7 +304,7 @@ class MultiStageResponse(LabelMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteResponse:
-    """K-ary randomised response on a hard vote; who has no vote answers any class alike.
+    """A K-ary randomised response on a hard vote; a person without a vote answers any class alike.
 
     Guarantee: each answer is epsilon-DP, delta 0, for the replacement of one vote by any other or
     by none, WITH THE LABELLER HELD FIXED. Silence, too, keeps an answer's ratio within e^epsilon:

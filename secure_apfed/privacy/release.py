@@ -96,7 +96,7 @@ class _Charged(KeepsSecrets):
 
 
 class PrivateRelease(_Charged):
-    """Clips each row, charges, adds Gaussian noise: `z = guard(h, rows=batch)`.
+    """A guard that clips each row, charges, and adds Gaussian noise: `z = guard(h, rows=batch)`.
 
     Guarantee: that of `GaussianGuard`, (epsilon, delta) for all releases of one row together,
     replace-one, WITH THE ENCODER HELD FIXED, for an encoder that computes each row from that row
@@ -352,7 +352,7 @@ class PrivateContributions(_Charged):
 
 
 class PrivateLabels(KeepsSecrets):
-    """Labels behind K-ary randomised response: `y = PrivateLabels(epsilon=1, classes=10)(y)`.
+    """The K-ary randomised response for labels: `y = PrivateLabels(epsilon=1, classes=10)(y)`.
 
     Guarantee: that of `LabelResponse`, for any number of epochs on the answers. The labels of a
     table are answered once: further answers would cost epsilon again, and are refused.

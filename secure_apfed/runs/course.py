@@ -432,7 +432,7 @@ class PartyBackError(RunStoppedError):
 
 
 class Watch:
-    """Whoever plays the active, as a course meets them; without a writer nothing is written."""
+    """The operator of the active, as a course meets it; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer = writer

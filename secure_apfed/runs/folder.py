@@ -73,7 +73,7 @@ PROJECT_ENDED = "project-ended.json"
 
 
 class FolderInUseError(CheckpointError):
-    """Another process runs in a folder."""
+    """Another process runs in the folder."""
 
 
 class Ending(BaseModel):
@@ -112,7 +112,7 @@ def require_not_ended(folder: Path) -> None:
 
 
 class RunFolder:
-    """Paths of one run's files, and their plain readers and writers."""
+    """The paths of one run's files, and their plain readers and writers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

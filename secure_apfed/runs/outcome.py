@@ -54,7 +54,7 @@ Epsilon = Annotated[float, BeforeValidator(_unbounded)]
 
 
 class Written(BaseModel):
-    """Something that a run wrote; what no reader uses may be there as well."""
+    """A result that a run wrote; it may hold facts that no reader uses."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -82,7 +82,7 @@ class Privacy(Written):
 
 
 class Attendance(Written):
-    """Passives who fell silent in the last session, and in which step."""
+    """The passives that fell silent in the last session, and in which step."""
 
     left: Mapping[str, int] = {}
     steps_without_all: int = 0
@@ -200,7 +200,7 @@ class Stated(Written):
 
 
 class Outcome(Written):
-    """result.json, with the cross-checks of accountants.json where that was written.
+    """The contents of result.json, with the cross-checks of accountants.json if that was written.
 
     Attributes:
         wire_bytes, seconds, steps: of all sessions of the run; what was played again after a

@@ -40,7 +40,7 @@ class LetOut:
 
 
 class OwnRecord:
-    """See `LinkObserver`, which it is.
+    """A `LinkObserver` that records one party's own messages.
 
     Args:
         keeps: whether it keeps what leaves, up to 256 MB from the start and as much from the end.

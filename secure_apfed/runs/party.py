@@ -78,7 +78,7 @@ Place: TypeAlias = Annotated[str, AfterValidator(_address)]
 
 
 class Peer(Settings):
-    """Another party: where it listens, and by which key it is known.
+    """The address of another party, and the key by which it is known.
 
     Attributes:
         address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
@@ -93,7 +93,7 @@ class Peer(Settings):
 
 
 class Tls(Settings):
-    """Files in PEM for TLS at both ends; see docs/between-organisations.md.
+    """The files in PEM for TLS at both ends; see docs/between-organisations.md.
 
     Attributes:
         ca: authorities that this party believes; certificate, key: its own.
@@ -274,7 +274,7 @@ def connect(
 
 
 class _OverTcp:
-    """Peers that listen are dialled, the others come to a door."""
+    """A transport over TCP: peers that listen are dialled, the others come to a door."""
 
     certificate = ""
 

@@ -54,7 +54,7 @@ class _Parts(BaseModel):
 
 @dataclass(frozen=True)
 class SoloModel:
-    """Encoder and head, ready to predict.
+    """The encoder and head, ready to predict.
 
     Attributes:
         classes: names in the order of the outputs; empty of a regression.

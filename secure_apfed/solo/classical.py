@@ -125,7 +125,9 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
 
 
 class Logistic(Baseline):
-    """On the labelled rows, its strength chosen by cross-validation of them."""
+    """A logistic regression on the labelled rows, its strength chosen by cross-validation of
+    them.
+    """
 
     name = "logistic"
     title = "Logistic regression"
@@ -138,7 +140,7 @@ class Logistic(Baseline):
 
 
 class SelfTraining(Baseline):
-    """Logistic regression labels the rows that it is sure of, and learns from them.
+    """A logistic regression that labels the rows that it is sure of, and learns from them.
 
     Source: D. Yarowsky, ACL 1995, as in scikit-learn.
     """
@@ -162,7 +164,7 @@ class SelfTraining(Baseline):
 
 
 class ExtraTrees(Baseline):
-    """Trees that are cut at random.
+    """A forest of trees that are cut at random.
 
     Source: P. Geurts, D. Ernst, L. Wehenkel, Machine Learning 63, 2006, as in scikit-learn.
     """
@@ -319,7 +321,8 @@ def _columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
 
 
 class Ridge(Baseline):
-    """To the labels' indicators, on x and random cosine features of the labelled rows.
+    """A ridge regression to the labels' indicators, on x and random cosine features of the labelled
+    rows.
 
     Source: A. Rahimi, B. Recht, NeurIPS 2007 (the features); lambda by the leave-one-out error.
     """
@@ -332,7 +335,7 @@ class Ridge(Baseline):
 
 
 class Spreading(Baseline):
-    """Label spreading over a graph of the nearest of all training rows.
+    """A baseline that spreads labels over a graph of the nearest of all training rows.
 
     Source: D. Zhou et al., NeurIPS 2004. It labels the rows of its graph; rows to predict, which
     are not among them, take the mean label of their nearest training rows. Alpha and how many rows

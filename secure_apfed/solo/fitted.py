@@ -33,7 +33,7 @@ _LEAST_DEVIATION = 1e-9
 
 
 class Kind(nn.Module, ABC):
-    """Base of the kinds."""
+    """The base of the kinds."""
 
     @abstractmethod
     def shape(self) -> tuple[int, int]:
@@ -45,7 +45,9 @@ class Kind(nn.Module, ABC):
 
 
 class Simple(Kind):
-    """Base of the kinds that hold named tensors and no other model; `tensors`: these, by name."""
+    """The base of the kinds that hold named tensors and no other model; `tensors`: these, by
+    name.
+    """
 
     names: tuple[str, ...]
 
@@ -65,7 +67,9 @@ class Simple(Kind):
 
 
 class Layers(Simple):
-    """Linear layers with ReLU between them, and a softmax: regressions and small networks."""
+    """A stack of linear layers with ReLU between them, and a softmax: regressions and small
+    networks.
+    """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
         self.names = tuple(f"{of}{at}" for at in range(len(tensors) // 2) for of in ("w", "b"))
@@ -345,7 +349,7 @@ KINDS: Mapping[str, type[Simple] | type[Average]] = {**SIMPLE, "average": Averag
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Columns of a row that a model reads, standardised.
+    """The columns of a row that a model reads, standardised.
 
     Attributes:
         first, end: the first column, and the one behind the last.

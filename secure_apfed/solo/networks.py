@@ -239,7 +239,8 @@ def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
 
 
 class MixMatch(Baseline):
-    """Guessed, sharpened labels of unlabelled rows, mixed with the labelled ones.
+    """A baseline that guesses and sharpens labels of unlabelled rows, and mixes them with the
+    labelled ones.
 
     Source: D. Berthelot et al., NeurIPS 2019, Algorithm 1 and Eqs. (2) to (5). Deviations: rows of
     features have no crops and flips, so a row is augmented by noise and by features set to their
@@ -296,7 +297,9 @@ class MixMatch(Baseline):
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Scaled features (n, F) and labels (n, K) of labelled rows; features (U, F) of the others."""
+    """The scaled features (n, F) and labels (n, K) of labelled rows; features (U, F) of the
+    others.
+    """
 
     labelled: Tensor
     labels: Tensor
@@ -322,7 +325,7 @@ def _fresh(features: int, classes: int) -> nn.Sequential:
 
 
 class _SideBySide(nn.Module):
-    """Copies of one network, which go apart; rows (G, B, F) -> logits (G, B, K)."""
+    """A set of copies of one network that train apart; rows (G, B, F) -> logits (G, B, K)."""
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
         super().__init__()
