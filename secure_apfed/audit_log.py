@@ -702,8 +702,10 @@ class Parting:
 
 @dataclass(frozen=True, kw_only=True)
 class Direction:
-    """Envelopes that both ends have, those of the ends of sessions that the receiver never had, and
-    where the logs part, if they do; then both counts are of what lies before.
+    """The comparison of one direction of a link.
+
+    It holds the envelopes that both ends have, those of the ends of sessions that the receiver
+    never had, and where the logs disagree, if they do; then both counts are of what lies before.
     """
 
     sender: str
@@ -717,7 +719,7 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Both directions of a link, and what each log says by itself."""
+    """The comparison of both directions of a link, and what each log says by itself."""
 
     logs: tuple[Summary, Summary]
     directions: tuple[Direction, Direction]

@@ -44,7 +44,8 @@ class Leaving:
 
 
 class GradientDefence(ABC):
-    """Changes a gradient before it leaves its party. `noise`: of the party, for its defences.
+    """A defence that changes a gradient before it leaves its party. `noise`: of the party, for its
+    defences.
 
     Attributes:
         name: its key, and `kind` in the configuration.
@@ -67,7 +68,7 @@ class GradientDefence(ABC):
 
 
 class Compression(GradientDefence):
-    """Gradient compression: sets all but the `keep` largest magnitudes of the batch to zero.
+    """A gradient compression that sets all but the `keep` largest magnitudes of the batch to zero.
 
     Lin, Han, Mao, Wang and Dally 2018 (Deep Gradient Compression), section 3, without their
     accumulation of what was left out: each row is in a batch once an epoch, and what is kept
@@ -148,7 +149,8 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
 
 
 class Marvell(GradientDefence):
-    """Adds the Gaussian noise that, for its power, tells least about a binary label.
+    """A defence that adds the Gaussian noise that, for its power, reveals least about a binary
+    label.
 
     Li, Sun, Yang, Gao, Zhang, Xie, Smith and Wang 2022 (Label Leakage and Protection in Two-party
     Split Learning). Two deviations: a batch with rows of one class only, whose gradients would

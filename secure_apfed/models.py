@@ -289,7 +289,9 @@ class RandomFeatures(Standardised):
 
 
 class RandomFeatureFamily(Perceptron):
-    """Random features of the rows, and one linear layer without a bias: the constant is one."""
+    """A family of random features of the rows, and one linear layer without a bias: the constant is
+    one.
+    """
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make `settings.random_features` of them, beside the row itself and a constant."""
@@ -409,7 +411,7 @@ class CrossView(RandomFeatures):
 
 
 class CrossViewFamily(RandomFeatureFamily):
-    """Random features of a row and of what others see of the person, as far as the row tells it."""
+    """A family of random features of a row and of a forecast of what others see of the person."""
 
     def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make `settings.random_features` of a row and a forecast of
@@ -486,7 +488,8 @@ class Recurrent(Perceptron):
 
 
 class Selu(Perceptron):
-    """Fully connected layers with a SELU behind each but a decoder's last; a linear classifier.
+    """A family of fully connected layers with a SELU behind each but a decoder's last; a linear
+    classifier.
 
     Source: APC-VFL, Table 3 (layers [a, 64, 128] and so on, SELU; symmetric autoencoders) and
     section 5 (logistic regression).
@@ -530,7 +533,8 @@ class WithFeatures(nn.Module):
 
 
 class EnrichedFamily(Selu):
-    """SELU between fully connected layers, none behind the last; the row beside its code.
+    """A family with SELU between fully connected layers, none behind the last; the row beside its
+    code.
 
     Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features beside what
     it distilled. Hidden layers are those of APC-VFL's networks (SELU), not the release's sigmoids;

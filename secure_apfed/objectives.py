@@ -137,8 +137,11 @@ class Reconstruction(Objective):
 
 
 class Clustering(Objective):
-    """Ours: z is to say in which cluster of the passive's own features a person lies. APFed leaves
-    a passive's loss open beside its two examples (Section 4), and no equation of it is followed.
+    """An objective of ours: z is to say in which cluster of the passive's own features a person
+    lies.
+
+    APFed leaves a passive's loss open beside its two examples (Section 4), and no equation of it is
+    followed.
 
     The loss is the cross-entropy of a linear read-out of z against soft targets p, which is
     KL(p || read-out) of Deep Embedded Clustering but for a constant (Xie, Girshick and Farhadi,

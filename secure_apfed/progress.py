@@ -397,8 +397,8 @@ class _Events:
 
 
 class _Lines:
-    """Lines of a log: of a party where its phase or its peers changed; and one a minute of it, of
-    the training, and of each long work.
+    """The lines of a log: one of a party when its phase or its peers change; and one a minute of
+    it, of the training, and of each long work.
     """
 
     def __init__(

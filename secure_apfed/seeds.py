@@ -210,7 +210,7 @@ def shuffled(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor
 
 
 class _DefaultDtype:
-    """float32 while somebody needs it: the default is of the process, not of a thread."""
+    """A default dtype of float32 while somebody needs it: it is of the process, not of a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -539,8 +539,9 @@ class TvflPassive(EncodingPassive):
 
 
 class SummedPassive(SumHelper, EncodingPassive):
-    """Adds its representations to a secure sum, of which the active reads the sum alone. `clip`: C,
-    the L2 bound of one row; None: none.
+    """A passive that adds its representations to a secure sum; the active reads only the sum.
+
+    `clip`: C, the L2 bound of one row; None: none.
     """
 
     def __init__(

@@ -557,8 +557,9 @@ class Session:
 
     @property
     def passive_accounts(self) -> dict[str, dict[str, Any]]:
-        """By passive that adds noise to what it lets out, what that cost it: as its ledger counts
-        where it is played here, else as it last said.
+        """The privacy cost of each passive that adds noise to what it sends.
+
+        It is as its ledger counts if the passive is in this process, else as it last reported.
         """
         passives = self.contract.passives
         accounts = {
@@ -569,7 +570,7 @@ class Session:
 
     @property
     def stated(self) -> dict[str, dict[str, Any]]:
-        """By passive that is played elsewhere, what it last signed that it charged."""
+        """The last signed report of what it charged, for each passive in another process."""
         if self.helpers:
             return {}
         return {

@@ -151,9 +151,10 @@ class PrivateUpdates:
 
 
 class PrivateGradient:
-    """Watches the modules' forward and backward passes and replaces their gradient. `private`: the
-    guard and the ledger; the ledger counts rows of the party's table. Raises ModelError: a module
-    whose examples cannot be told apart, in the words of Opacus.
+    """A watcher of the modules' forward and backward passes that replaces their gradient.
+
+    `private`: the guard and the ledger; the ledger counts rows of the party's table. Raises
+    ModelError: a module whose examples cannot be told apart, in the words of Opacus.
     """
 
     def __init__(

@@ -222,7 +222,8 @@ def first_epoch_of(stage: int, *, stages: int, epochs: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStageResponse(LabelMechanism):
-    """LP-MST: labels answered part by part, the later ones with what a model expects of them.
+    """A mechanism (LP-MST) that answers labels part by part, the later ones with a model's
+    expectations.
 
     Ghazi, Golowich, Kumar, Manurangsi and Zhang 2021, Deep Learning with Label Differential
     Privacy, Algorithms 1 to 3. The training rows are cut into disjoint parts. The first is

@@ -271,8 +271,9 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 class RunWriter:
-    """Writes a run's folder while it runs; `heard`: what the active received, where it runs apart
-    and the folder is its own.
+    """A writer of a run's folder while it runs.
+
+    `heard`: what the active received, if it runs apart and the folder is its own.
     """
 
     def __init__(

@@ -147,7 +147,7 @@ def renewed_pem(folder: Path, name: str, sealed: str) -> str:
 
 
 class RevocationWatch:
-    """See `LinkObserver`, which it is: reads a party's list again when it changes.
+    """A `LinkObserver` that reads a party's list of revoked keys again when it changes.
 
     What is revoked is refused at the proof of each connection; this ends a session with a peer
     that was connected before. A list that is gone or cannot be read ends it, too.

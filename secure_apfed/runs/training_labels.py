@@ -36,8 +36,9 @@ _BATCH = 1000
 
 
 class TrainingLabels:
-    """Answers for the true labels that are `held`, drawn from the active's noise key by stages; a
-    log keeps a keyed digest of each.
+    """The answers for the true labels that are `held`, drawn from the active's noise key by stages.
+
+    A log keeps a keyed digest of each.
     """
 
     def __init__(

@@ -189,7 +189,8 @@ class ExtraTrees(Baseline):
 
 
 class GradientBoosting(Baseline):
-    """Trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be cut else.
+    """A boosting of trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be
+    cut else.
 
     It stops after as many rounds as are the most likely to tell held-out labels.
     """
