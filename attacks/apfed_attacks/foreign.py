@@ -72,7 +72,7 @@ class Finding:
 
     @property
     def result(self) -> AttackResult:
-        """That of the first exchange."""
+        """The result of the first exchange."""
         return self.results[0]
 
     @property

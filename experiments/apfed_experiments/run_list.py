@@ -90,7 +90,7 @@ class ListedRun:
 
     @property
     def reached(self) -> str:
-        """Such as "95.2 %", and "AUC 0.952" of what is no accuracy; empty of a run without."""
+        """The measure reached, as "95.2 %" or "AUC 0.952" if it is no accuracy; empty: none."""
         if self.value is None:
             return ""
         text = self.measure.text(self.value)

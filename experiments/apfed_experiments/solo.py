@@ -221,7 +221,7 @@ class SoloRecord(Written):
 
     @property
     def chosen(self) -> str:
-        """By what the best was: without labels there is only what favours it."""
+        """The way the best was chosen: without labels there is only what favours it."""
         return "by its own labels" if self.labels == "true" else "by the answers for its labels"
 
     def describe_best(self) -> str:

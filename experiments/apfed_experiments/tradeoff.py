@@ -417,7 +417,7 @@ class Board:
 
     @property
     def summary(self) -> Table:
-        """Means, narrow enough for a terminal."""
+        """A table of means, narrow enough for a terminal."""
         leaks = (
             _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED)
             for target in self.targets

@@ -76,7 +76,7 @@ class Flattened:
 
     @property
     def shapes(self) -> str:
-        """In words, for errors."""
+        """The shapes in words, for errors."""
         return ", ".join(f"{leaf.path} {leaf.form}" for leaf in self._leaves[:4]) + (
             f" and {len(self._leaves) - 4} more" if len(self._leaves) > 4 else ""
         )
@@ -102,7 +102,7 @@ class _Leaf:
 
     @property
     def form(self) -> str:
-        """In words, for errors."""
+        """The form in words, for errors."""
         named = [names for names in self.labels.names if names] if self.labels else []
         labels = " x ".join(", ".join(names[:4]) for names in named)
         return f"{list(self.shape)} labelled {labels}" if named else f"{list(self.shape)}"

@@ -180,7 +180,7 @@ class Regression:
 
     @property
     def unknown(self) -> Tensor:
-        """(N,) which rows are guessed."""
+        """The mask of the rows that are guessed, (N,), bool."""
         return torch.from_numpy(~self.shadow)
 
     def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:

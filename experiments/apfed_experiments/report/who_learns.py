@@ -73,7 +73,7 @@ class RunFacts:
 
     @property
     def words(self) -> frozenset[str]:
-        """All that hold, of those that the column "when" may have."""
+        """The words that hold, of those that the column "when" may have."""
         return self.happens | {word for word, holds in _words(self).items() if holds}
 
 

@@ -126,7 +126,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def label_bytes(self) -> int:
-        """Memory of one encrypted label at a passive, as values at roots (`LabelValues`)."""
+        """The memory of one encrypted label at a passive, as values at roots (`LabelValues`)."""
         found = self.headroom
         powers = found.stride + found.folds * self.products.columns
         return found.rows // 2 * len(found.widths) * powers * _COMPLEX_BYTES
@@ -210,7 +210,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def answered_bits(self) -> int:
-        """Bits of the combined answer about one person: no active reads more, whatever it sends."""
+        """The bits of the combined answer about one person: no active reads more by any message."""
         found = self.headroom
         return (self.products.columns + found.stride) * found.kept_bits
 

@@ -284,7 +284,7 @@ class EcdhHub(_EcdhRole):
 
     @property
     def overlaps(self) -> dict[str, Rows]:
-        """Own rows shared with each member, ascending: known to the hub whatever is opened."""
+        """The own rows shared with each member, ascending: known to the hub whatever is opened."""
         return {member: np.flatnonzero(place >= 0) for member, place in self._places.items()}
 
     @property

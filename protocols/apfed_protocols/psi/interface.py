@@ -647,7 +647,7 @@ class SetIntersection(ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """Bytes of the longest message that its roles take."""
+        """The bytes of the longest message that its roles take."""
 
     @staticmethod
     @abstractmethod

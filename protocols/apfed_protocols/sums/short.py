@@ -282,7 +282,7 @@ class SumSession(KeepsSecrets):
 
     @property
     def clipping(self) -> Mapping[str, Clipping]:
-        """By contributor what calls in this process clipped."""
+        """The clipping by calls in this process, by contributor."""
         return {name: role.clipping for name, role in self._roles[0].items()}
 
     def contributor(
