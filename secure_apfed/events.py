@@ -29,7 +29,7 @@ class Training(Progress):
 
 
 class LongWork(BaseModel):
-    """A step of long work beside the training: it went on or ended.
+    """A report on long work beside the training, when it goes on or ends.
 
     Attributes:
         party: whose; empty: of the process that writes.

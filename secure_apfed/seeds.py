@@ -165,7 +165,7 @@ class Draws(TorchFunctionMode):
 
 
 def seeded(seed: int, *purpose: str | int) -> Draws:
-    """Return the random numbers of one purpose of the run with this seed; a new object begins
+    """Return the random numbers of one purpose of the run with this seed; each object starts
     anew.
     """
     return Draws(derive_seed(seed, *purpose))

@@ -180,7 +180,9 @@ class ResumableLink:
 
     @property
     def broken(self) -> BrokenLink | None:
-        """The time since its connection broke; None: it stands, ends, or never stood."""
+        """The break of its connection: since when, and why; None: it stands, ends, or never
+        stood.
+        """
         since = self._broken_at
         if since is None or self._closing or self._heard_goodbye or self._over():
             return None

@@ -806,8 +806,7 @@ def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> floa
 
 
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
-    """Return the share of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to sum
-    1.
+    """Return the share of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), of 1 in all.
 
     Put Eq. (13) in Eq. (12), and solve for Z.
     """

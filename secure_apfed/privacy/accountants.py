@@ -268,7 +268,7 @@ def _rdp(noise: float, releases: int, delta: float) -> float:
 def _pld(noise: float, releases: int, delta: float) -> float:
     """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
-    An upper bound to 0.2 % or so, coarser where epsilon is near the interval.
+    It is an upper bound to 0.2 % or so, coarser where epsilon is near the interval.
     """
     library = _library("dp_accounting")
     points = _pld_grid(noise, releases)

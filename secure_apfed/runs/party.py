@@ -274,7 +274,7 @@ def connect(
 
 
 class _OverTcp:
-    """A transport over TCP: peers that listen are dialled, the others come to a door."""
+    """A way to peers over TCP: those that listen are dialled, the others come to a door."""
 
     certificate = ""
 
