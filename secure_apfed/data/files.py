@@ -47,6 +47,9 @@ _TIMEOUT_SECONDS = 30.0
 _CHUNK = 2**16
 _ELSE = "it sends other bytes, of which none were kept"
 
+_SHIPPED = Path(__file__).parent
+"""The folder of data sets that ship with this package, each in a folder of its name."""
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -426,8 +429,8 @@ def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     """Return where one file of a set lies, compressed or not.
 
     In each folder of `data_folders(folder)` the set's own sub-folders come first, then those
-    that the system's packages use; files lying loose in a folder come last, because several
-    sets use the same file names.
+    that the system's packages use; then files lying loose in a folder, because several sets use
+    the same file names. What ships with this package comes last.
     """
     roots = data_folders(folder)
     subfolders = dataset.subfolders
@@ -435,6 +438,7 @@ def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
     places = [root / sub for root in roots for sub in (dataset.name, *subfolders)]
     places += [Path(prefix, "share", "datasets", sub) for prefix in prefixes for sub in subfolders]
     places += roots
+    places += [_SHIPPED / sub for sub in (dataset.name, *subfolders)]
     for place in places:
         for path in (place / file.name, place / f"{file.name}.gz"):
             if path.is_file():
