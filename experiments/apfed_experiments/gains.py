@@ -17,13 +17,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
 from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
 from apfed_experiments.own_tables import sets_in
+from apfed_experiments.shown import LABELS_AFTER, NETWORK
 from apfed_experiments.solo import influence_kept, taught_alone
-from apfed_experiments.study import MASKED, STUDENT, OnDone, Played, Point, Study, absent, rows_of
+from apfed_experiments.study import (
+    MASKED,
+    STUDENT,
+    OnDone,
+    Played,
+    Point,
+    Study,
+    absent,
+    rows_of,
+    shuffle_passives_rows,
+)
 from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
@@ -59,18 +69,6 @@ _JUDGED = {_ALONE: "votes-judged", _RANDOMISED: "votes-randomised-judged"}
 """Votes only where labelled rows let them in; else the best local model stays."""
 _PAIRED = tuple((_JUDGED[opening], _UNJUDGED[opening]) for opening in _JUDGED)
 QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9")
-_NETWORK: Mapping[str, Any] = {
-    "model": {"hidden": [128], "representation": 64, "projection": 64, "dropout": 0.0},
-    "train": {
-        "epochs": 250,
-        "batch_size": 128,
-        "learning_rate": 0.02,
-        "evaluate_every": 250,
-        "spread_labels": True,
-    },
-    "secure_sum": {"scheme": "plain", "clip": None},
-    "passives": {"default": {"weight": 10.0}},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class _Set:
     data: Mapping[str, Any]
     said: Mapping[str, Any] = field(default_factory=dict)
     votes: Mapping[str, Any] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=lambda: _NETWORK)
+    network: Mapping[str, Any] = field(default_factory=lambda: NETWORK)
     known: float | None = None
 
 
@@ -147,20 +145,6 @@ _AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed
 """APFed whose exchange uses no label, by its method; local models learn the labels afterwards."""
 _AFTER_MIXED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _AFTER}
 """The same where the passives' rows are of other people: what is left is no help of theirs."""
-_AFTER_NETWORK: Mapping[str, Any] = {
-    "model": {"hidden": [128], "representation": 64, "projection": 16, "dropout": 0.0},
-    "train": {
-        "epochs": 5,
-        "batch_size": 128,
-        "learning_rate": 0.02,
-        "max_gradient_norm": 1.0,
-        "evaluate_every": 5,
-        "labels": "after",
-    },
-    "secure_sum": {"scheme": "plain", "masks": "pairwise", "clip": 1.0},
-    "passives": {"default": {"weight": 10.0}},
-}
-"""What 16 numbers a row and five epochs reveal of the passives' columns: docs/tell-nothing.md."""
 _GUARDED: Mapping[str, str] = {
     **_GUARDS,
     **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
@@ -253,17 +237,7 @@ class _GainPoint(Point):
         data = super().data(seed)
         if self.known is not None:
             data = with_own_people(data, self.known, seed=seed)
-        return with_others_rows(data, seed=seed) if self.mixed else data
-
-
-def with_others_rows(data: VerticalData, *, seed: int) -> VerticalData:
-    """Give each passive the same rows in an order of its own, so that they are of other people."""
-    passives = []
-    for table in data.passives:
-        draw = np.random.default_rng(derive_seed(seed, "mixed", table.name))
-        order = torch.from_numpy(draw.permutation(len(table.ids)))
-        passives.append(replace(table, features=table.features[order]))
-    return replace(data, passives=tuple(passives))
+        return shuffle_passives_rows(data, seed=seed) if self.mixed else data
 
 
 def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
@@ -348,7 +322,7 @@ class GainCase:
     def _network(self) -> Mapping[str, Any]:
         """Return the settings of training of methods that train a network of the run's own."""
         if self.method in (*_AFTER, *_AFTER_MIXED):
-            return _AFTER_NETWORK
+            return LABELS_AFTER
         if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
             return self.of.network
         return {}

@@ -1,15 +1,20 @@
-"""The main job: where few rows have a label, what help is worth, costs and gives away.
+"""The main job, and the study of all methods: what help is worth, costs and gives away.
 
-Digits (four strips) and breast cancer (three natural parties), with handwritten numerals where
-their files are, over several seeds: the active alone, every method of votes, a joint teacher,
-TVFL with its lonely inferences, and APFed-C plain and protected, each beside the best
-that the active does alone. One YAML file describes the protected APFed-C of a data set; every other
-run is derived from it by a variant, so that all share data, seeds and labelled rows. Everything
-lies in one folder; a stopped job goes on where it was.
+The main job shows APFed as it is meant: passives that reconstruct, contrast, or both, under a
+secure sum and a guard, and labels that no message depends on. Beside it stand the same network trained
+alone, noisy votes, and a teacher that all parties train. Each line is compared with the best local
+model; lines with an ablation are repeated with the passives' rows shuffled, so that nothing is left
+of their help.
+
+The study of all methods compares these with few labels on three data sets.
+
+One YAML file describes a base of a data set. Every run is derived from it by a line, so that all
+share data, seeds and labelled rows. Everything lies in one folder; a stopped job resumes.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +45,7 @@ from apfed_experiments.drawing import (
 )
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.shown import FROZEN, JOINT_TRAINING, MIXED_OBJECTIVES
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
@@ -49,36 +55,50 @@ from apfed_experiments.study import (
     Results,
     Study,
     Trial,
-    absent,
     base_config,
     finish,
+    shuffle_passives_rows,
 )
-from apfed_experiments.summary import Interval, Row, Summary
+from apfed_experiments.summary import Gain, Interval, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
 from secure_apfed.config import Config
+from secure_apfed.data import VerticalData
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.measures import MEASURES
 from secure_apfed.methods import METHODS
 
-READING = (
-    "Few of the active's training rows have a label; the figures say how many. Accuracy: on the "
-    "active's test rows, mean and 95 % interval over the seeds, with their covariance by the "
-    "people who test several; "
-    '"TVFL, all parties" needs every party to predict, every other row predicts with the '
-    "active's features alone. Gain: accuracy minus that of the best solo baseline (of twelve, "
-    "chosen by cross-validation over the labelled rows), paired by seed; p of it, adjusted for the "
-    "number of gains in the table (Holm). Epsilon: of votes, of one person's vote at one passive, "
-    "labeller held fixed, at delta 1e-5 (randomised: 0); of a guard, of one row's releases, "
-    "encoder held fixed, at delta 1e-5. Labels and the model have no guarantee. Who reads "
-    "whose labels or features: by the attack that gains most over its best baseline with the same "
-    "knowledge, "
-    "on average over the seeds, in balanced accuracy of one party's guesses and in R2 of another "
-    "party's features (30 people known wholly). Where nothing leaks it is as often below 0 as "
-    "above; an interval around 0 means that these attacks found nothing, not that there is "
-    "nothing, and one that begins just above 0 is no finding, since the highest of several means "
-    "is shown."
+_GAINS = (
+    "Accuracy: on the active's test rows, mean and 95 % interval over the seeds, with their "
+    "covariance by the people who test several. Gain: accuracy minus that of the best local model "
+    "(of twelve, chosen by cross-validation over the labelled rows), paired by seed; p is adjusted "
+    "for the number of gains in the table (Holm). "
 )
-CONFIGS = ("main-digits", "main-breast-cancer", "main-handwritten")
+_EPSILONS = (
+    "Epsilon: of votes, of one person's vote at one passive, labeller held fixed, at delta 1e-5 "
+    "(randomised: 0); of a guard, of one row's releases, encoder held fixed, at delta 1e-5. Labels "
+    "and the model have no guarantee. "
+)
+_LEAKS = (
+    "Who reads whose labels or features: by the attack that gains most over its best baseline with "
+    "the same knowledge, on average over the seeds, in balanced accuracy of one party's guesses "
+    "and in R2 of another party's features (30 people known wholly). Where nothing leaks it is as "
+    "often below 0 as above. An interval around 0 means that these attacks found nothing, not that "
+    "there is nothing. One that begins just above 0 is no finding, since the highest of several "
+    "means is shown."
+)
+READING = (
+    "50 of the active's training rows have a label. SingleVL trains APFed's network on the "
+    "active's columns alone. "
+    + _GAINS
+    + "Over the ablation: accuracy minus that of the same run with each passive's rows shuffled. "
+    + _EPSILONS
+    + _LEAKS
+)
+METHODS_READING = (
+    "Few of the active's training rows have a label; the figures say how many. "
+    '"TVFL, all parties" needs every party to predict, every other row predicts with the '
+    "active's features alone. " + _GAINS + _EPSILONS + _LEAKS
+)
 # Inference variants of TVFL, in the paper's words; the others have one, named by the method.
 _INFERENCE: Mapping[str, str] = {
     "tvfl": "TVFL, all parties",
@@ -135,6 +155,12 @@ COLUMNS = (
         keys=("gain", "gain_low", "gain_high"),
     ),
     P_HOLM,
+    Column(
+        name="ablation",
+        title="over the ablation, points",
+        form=difference_of_shares(),
+        keys=("ablation", "ablation_low", "ablation_high"),
+    ),
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
     EPSILON,
     *map(_read, _DIRECTIONS),
@@ -152,6 +178,9 @@ _TAUGHT_JOINTLY = {
     "train": _JOINTLY,
     "secure_sum": {**MASKED["secure_sum"], "clip": 8.0},
 }
+_BY_CURVE = {"alignment": {"protocol": "ecdh"}}
+_MASKED_CLIPPED = {**_BY_CURVE, "secure_sum": {**MASKED["secure_sum"], "clip": 1.0}}
+_SHUFFLED = "-shuffled"
 
 
 def _variant(
@@ -161,19 +190,70 @@ def _variant(
     protection: str,
     *,
     protected: bool = True,
+    ablated: bool = False,
     changes: Mapping[str, Any] = {},
     **options: Any,
 ) -> Line:
-    """How a run differs from the protected APFed-C; its bases say of passives what sums need."""
+    """Return how a run differs from its base, which says of passives what sums need."""
     return Line(
         key=key,
         label=label,
         settings={**changes, "method": {"name": method, **options}},
-        said={"protection": protection, "protected": protected},
+        said={"protection": protection, "protected": protected, "ablated": ablated},
     )
 
 
-VARIANTS: tuple[Line, ...] = (
+MAIN_LINES: tuple[Line, ...] = (
+    _variant(
+        "alone",
+        "SingleVL",
+        "single_view",
+        "nothing is sent",
+        protected=False,
+        changes={**_PLAIN, **_BY_CURVE, "train": {**JOINT_TRAINING, "device": "cpu"}},
+    ),
+    _variant("apfed_r", "APFed-R", "apfed_r", "CKKS + guard, epsilon 1", ablated=True),
+    _variant(
+        "apfed_r-8",
+        "APFed-R",
+        "apfed_r",
+        "masks + guard, epsilon 8",
+        changes={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
+    ),
+    _variant(
+        "apfed_c",
+        "APFed-C",
+        "apfed_c",
+        "masks + guard, epsilon 1",
+        ablated=True,
+        changes=_MASKED_CLIPPED,
+    ),
+    _variant(
+        "apfed",
+        "APFed, one passive reconstructs, others contrast",
+        "apfed",
+        "masks + guard, epsilon 1",
+        changes={**_MASKED_CLIPPED, "passives": MIXED_OBJECTIVES},
+    ),
+    _variant(
+        "votes-randomised",
+        "Votes",
+        "votes_randomised",
+        "randomised answers",
+        ablated=True,
+        changes={**_STUDENT, **_BY_CURVE},
+        epsilon=4.0,
+    ),
+    _variant(
+        "joint-teacher",
+        "Joint teacher",
+        "joint_teacher_sum",
+        "secure sum",
+        changes={**_TAUGHT_JOINTLY, **_BY_CURVE},
+        labels="spreading",
+    ),
+)
+METHOD_LINES: tuple[Line, ...] = (
     _variant(
         "alone", "SingleVL", "single_view", "nothing is sent", protected=False, changes=_PLAIN
     ),
@@ -210,6 +290,42 @@ VARIANTS: tuple[Line, ...] = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Lines that are run on several data sets and compared on one page.
+
+    Attributes:
+        configs: names of the YAML files that describe the bases.
+    """
+
+    title: str
+    reading: str
+    configs: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+MAIN = Job(
+    title="The main job: APFed under a secure sum and a guard",
+    reading=READING,
+    configs=("main-handwritten", "main-breast-cancer"),
+    lines=MAIN_LINES,
+)
+METHOD_COMPARISON = Job(
+    title="All methods: what help is worth where few rows have a label",
+    reading=METHODS_READING,
+    configs=("main-digits", "methods-breast-cancer", "methods-handwritten"),
+    lines=METHOD_LINES,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShuffledPoint(Point):
+    """A point whose passives' rows are of other people: nothing is left of their help."""
+
+    def data(self, seed: int) -> VerticalData:
+        return shuffle_passives_rows(super().data(seed), seed=seed)
+
+
 def config_of(line: Line, base: Config) -> Config:
     usual = base.model_dump(mode="json", exclude_defaults=True)
     if not METHODS[line.method].settings.sums_gradients:
@@ -225,25 +341,51 @@ def title_line(line: Line, inference: str) -> str:
     return f"{line.label}, {_WAYS.get(way, way)}"
 
 
-def points_of(base: Config, folder: Path) -> list[Point]:
+def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
+    """Return one point for each line; runs lie in a folder named by the base."""
     return [
         Point(config=config_of(line, base), folder=folder / base.name, line=line, alone=base)
-        for line in VARIANTS
+        for line in lines
     ]
 
 
-def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
-    """Rows in the order of the variants, one for each way of inference.
+def ablation_of(point: Point) -> Point | None:
+    """Return the same point with the passives' rows shuffled; None where none is wanted.
 
-    A gain is over the best solo baseline; there is none where others help to predict.
+    Sums are masked, whatever the line's scheme is: accuracy is the same up to rounding.
+    """
+    if not point.line.said["ablated"]:
+        return None
+    settings = point.config.model_dump(mode="json", exclude_defaults=True)
+    settings["name"] += _SHUFFLED
+    settings["attacks"] = []
+    if point.config.secure_sum.scheme == "ckks":
+        settings |= _MASKED_CLIPPED
+    return _ShuffledPoint(
+        config=Config.model_validate(settings),
+        folder=point.folder,
+        line=point.line,
+        figures_only=True,
+    )
+
+
+def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
+    """Return rows in the order of the points, one for each way of inference.
+
+    A gain is over the best local model; there is none where others help to predict.
     """
     rows: list[Row] = []
     for point in points:
         line = point.line
         summary = Summary.of(results.of(point))
         method = METHODS[line.method]
+        ablation = ablation_of(point)
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone
+            over_ablation = None
+            if alone and ablation is not None:
+                gain = Gain.of(results.of(point), results.of(ablation))
+                over_ablation = gain.over_control if gain else None
             rows.append(
                 {
                     "method": title_line(line, inference),
@@ -252,6 +394,7 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
                     "summary": summary,
                     "config": point.config,
                     "gain": summary.gain.over_chosen if alone and summary.gain else None,
+                    "ablation": over_ablation,
                     "bytes": summary.wire_bytes,
                     "epsilon": summary.epsilon_of(method.declared),
                     **{
@@ -261,16 +404,22 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
                 }
             )
     adjust(rows, seeds)
+    return Table(COLUMNS, rows, _title_of(points, rows, seeds))
+
+
+def _title_of(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
+    """Return data, parties, labels, seeds, and what the best local model reaches."""
     data = points[0].alone.data if points and points[0].alone else None
+    if data is None:
+        return ""
     title = (
-        ""
-        if data is None
-        else (
-            f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
-            f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
-        )
+        f"{data.dataset}: {view_count(data)} parties with features, {data.labelled} labelled "
+        f"rows, {seeds} seed{'' if seeds == 1 else 's'}"
     )
-    return Table(COLUMNS, rows, title)
+    gains = [row["summary"].gain for row in rows if row["summary"].gain is not None]
+    if gains:
+        title += f"; best local model {100 * gains[0].solo:.1f} % ({gains[0].baseline})"
+    return title
 
 
 def lines_of(table: Table) -> list[ComparedLine]:
@@ -306,22 +455,22 @@ def _report(trial: Trial) -> Path:
     return write_report(trial.path, solo=finish(trial).solo)
 
 
-def run_main_job(
-    folder: Path, *, seeds: Sequence[int], jobs: int, on_done: OnDone = lambda done, total: None
+def run_job(
+    job: Job,
+    folder: Path,
+    *,
+    seeds: Sequence[int],
+    jobs: int,
+    on_done: OnDone = lambda done, total: None,
 ) -> list[Table]:
     """Run every trial that is missing, then write tables, and the reports of the first seed."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The embedded sets can always be had.
-    embedded = ("digits", "breast_cancer")
-    bases = [
-        base
-        for base in map(base_config, CONFIGS)
-        if base.data.dataset in embedded or not absent(base)
-    ]
-    parts = [(base, points_of(base, folder)) for base in bases]
+    bases = [base_config(name) for name in job.configs]
+    parts = [(base, points_of(base, folder, job.lines)) for base in bases]
     points = [point for _, of_base in parts for point in of_base]
-    # The longest variants are the last; begun first, they leave no process without work at the end.
-    study = Study(points=points[::-1], seeds=seeds)
+    ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
+    # The longest lines are the last; begun first, they leave no process without work at the end.
+    study = Study(points=[*points[::-1], *ablations], seeds=seeds)
     results = study.run(jobs=jobs, on_done=on_done, solo=True)
     # Written by the workers meanwhile.
     reports = Parallel(n_jobs=jobs, return_as="generator")(
@@ -339,8 +488,7 @@ def run_main_job(
         lines = describe_comparison(lines_of(table))
         shown.append(Part(table=table, picture=picture, reports=links, lines=lines))
     list(reports)
-    title = "The main job: what help is worth where few rows have a label"
-    write_comparison(folder, title=title, reading=READING, parts=shown)
+    write_comparison(folder, title=job.title, reading=job.reading, parts=shown)
     return tables
 
 

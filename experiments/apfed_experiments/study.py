@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from joblib import Parallel, delayed
@@ -52,7 +53,7 @@ from secure_apfed.runs.outcome import (
     count_measured_rows,
 )
 from secure_apfed.runs.run import PastAlignment, aligned_once, run
-from secure_apfed.seeds import one_thread
+from secure_apfed.seeds import derive_seed, one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.interface import fits_kept_by
@@ -556,6 +557,16 @@ class Study:
             if isinstance(ran, FinishedRun) and ran.solo is None:
                 found[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
         return results_of(((trial, found[trial.name]) for trial in trials), figures=figures)
+
+
+def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
+    """Give each passive the same rows in an order of its own, so that they are of other people."""
+    passives = []
+    for table in data.passives:
+        draw = np.random.default_rng(derive_seed(seed, "mixed", table.name))
+        order = torch.from_numpy(draw.permutation(len(table.ids)))
+        passives.append(replace(table, features=table.features[order]))
+    return replace(data, passives=tuple(passives))
 
 
 def centralise(data: VerticalData) -> VerticalData:

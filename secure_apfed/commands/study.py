@@ -63,13 +63,26 @@ def _some(names: Sequence[str]) -> str:
 
 @app.command("main")
 def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2) -> None:
-    """What help is worth, costs and gives away where few rows have a label: the main job."""
+    """Show what APFed is worth, costs and gives away under a secure sum and a guard."""
     with _workers():
-        from apfed_experiments.main_job import READING, run_main_job
+        from apfed_experiments.main_job import MAIN, run_job
 
     with progress.counting("runs", quiet=False) as on_done:
-        tables = run_main_job(output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show(tables, READING, output / "index.html")
+        tables = run_job(MAIN, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    _show(tables, MAIN.reading, output / "index.html")
+
+
+@app.command("methods")
+def compare_methods(
+    output: Output = Path("runs/methods"), seeds: Seeds = 5, jobs: Jobs = 2
+) -> None:
+    """Compare all methods where few rows have a label."""
+    with _workers():
+        from apfed_experiments.main_job import METHOD_COMPARISON, run_job
+
+    with progress.counting("runs", quiet=False) as on_done:
+        tables = run_job(METHOD_COMPARISON, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
+    _show(tables, METHOD_COMPARISON.reading, output / "index.html")
 
 
 @app.command()

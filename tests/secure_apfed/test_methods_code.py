@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from apfed_experiments.gains import with_others_rows
+from apfed_experiments.study import shuffle_passives_rows
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -76,7 +76,7 @@ def test_it_helps_by_what_the_passives_know_and_says_where_it_does_not() -> None
         warnings.simplefilter("error", NoHelpWarning)
         helped = run(config, None, data=data)
     with pytest.warns(NoHelpWarning, match="help is not used"):
-        alone = run(config, None, data=with_others_rows(data, seed=0))
+        alone = run(config, None, data=shuffle_passives_rows(data, seed=0))
     assert alone.accuracy["apfed_code"] < helped.accuracy["apfed_code"] - 0.05
     assert (helped.privacy.epsilon_x, helped.privacy.releases) == (math.inf, 0)
 
