@@ -1,10 +1,10 @@
 """The main job, and the study of all methods: what help is worth, costs and gives away.
 
 The main job shows APFed as it is meant: passives that reconstruct, contrast, or both, under a
-secure sum and a guard, and labels that no message depends on. Beside it stand the same network trained
-alone, noisy votes, and a teacher that all parties train. Each line is compared with the best local
-model; lines with an ablation are repeated with the passives' rows shuffled, so that nothing is left
-of their help.
+secure sum and a guard, and labels that no message depends on. Beside it stand the same network
+trained alone, noisy votes, and a teacher that all parties train. Each line is compared with the
+best local model; lines with an ablation are repeated with the passives' rows shuffled, so that
+nothing is left of their help.
 
 The study of all methods compares these with few labels on three data sets.
 

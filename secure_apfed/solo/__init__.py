@@ -199,32 +199,47 @@ def pick_models(
     None that has collapsed is used, unless all have: then the labels' shares are no guide.
 
     Args:
-        most: how many, the best by held-out labels, best first; None: all, in their order.
+        most: how many, the best by held-out labels, best first; None: all, in their order. Models
+            that rank below these are neither fitted to all labels nor named.
 
     Raises:
         ModelError: none can be fitted.
     """
+    left_out: list[str] = []
+    if most is not None:
+        models = _rank_models(models, left_out)
     standing: list[ModelT] = []
     collapsed: list[ModelT] = []
-    left_out: list[str] = []
-    ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
+        if most is not None and len(standing) == most:
+            break
         try:
-            if most is not None:
-                ranks[model] = model.rank()  # first: some fit their folds together with the whole
             group = collapsed if model.has_collapsed() else standing
         except ModelError:
-            left_out.append(f"{model.name}: it cannot be fitted")
+            left_out.append(_name_unfitted(model))
         else:
             group.append(model)
     if standing:
         left_out += [f"{model.name}: it collapsed" for model in collapsed]
-    usable = standing or collapsed
+    usable = (standing or collapsed)[:most]
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
-    if most is not None:
-        usable = sorted(usable, key=ranks.__getitem__, reverse=True)[:most]
     return usable, left_out
+
+
+def _rank_models(models: Iterable[ModelT], left_out: list[str]) -> list[ModelT]:
+    """Return the models that can be fitted, best first; add the names of the others."""
+    ranks: dict[ModelT, tuple[float, float]] = {}
+    for model in models:
+        try:
+            ranks[model] = model.rank()
+        except ModelError:
+            left_out.append(_name_unfitted(model))
+    return sorted(ranks, key=ranks.__getitem__, reverse=True)
+
+
+def _name_unfitted(model: LocalModel) -> str:
+    return f"{model.name}: it cannot be fitted"
 
 
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
