@@ -23,7 +23,9 @@ from tests.experiments.run_folder import attacked, finished
 pytestmark = [
     pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning"),
 ]
-BY_KEY = {variant.key: variant for variant in main_job.VARIANTS}
+COMPARED = main_job.METHOD_COMPARISON
+BY_KEY = {line.key: line for line in COMPARED.lines}
+JOBS = {"main": main_job.MAIN, "methods": COMPARED}
 SINGLE = BY_KEY["alone"]
 TVFL = BY_KEY["tvfl"]
 PLAIN = BY_KEY["apfed_c"]
@@ -32,7 +34,7 @@ NOISY = BY_KEY["votes-randomised"]
 
 
 def small() -> Config:
-    base = base_config("main-breast-cancer")
+    base = base_config("methods-breast-cancer")
     train = base.train.model_copy(update={"epochs": 2, "evaluate_every": 2})
     said = {"train": train, "method": method_settings("apfed_c"), "attacks": ()}
     return base.model_copy(update={**said, "guard": GuardSettings(mechanism="none")})
@@ -42,7 +44,7 @@ def stamps(folder: Path, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
 
 
-@pytest.mark.parametrize("name", ["main-digits", "main-breast-cancer"])
+@pytest.mark.parametrize("name", ["main-digits", "methods-breast-cancer"])
 def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
     data = load_data(base_config(name).data, seed=3)
     whole = centralise(data)
@@ -68,16 +70,58 @@ def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> 
         centralise(load_data(settings, seed=0))
 
 
-def test_lines_share_data_attacks_and_what_the_active_does_alone(tmp_path: Path) -> None:
-    base = base_config(main_job.CONFIGS[0])
-    for point in main_job.points_of(base, tmp_path):
+@pytest.mark.parametrize("name", JOBS)
+def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_path: Path) -> None:
+    job = JOBS[name]
+    base = base_config(job.configs[0])
+    for point in main_job.points_of(base, tmp_path, job.lines):
         config = point.trial(3).config
         assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
         assert config.seed == point.trial(3).alone.seed == 3
+    assert "at delta 1e-5" in job.reading
+    assert {base_config(config).delta for config in job.configs} == {1e-5}
+
+
+def test_lines_change_the_guard_that_they_name() -> None:
+    base = base_config(COMPARED.configs[0])
     assert main_job.config_of(GUARDED, base).guard == base.guard
     assert main_job.config_of(PLAIN, base).guard.mechanism == "none"
-    assert "at delta 1e-5" in main_job.READING
-    assert {base_config(name).delta for name in main_job.CONFIGS} == {1e-5}
+
+
+MAIN_BY_KEY = {line.key: line for line in main_job.MAIN.lines}
+
+
+@pytest.mark.parametrize("key", [key for key in MAIN_BY_KEY if key.startswith("apfed")])
+@pytest.mark.parametrize("name", main_job.MAIN.configs)
+def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) -> None:
+    line = MAIN_BY_KEY[key]
+    config = main_job.config_of(line, base_config(name))
+    assert config.train.labels == "after"
+    assert line.said["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
+    is_encrypted = config.secure_sum.scheme == "ckks"
+    assert line.said["protection"].startswith("CKKS" if is_encrypted else "masks")
+    assert is_encrypted or config.secure_sum.masks == "pairwise"
+    assert (config.alignment.protocol == "circuit_crypten") == is_encrypted
+
+
+def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path: Path) -> None:
+    base = base_config("main-breast-cancer")
+    points = {point.line.key: point for point in main_job.points_of(base, tmp_path)}
+    ablated = {key: main_job.ablation_of(point) for key, point in points.items()}
+    assert [key for key, point in ablated.items() if point] == [
+        "apfed_r",
+        "apfed_c",
+        "votes-randomised",
+    ]
+    ablation = ablated["apfed_c"]
+    assert ablation is not None
+    whole = points["apfed_c"].data(0)
+    shuffled = ablation.data(0)
+    assert torch.equal(whole.active.features, shuffled.active.features)
+    for table, other in zip(whole.passives, shuffled.passives, strict=True):
+        assert table.ids == other.ids
+        assert not torch.equal(table.features, other.features)
+        assert torch.equal(table.features.sort(0).values, other.features.sort(0).values)
 
 
 @pytest.mark.slow
@@ -114,8 +158,9 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 
 @pytest.mark.slow
 def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
-    base = base_config("main-breast-cancer")
-    point = next(point for point in main_job.points_of(base, tmp_path) if point.line == TVFL)
+    base = base_config("methods-breast-cancer")
+    points = main_job.points_of(base, tmp_path, COMPARED.lines)
+    point = next(point for point in points if point.line == TVFL)
     trial = point.trial(0)
     first = finish(trial)
     written = stamps(trial.path, "result.json")
@@ -141,7 +186,9 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
 def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
     points = [
         point
-        for point in main_job.points_of(base_config(main_job.CONFIGS[0]), Path("out"))
+        for point in main_job.points_of(
+            base_config(COMPARED.configs[0]), Path("out"), COMPARED.lines
+        )
         if point.line in runs
     ]
     found = [
