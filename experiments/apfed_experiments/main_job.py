@@ -43,6 +43,7 @@ from apfed_experiments.drawing import (
     drawing,
     name_rows,
 )
+from apfed_experiments.front import FrontLine, describe_front, draw_front
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.shown import FROZEN, JOINT_TRAINING, MIXED_OBJECTIVES
@@ -60,7 +61,7 @@ from apfed_experiments.study import (
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Gain, Interval, Row, Summary
-from apfed_experiments.verdict import ComparedLine, describe_comparison
+from apfed_experiments.verdict import ComparedLine, VerdictLine, describe_comparison
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.data.catalogue import view_count
@@ -450,6 +451,16 @@ def lines_of(table: Table) -> list[ComparedLine]:
     return found
 
 
+def front_of(table: Table) -> list[FrontLine]:
+    """Return the lines that have both a gain and an attack on the passives' features."""
+    kind, _ = _DIRECTIONS["features"]
+    return [
+        FrontLine(name=line.name, gain=line.gain, read=line.leaks[kind])
+        for line in lines_of(table)
+        if line.gain is not None and kind in line.leaks
+    ]
+
+
 def _report(trial: Trial) -> Path:
     """Write the report of a finished trial, beside what the study measured of the active alone."""
     return write_report(trial.path, solo=finish(trial).solo)
@@ -484,9 +495,14 @@ def run_job(
         write_text(path.with_suffix(".md"), table.markdown())
         reported = [point.trial(seeds[0]).path for point in of_base]
         links = [(of.name, f"{of.relative_to(folder)}/report.html") for of in reported]
-        picture = draw(path.with_suffix(".png"), table)
-        lines = describe_comparison(lines_of(table))
-        shown.append(Part(table=table, picture=picture, reports=links, lines=lines))
+        pictures = [draw(path.with_suffix(".png"), table)]
+        lines = list(describe_comparison(lines_of(table)))
+        front = front_of(table)
+        if front:
+            place = path.with_name(f"{base.name}-front.png")
+            pictures.append(draw_front(place, front, title=base.name))
+            lines.append(VerdictLine("Gain against what is read", describe_front(front)))
+        shown.append(Part(table=table, pictures=pictures, reports=links, lines=lines))
     list(reports)
     write_comparison(folder, title=job.title, reading=job.reading, parts=shown)
     return tables

@@ -153,7 +153,7 @@ def run_who_helped(
     )
     write_text(folder / "who-helped.json", to_json({"rows": table.plain()}, indent=1))
     write_text(folder / "who-helped.md", table.markdown())
-    part = Part(table=table, picture=picture)
+    part = Part(table=table, pictures=[picture])
     write_comparison(folder, title=f"Who helped: {config.name}", reading=reading, parts=[part])
     return WhoHelpedStudy(table=table, reading=reading, page=folder / "index.html")
 

@@ -146,7 +146,7 @@ class Part:
     """
 
     table: Table
-    picture: Picture
+    pictures: Sequence[Picture]
     reports: Sequence[tuple[str, str]] = ()
     lines: Sequence[VerdictLine] = ()
 

@@ -1,0 +1,107 @@
+"""The front of gain against features read: which lines of a comparison no other line beats.
+
+A line is dominated where another one gains as much or more while less is read of the passives'
+features, by means over the seeds. Only lines with both figures take part: a line that nobody
+attacked is neither on the front nor dominated.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
+from apfed_experiments.summary import Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontLine:
+    """A line of a comparison.
+
+    Attributes:
+        gain: over the best local model, a share of rows.
+        read: R2 of the passives' features that the best attack reads, over its baseline.
+    """
+
+    name: str
+    gain: Interval
+    read: Interval
+
+
+def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
+    """Return the line that beats this one by most points of gain; None: it is on the front."""
+    better = [
+        other
+        for other in lines
+        if other.gain.mean >= line.gain.mean
+        and other.read.mean <= line.read.mean
+        and (other.gain.mean, other.read.mean) != (line.gain.mean, line.read.mean)
+    ]
+    return max(better, key=lambda other: other.gain.mean, default=None)
+
+
+def describe_front(lines: Sequence[FrontLine]) -> str:
+    """Return a sentence for the front, and one for each line that is dominated."""
+    if not lines:
+        return "No line has both a gain and an attack on the passives' features."
+    dominated = [(line, find_dominating(line, lines)) for line in lines]
+    front = sorted(
+        (line for line, other in dominated if other is None), key=lambda line: line.read.mean
+    )
+    told = [f"On the front of gain against features read: {_list(front)}."]
+    told += [
+        f"{line.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
+        f"{100 * line.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {line.read.mean:.2f}."
+        for line, other in dominated
+        if other is not None
+    ]
+    return " ".join(told)
+
+
+def _list(lines: Sequence[FrontLine]) -> str:
+    return "; ".join(
+        f"{line.name} ({100 * line.gain.mean:+.1f} points, R2 {line.read.mean:.2f})"
+        for line in lines
+    )
+
+
+def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
+    """Draw gain against features read, the front as a line."""
+    with drawing(path, (7.5, 4.4)) as figure:
+        axes = figure.subplots()
+        front = sorted(
+            (line for line in lines if find_dominating(line, lines) is None),
+            key=lambda line: line.read.mean,
+        )
+        axes.plot(
+            [line.read.mean for line in front],
+            [100 * line.gain.mean for line in front],
+            color=OURS,
+            linewidth=1.5,
+            zorder=1,
+        )
+        for number, line in enumerate(lines):
+            is_dominated = find_dominating(line, lines) is not None
+            colour = COLOURS[number % len(COLOURS)]
+            axes.errorbar(
+                line.read.mean,
+                100 * line.gain.mean,
+                xerr=line.read.arms(),
+                yerr=line.gain.arms(100),
+                fmt="o",
+                color=colour,
+                markerfacecolor="white" if is_dominated else colour,
+                capsize=2.5,
+                label=line.name,
+            )
+        axes.axhline(0, color=OTHER, linestyle=":", linewidth=1.2)
+        axes.set(
+            xlabel="features of passives that the active reads, R2 over its baseline",
+            ylabel="points over the best local model",
+        )
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    return Picture(
+        path=path,
+        title=f"{title}: gain against features read",
+        caption="Means over the seeds with 95 % intervals. Hollow: dominated, since another line "
+        "gains as much or more while less is read.",
+    )
