@@ -41,6 +41,7 @@ from apfed_experiments.columns import (
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing, inches_of
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
+from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import Failure, OnDone, Point, Results, Study
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
@@ -224,9 +225,10 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 
 def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
+    training = _train_references(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
         label, changes, centralised = _REFERENCES[key]
-        config = _config(tradeoff, label, {**undefended.set, **changes, "attacks": []})
+        config = _config(tradeoff, label, {**undefended.set, **training, **changes, "attacks": []})
         yield DefencePoint(
             config=config, folder=folder, centralised=centralised, defence=label, reference=True
         )
@@ -242,6 +244,17 @@ def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
                 strength=strength,
                 undefended=defence.undefended,
             )
+
+
+def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
+    """Return the training of references where the base's labels come after an exchange.
+
+    References have no exchange, so that labels train their networks.
+    """
+    if not load_config_text(tradeoff.base, source="base").train.meets_labels_after:
+        return {}
+    training = {"labels": "joint", **JOINT_TRAINING}
+    return {f"train.{name}": value for name, value in training.items()}
 
 
 def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:

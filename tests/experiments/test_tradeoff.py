@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
 from apfed_attacks.headlines import Direction
+from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import base_config, results_of
 from apfed_experiments.tradeoff import (
     Board,
@@ -286,7 +287,7 @@ def test_a_run_is_followed_by_its_own_study(
 def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = Path(package.__file__).parent / "configs" / "card.yaml"
     found = told(capsys, "run", card, "--output", tmp_path / "run")
-    assert found["privacy"]["epsilon_x"] == pytest.approx(8.0, abs=0.01)
+    assert found["privacy"]["epsilon_x"] == pytest.approx(1.0, abs=0.01)
     assert {one["attack"] for one in found["attacks"]} == set(ATTACKS)
     assert sum(one["applicable"] for one in found["attacks"]) > 10
     assert len(found["tradeoff"]) == 6
@@ -294,6 +295,15 @@ def test_the_card_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert {"active reads features of passives", AGGREGATOR_READS} <= set(point["leakage"])
     declined = [one for one in found["attacks"] if one["attack"] == "contribution_regression"]
     assert {one["reason"] for one in declined} == {"nothing to read: ciphertexts (ckks)"}
+
+
+def test_labels_train_references_where_they_come_after_an_exchange() -> None:
+    study = tradeoff_of(base_config("card"))
+    reference, *others = points_of(study, Path())
+    assert reference.reference
+    assert reference.config.train.labels == "joint"
+    assert reference.config.train.epochs == JOINT_TRAINING["epochs"]
+    assert {point.config.train.labels for point in others} == {"after"}
 
 
 def test_the_card_attacks_every_direction_in_which_something_leaves() -> None:
