@@ -61,7 +61,8 @@ def played(total: str, mix: str = "two of three") -> Recording:
 
 def read_by_aggregator(total: str) -> AttackResult:
     name = "contribution_regression"
-    reader, victim = "aggregator", "passive-1"
+    reader = "aggregator"
+    victim = "passive-1"
     result: AttackResult = attacked_by(reader, played(total), name, victim, shadow_rows=60, **QUICK)
     return result
 

@@ -126,7 +126,9 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
 
 def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows (N,), what was sent of them and what was opened, both (N, D), of an epoch."""
-    rows, sent, sums = [torch.empty(0, dtype=torch.int64)], list[Tensor](), list[Tensor]()
+    rows = [torch.empty(0, dtype=torch.int64)]
+    sent = list[Tensor]()
+    sums = list[Tensor]()
     for step, rows_B, h_BD in opened_batches(view, epoch):
         held_B = view.holds(view.knowledge.victim, rows_B)
         rows.append(rows_B[held_B])
