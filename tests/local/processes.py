@@ -142,7 +142,8 @@ def _harm_writing(harm: Harm, folder: Path) -> None:
             harm.strike(folder)
         return moved
 
-    os.fsync, Path.replace = syncing, moving  # type: ignore[method-assign,assignment]  # its own
+    os.fsync = syncing  # type: ignore[assignment]  # its own process
+    Path.replace = moving  # type: ignore[method-assign,assignment]
 
 
 def _play(

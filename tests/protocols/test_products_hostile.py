@@ -274,7 +274,9 @@ class Cheat:
     """An active that makes one candidate otherwise than agreed; the others are honest."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
-        self.bad, self.made, self.roots = bad, 0, []  # type: ignore[var-annotated]
+        self.bad = bad
+        self.made = 0
+        self.roots: list[bytes] = []
         self.packed = np.array([[5, 0, 0], [25, 0, 0], [0, 1, 1], [0, 0, 0]])
         monkeypatch.setattr(products, "encrypt_labels", self._encrypt)
 
