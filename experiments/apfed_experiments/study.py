@@ -378,14 +378,17 @@ def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
 def in_processes(
     tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
-    """By name what each task finds, in `jobs` processes; a task is drawn as it begins."""
+    """Return by name what each task finds, in `jobs` processes; a task is drawn as it begins."""
     found: dict[str, _T] = {}
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
     )
-    for name, result in parallel(delayed(_named)(*task) for task in tasks):
-        found[name] = result
-        on_done(len(found), total)
+    with warnings.catch_warnings():
+        # A worker that has grown is replaced between two tasks, and no result is lost.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
+        for name, result in parallel(delayed(_named)(*task) for task in tasks):
+            found[name] = result
+            on_done(len(found), total)
     return found
 
 
