@@ -53,7 +53,7 @@ _ENTRY = re.compile(r"^ {8}((?:\w+, )*\w+): ", re.MULTILINE)
 
 
 def renewed(text: str) -> str:
-    """The text of a page with what is generated in its places."""
+    """Return the text of a page with what is generated in its places."""
 
     def fill(match: re.Match[str]) -> str:
         kind, what = match["kind"], match["what"]
@@ -162,7 +162,7 @@ def _markdown(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def figures(what: str) -> str:
-    """A table of a JSON file below docs/data."""
+    """Return a table of a JSON file below docs/data."""
     file, name = what.split(".")
     tables = json.loads((DOCS / f"data/{file}.json").read_bytes())
     table = tables[name]
@@ -176,7 +176,7 @@ def figures(what: str) -> str:
 
 
 def sentences(what: str) -> str:
-    """A table of the report's, whose first column is called so."""
+    """Return a table of the report's, whose first column is called so."""
     (table,) = [
         table
         for table in (TOP / SENTENCES).read_text("utf-8").strip().split("\n\n")
@@ -253,7 +253,7 @@ def _plain(field: Any) -> str | None:
 
 
 def _told(settings: Any) -> dict[str, str]:
-    """The first sentence on each key, in the docstrings of the class and its bases."""
+    """Return the first sentence on each key, in docstrings of the class and its bases."""
     told: dict[str, str] = {}
     known = "|".join(settings.model_fields)
     inner = re.compile(rf"[;.] (?=(?:(?:{known}), )*(?:{known}): )")
@@ -272,7 +272,7 @@ def _told(settings: Any) -> dict[str, str]:
 
 
 def bench(what: str) -> str:
-    """A table of what a bench measured, of the cases that are like a glob, if there is one."""
+    """Return a table of a bench, of the cases that are like a glob, if there is one."""
     from apfed_bench.table import block, read_measured
 
     name, _, only = what.partition("/")
@@ -280,7 +280,7 @@ def bench(what: str) -> str:
 
 
 def difference(what: str) -> str:
-    """What changes from one example to another, as `diff -u` has it."""
+    """Return what changes from one example to another, as `diff -u` has it."""
     names = [f"{name}.py" for name in what.split("/")]
     texts = [(DOCS / "examples" / name).read_text("utf-8").splitlines() for name in names]
     lines = difflib.unified_diff(*texts, *names, n=1, lineterm="")

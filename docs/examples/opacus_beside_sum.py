@@ -41,7 +41,7 @@ class Hospital:
         )
 
     def gradient(self, X_B, y_B):
-        """The noisy gradient of a batch as a vector; Opacus' accountant counts it."""
+        """Return the noisy gradient of a batch as a vector; Opacus' accountant counts it."""
         self.optimiser.zero_grad()
         nn.functional.cross_entropy(self.model(X_B), y_B).backward()
         self.optimiser.pre_step()
@@ -53,7 +53,7 @@ class Hospital:
 
 
 def under_masks(hospitals):
-    """A sum that clips nothing: a hospital's batch holds all of its rows at most, each of norm
+    """Return a sum that clips nothing: a hospital's batch has all of its rows at most, each of norm
     BOUND, and noise of sqrt(D) + 8 deviations, which it exceeds once in 10^13 steps.
     """
     one = max(hospitals.values(), key=lambda hospital: len(hospital.loader.dataset))

@@ -462,7 +462,7 @@ CASES: Mapping[str, GainCase] = _cases()
 
 
 def cases_on(folder: Path) -> Mapping[str, GainCase]:
-    """The same for tables of one's own; see `own_tables`."""
+    """Return the same cases for tables of one's own; see `own_tables`."""
     cases = [
         GainCase(
             method=method,
@@ -496,7 +496,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
 
 
 def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
-    """The cases whose names match one of these globs; ConfigError: one matches none."""
+    """Return the cases whose names match one of these globs; ConfigError: one matches none."""
     found: dict[str, GainCase] = {}
     for pattern in patterns:
         names = fnmatch.filter(cases, pattern)
@@ -617,7 +617,7 @@ def told_apart(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
 
 
 def calibration(told: pd.DataFrame) -> Table:
-    """Runs by what labelled rows said of help, and by what test rows say, in hindsight."""
+    """Count runs by what validation said of help, and by what test rows say of it."""
     rows: list[Row] = []
     for used, said in ((True, "used"), (False, "not used")):
         gains = told["gain"][told["used"] == used]

@@ -81,7 +81,7 @@ def absent(config: Config) -> str:
 
 
 def base_config(name: str) -> Config:
-    """A configuration that ships with this package, by the name of its file."""
+    """Return a configuration that ships with this package, by the name of its file."""
     text = (files("apfed_experiments") / "configs" / f"{name}.yaml").read_text("utf-8")
     return load_config_text(text, source=f"{name}.yaml")
 
@@ -240,7 +240,7 @@ _T = TypeVar("_T")
 def measured_once(
     path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
 ) -> _K:
-    """What is kept at `path`, or else what `measure` finds, on one thread, which is then kept.
+    """Return what is kept at `path`, or else measure it on one thread, and keep it.
 
     Raises CheckpointError where something else lies there, or figures of other settings.
     """
@@ -324,7 +324,7 @@ def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
 
 
 def _data_of(config: Config) -> VerticalData:
-    """The tables of a run; the runs of a study on the same data and seed share them."""
+    """Return the tables of a run; runs of a study on the same data and seed share them."""
     return _loaded(config.data.model_dump_json(), config.seed)
 
 
@@ -334,7 +334,7 @@ def _loaded(settings: str, seed: int) -> VerticalData:
 
 
 def _solo(trial: Trial) -> SoloRecord | None:
-    """What the active would do alone on the trial's data, where the study measured it."""
+    """Return the local models' figures on the trial's data, where the study measured them."""
     path = solo_file(trial.alone, trial.point.folder)
     return read_solo(trial.alone, path) if path.is_file() else None
 
@@ -368,7 +368,7 @@ class Failure:
 
 
 def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
-    """What it finds; an error meant for people becomes a failure."""
+    """Return what it finds; an error meant for people becomes a failure."""
     try:
         return task()
     except ApfedError as error:
@@ -397,7 +397,7 @@ def _named(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
 
 
 def figures_of(run: FinishedRun) -> Figures:
-    """The run's measure of each way of inference and solo baseline, and each attack that applied.
+    """Yield the measure of each way of inference and local model, and each attack that applied.
 
     target: "task", "solo" or that of the attack; name: the way of inference, the method's own
     first, the baseline or the attack's setting; metric, score; rows: of how many test rows the
@@ -606,6 +606,6 @@ def centralise(data: VerticalData) -> VerticalData:
 
 
 def rows_of(table: PartyTable, rows: Sequence[int]) -> PartyTable:
-    """These rows of a passive's table, in this order."""
+    """Return these rows of a passive's table, in this order."""
     ids = tuple(table.ids[row] for row in rows)
     return PartyTable(table.name, ids, table.features[list(rows)], None, table.encoding)

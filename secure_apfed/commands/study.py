@@ -95,7 +95,7 @@ def sums(
     ] = BASES[0],
     as_json: AsJson = False,
 ) -> None:
-    """What aggregator, active and passive of APFed read, by secure sum and guard."""
+    """Measure what aggregator, active and passive of APFed read, by secure sum and guard."""
     _known([base], BASES)
     with _workers():
         from apfed_experiments.study import base_config
@@ -125,7 +125,7 @@ def gains(
         bool, typer.Option("--quick", help="Three seeds; shipped cases: three.")
     ] = False,
 ) -> None:
-    """What help adds to the best that the active does alone, case by case."""
+    """Measure what help adds to the best local model, case by case."""
     with _workers():
         from apfed_experiments import gains as help_by_case
 
@@ -155,7 +155,7 @@ def who_helped(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """What each passive's help is worth: train again without it, paired by seed."""
+    """Measure what each passive's help is worth: train without it, paired by seed."""
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
@@ -179,7 +179,7 @@ def leaks(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What an active or a passive reads, honest or not, in live runs, and what rules stop."""
+    """Measure what an active or a passive reads, honest or not, and what rules stop."""
     _known(only, LEAKS)
     from apfed_experiments.columns import plain, table_of
     from apfed_experiments.leaks import play

@@ -112,7 +112,7 @@ class Scenario:
     def config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
-        """A run of a method on these data, with changes in sections of what is below."""
+        """Return a run of a method on these data, with changes in sections of what is below."""
         settings: dict[str, Any] = {
             "name": f"apc-vfl-{self.dataset}".replace("_", "-"),
             "party_seeds": "shared_for_comparison",
@@ -175,7 +175,7 @@ def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> F
 
 
 def helped(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """The same on the code of the student of a run, and the bytes that it sent."""
+    """Return the same on the code of a run's student, and the bytes that it sent."""
     of_run, data, score = _opened(seed, config, scores)
     result = run(of_run, None, data=data)
     model = result.recording.model
@@ -189,7 +189,7 @@ def helped(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> 
 def _opened(
     seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 ) -> tuple[Config, VerticalData, Callable[[str, Tensor], Figures]]:
-    """The run of this seed, its data, and what scores values of the active's training rows."""
+    """Return the run of this seed, its data, and what scores the active's training rows."""
     of_run = Config.model_validate({**config, "seed": seed})
     data = load_data(of_run.data, seed=seed)
     assert data.active.labels is not None
@@ -317,7 +317,7 @@ def _by_lambda(full: bool) -> Size:
 
 
 def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
-    """What one run reached, and what it sent until its last step; inference is left out."""
+    """Return what one run reached, and the bytes until its last step, without inference."""
     of_run = Config.model_validate({**config, "seed": seed})
     data = load_data(of_run.data, seed=seed)
     last = list[Progress]()

@@ -148,8 +148,9 @@ def printed_of(dataset: str, setting: str, column: str) -> Printed:
 def _cell(
     dataset: str, setting: str, training: Training, labelled: int | None = None
 ) -> Iterator[Line]:
-    """The lines of one row of the paper's table, and what the passives' help adds; where few rows
-    have a label, of methods that predict alone, and the paper says nothing.
+    """Yield the lines of a row of the paper's table, and what the passives' help adds.
+
+    Where few rows have a label these are methods that predict alone, and the paper says nothing.
     """
     title = TITLES[dataset]
     weight = _BEST[dataset]

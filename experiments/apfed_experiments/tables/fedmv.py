@@ -100,7 +100,7 @@ def accuracy(scores_BC: Floats, labels_B: Rows) -> float:
 
 
 def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
-    """A view of some rows at its start."""
+    """Return a view of some rows at its start."""
     return ViewModel.begin(
         x_NF,
         _CLASSES,
@@ -202,7 +202,7 @@ def fit_horizontal(
 def fit_single_client(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """The first client by itself, on its own rows: MV w/o FL."""
+    """Train the first client by itself, on its own rows: MV w/o FL."""
     alone = clients_of(numerals, places, rows, choice, seed)[0]
     alone.train(0)
     return weights_by_view(alone)
@@ -325,7 +325,7 @@ class Sequences:
 
 
 def once(training: RecurrentTraining) -> RecurrentTraining:
-    """The same, of one epoch each time."""
+    """Return the same, of one epoch each time."""
     return replace(training, epochs=1)
 
 

@@ -115,7 +115,7 @@ def accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, fl
 
 
 def importance(weights_FC: Floats, share: float) -> Rows:
-    """The features that count most, as many as this share of all, at least one; ascending."""
+    """Return the features that count most, this share of all, at least one; ascending."""
     kept = max(1, round(share * len(weights_FC)))
     return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:kept])
 

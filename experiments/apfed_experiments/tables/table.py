@@ -410,7 +410,7 @@ def _cut_limits(
 
 
 def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """A dot a line, the first on top, and the paper's a little below."""
+    """Draw a dot a line, the first on top, and the paper's a little below."""
     ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     theirs: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
@@ -426,7 +426,7 @@ def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 
 def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
-    """A curve a series; the paper's figures are hollow and in its colour.
+    """Draw a curve a series; the paper's figures are hollow and in its colour.
 
     Ticks where lines are; intervals of what is never below 0 may reach there, and are cut.
     """
@@ -462,7 +462,7 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
 
 
 def _beside(row: Row) -> Interval | None:
-    """What the paper prints, one standard deviation to each side."""
+    """Draw what the paper prints, one standard deviation to each side."""
     mean = row["paper"]
     sd = row["paper_sd"] or 0.0
     return None if mean is None else Interval(mean, mean - sd, mean + sd)
