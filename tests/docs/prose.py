@@ -21,7 +21,7 @@ EVERYWHERE = (
 )
 """Words that mean no measurement on any page."""
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
-    "README.md": ("Start with [five minutes", "([five minutes]"),
+    "README.md": ("Start with [five minutes",),
     "docs/examples.md": ("in a minute at most",),
     "docs/index.md": ("a run in five minutes",),
     "docs/start.md": ("Start in five minutes",),

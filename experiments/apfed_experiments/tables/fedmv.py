@@ -218,7 +218,8 @@ def chosen(
 ) -> Weights:
     """Fit by the choice that predicts held-out training rows best, on all training rows."""
     held = round(_HELD_OUT * len(rows))
-    judged, others = rows[:held], rows[held:]
+    judged = rows[:held]
+    others = rows[held:]
     labels_B = numerals.labels_N[judged]
     found = []
     for choice in choices:
@@ -233,7 +234,8 @@ def measure_views(*, seed: int) -> Figures:
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     numerals = Numerals(*aligned_views(data))
     order = np.random.default_rng(seed).permutation(len(numerals.labels_N))
-    test, train = order[:_TEST], order[_TEST:]
+    test = order[:_TEST]
+    train = order[_TEST:]
     every = tuple(range(len(_VIEWS)))
     sets = [every, *combinations(every, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
@@ -371,9 +373,11 @@ def measure_sequences(*, seed: int) -> Figures:
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = aligned_views(data)
     order = np.random.default_rng(seed).permutation(len(labels_N))
-    test, train = order[:_TEST], order[_TEST:]
+    test = order[:_TEST]
+    train = order[_TEST:]
     held = round(_HELD_OUT * len(train))
-    judged, rows = train[:held], train[held:]
+    judged = train[:held]
+    rows = train[held:]
     cut = [cut_into_steps(x, _SEQUENCES[name]) for x, name in zip(views, _VIEWS, strict=True)]
     best: dict[str, tuple[float, float]] = {}
     for rate in _RATES:
