@@ -89,7 +89,7 @@ _LEAKS = (
 )
 READING = (
     "50 of the active's training rows have a label. SingleVL trains APFed's network on the "
-    "active's columns alone. "
+    "active's columns alone. Mixed objectives: one passive reconstructs, the others contrast. "
     + _GAINS
     + "Over the ablation: accuracy minus that of the same run with each passive's rows shuffled. "
     + _EPSILONS
@@ -231,7 +231,7 @@ MAIN_LINES: tuple[Line, ...] = (
     ),
     _variant(
         "apfed",
-        "APFed, one passive reconstructs, others contrast",
+        "APFed, mixed objectives",
         "apfed",
         "masks + guard, epsilon 1",
         changes={**_MASKED_CLIPPED, "passives": MIXED_OBJECTIVES},
@@ -513,21 +513,22 @@ def draw(path: Path, table: Table) -> Picture:
     with drawing(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
         gain, epsilon, *reads = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
         _dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
-        gain.set(title="Gain", xlabel="points over the best solo model")
+        gain.set(title="Gain", xlabel="points")
         gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
         filled = [bool(row["protected"]) for row in rows]
         draw_epsilons(epsilon, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
         epsilon.set(title="Epsilon")
         for axes, (key, (kind, metric)) in zip(reads, _DIRECTIONS.items(), strict=True):
             _dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
-            axes.set(title=_fold_title(kind), xlabel=f"{metric} over baseline")
+            axes.set(title=_fold_title(kind), xlabel=metric)
             axes.axvline(0, color=OTHER, linewidth=1)
     return Picture(
         path=path,
         title=table.title,
-        caption="Means over the seeds with 95 % intervals; a gain is drawn where the active "
-        "predicts alone. Dotted: the best solo baseline. Protected lines are filled. Beyond the "
-        "break of the axis of epsilon stands what is no figure.",
+        caption="Means over the seeds with 95 % intervals; a gain, in points over the best local "
+        "model (dotted), is drawn where the active predicts alone. What is read is over the best "
+        "baseline of the attack. Protected lines are filled. Beyond the break of the axis of "
+        "epsilon stands what is no figure.",
     )
 
 
