@@ -208,8 +208,8 @@ NO_CHANNEL = {
     ),
     "takes integers": ("LabelResponse"),
     "trains by itself": (
-        "VerticalClassifier VerticalRegressor load_model load_recording predict_jointly run "
-        "run_frames serve_party"
+        "VerticalClassifier VerticalRegressor load_model load_recording measure_worth "
+        "predict_jointly run run_frames serve_party"
     ),
 }
 COVERED = "secure_sum SumSession SumContributor answer_hub PrivateRelease PrivateLabels NoGuard "
