@@ -81,7 +81,9 @@ _THREE_SEEDS = "two of five seeds"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How every run of a table trains: the paper's own way, or a proxy of it; rows None: all."""
+    """How every run of a table trains: the paper's own way, or a proxy of it; rows None: all;
+    schedule_steps None: the rate is constant.
+    """
 
     key: str
     epochs: int
@@ -90,6 +92,7 @@ class Training:
     rows: int | None = None
     batch_size: int = 128
     precision: Literal["float32", "bfloat16"] = "bfloat16"
+    schedule_steps: int | None = None
 
 
 _PAPER = Training(key="paper", epochs=300, learning_rate=1e-3, seeds=5)
@@ -130,6 +133,7 @@ def run_of(
             "learning_rate": training.learning_rate,
             "batch_size": training.batch_size,
             "precision": training.precision,
+            "schedule_steps": training.schedule_steps,
             "evaluate_every": training.epochs,
         },
     }
