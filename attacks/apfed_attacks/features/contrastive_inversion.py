@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apfed_attacks.columns import beside
+from apfed_attacks.features.opened import opened_batches, why_no_gradients
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed, batches
+from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -45,9 +46,7 @@ class ContrastiveInversion(FeatureAttack):
     roles = ("active",)
 
     def applicable(self, view: AdversaryView) -> str | None:
-        if view.description.opens != "gradients":
-            return f"{view.description}: the active receives no sum of gradients"
-        if reason := why_not_contrastive(view):
+        if reason := why_no_gradients(view) or why_not_contrastive(view):
             return reason
         if not any(opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
@@ -102,15 +101,6 @@ def why_not_contrastive(view: AdversaryView) -> str | None:
     if len(objectives) > 1:
         return "the passives' contrastive objectives differ, so no one set explains their sum"
     return None
-
-
-def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
-    """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
-    return [
-        (step, rows_B, h_BD)
-        for step, rows_B, h_BD in batches(view, epoch)
-        if step in view.opened and len(rows_B) >= _SMALLEST_BATCH
-    ]
 
 
 @dataclass(frozen=True, eq=False)

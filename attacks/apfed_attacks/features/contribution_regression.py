@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from apfed_attacks.features.opened import average_rows
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
 from apfed_attacks.view import AdversaryView, AttackError, contributions
@@ -58,22 +59,22 @@ class ContributionRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        total: dict[int, Tensor] = {}
-        last: dict[int, Tensor] = {}
-        steps: dict[int, int] = {}
-        for rows_B, values_BD in _numbers_of(view, view.knowledge.victim or ""):
-            held_B = view.holds(view.knowledge.victim, rows_B)
-            for place, row_D in zip(rows_B[held_B].tolist(), values_BD[held_B], strict=True):
-                total[place] = total.get(place, torch.zeros_like(row_D)) + row_D
-                last[place] = row_D
-                steps[place] = steps.get(place, 0) + 1
-        if not total:
+        victim = view.knowledge.victim
+        parts: list[tuple[Tensor, Tensor]] = []
+        for rows_B, values_BD in _numbers_of(view, victim or ""):
+            held_B = view.holds(victim, rows_B)
+            parts.append((rows_B[held_B], values_BD[held_B]))
+        means = average_rows(parts)
+        if means is None:
             raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
-        positions = self.choose(view, torch.tensor(sorted(total)), seed)
-        places = positions.tolist()
-        means_ND = torch.stack([total[place] / steps[place] for place in places])
-        last_ND = torch.stack([last[place] for place in places])
-        columns = {"contributions": means_ND, "last contribution": last_ND}
+        positions = self.choose(view, means.positions, seed)
+        last = {
+            place: row_D
+            for rows_B, values_BD in parts
+            for place, row_D in zip(rows_B.tolist(), values_BD, strict=True)
+        }
+        last_ND = torch.stack([last[place] for place in positions.tolist()])
+        columns = {"contributions": means.at(positions), "last contribution": last_ND}
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         scaled = {name: self.scaled(of_ND, seed) for name, of_ND in columns.items()}
         return regress.guess(regress.on(scaled), {"nothing": self.own(view, positions, seed)})

@@ -19,7 +19,7 @@ Own derivation. Where a clip shortens rows, or a decoder is far from linear, les
 Letters: N rows, B batch, D numbers of a representation, F columns of a passive.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_attacks.features.contrastive_inversion import opened_batches
+from apfed_attacks.features.opened import (
+    average_rows,
+    opened_batches,
+    why_no_gradients,
+    why_none_kept,
+)
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.view import AdversaryView, AttackError, Observed
@@ -59,19 +64,14 @@ class GradientProjection(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        if view.description.opens != "gradients":
-            return f"{view.description}: the active receives no sum of gradients"
+        if reason := why_no_gradients(view):
+            return reason
         if not view.agreed:
             return "the view does not say what the passives contribute (agreed)"
         if not forms_of(view):
             known = ", ".join(FORMS)
             return f"no passive has an objective whose gradient's form is known ({known})"
-        if not any(opened_batches(view, epoch) for epoch in view.epochs):
-            return (
-                "the recording holds no sum as the active decoded it; set transcript.keep to "
-                "first_and_last or all"
-            )
-        return None
+        return why_none_kept(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         rests = {form: average_rests(view, form) for form in forms_of(view)}
@@ -102,26 +102,25 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
     Both (N, D). Every epoch is fitted by itself, since passives train in between. Rows that the
     victim does not hold took no part in its loss, and are left out.
     """
-    total: dict[int, Tensor] = {}
-    steps: dict[int, int] = {}
-    for epoch in view.epochs:
-        rows_N, sent_ND, sums_ND = _opened_in(view, epoch)
-        if len(rows_N):
-            if form == "cosine":
-                sums_ND = sums_ND * sent_ND.norm(dim=1, keepdim=True)
-                sent_ND = F.normalize(sent_ND, dim=1)
-            both_N2D = torch.cat([sent_ND, unexplained(sums_ND, sent_ND)], dim=1)
-            for place, row_2D in zip(rows_N.tolist(), both_N2D, strict=True):
-                total[place] = total.get(place, torch.zeros_like(row_2D)) + row_2D
-                steps[place] = steps.get(place, 0) + 1
-    if not total:
+    both = average_rows(_explain_epochs(view, form))
+    if both is None:
         raise AttackError(
             f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} holds"
         )
-    positions = torch.tensor(sorted(total))
-    means = torch.stack([total[place] / steps[place] for place in positions.tolist()])
-    sent_ND, rest_ND = means.chunk(2, dim=1)
-    return Observed(positions, sent_ND), Observed(positions, rest_ND)
+    sent_ND, rest_ND = both.z.chunk(2, dim=1)
+    return Observed(both.positions, sent_ND), Observed(both.positions, rest_ND)
+
+
+def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows (N,) of each epoch, and what was sent beside the unexplained rest, (N, 2 D)."""
+    for epoch in view.epochs:
+        rows_N, sent_ND, sums_ND = _opened_in(view, epoch)
+        if not len(rows_N):
+            continue
+        if form == "cosine":
+            sums_ND = sums_ND * sent_ND.norm(dim=1, keepdim=True)
+            sent_ND = F.normalize(sent_ND, dim=1)
+        yield rows_N, torch.cat([sent_ND, unexplained(sums_ND, sent_ND)], dim=1)
 
 
 def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:

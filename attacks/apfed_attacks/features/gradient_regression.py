@@ -10,11 +10,18 @@ opens these sums by right.
 Letters: N rows, D numbers of a representation, F columns.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
-import torch
+from torch import Tensor
 
 from apfed_attacks.columns import beside
-from apfed_attacks.features.contrastive_inversion import opened_batches
+from apfed_attacks.features.opened import (
+    average_rows,
+    opened_batches,
+    why_no_gradients,
+    why_none_kept,
+)
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.view import AdversaryView, AttackError
@@ -34,43 +41,29 @@ class GradientRegression(FeatureAttack):
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
     def applicable(self, view: AdversaryView) -> str | None:
-        if view.description.opens != "gradients":
-            return f"{view.description}: the active receives no sum of gradients"
-        if not any(opened_batches(view, epoch) for epoch in view.epochs):
-            return (
-                "the recording holds no sum as the active decoded it; set transcript.keep to "
-                "first_and_last or all"
-            )
-        return None
+        return why_no_gradients(view) or why_none_kept(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        means = average_sums(view)
-        if not means:
+        sums = average_rows(_held_sums(view))
+        if sums is None:
             raise AttackError(
                 f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} "
                 "holds"
             )
-        known = torch.tensor(sorted(means))
-        positions = self.choose(view, known, seed)
-        sums_ND = self.scaled(torch.stack([means[int(place)] for place in positions]), seed)
+        positions = self.choose(view, sums.positions, seed)
+        sums_ND = self.scaled(sums.at(positions), seed)
         x_NF = self.own(view, positions, seed)
         regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
         columns: dict[str, FloatArray] = {"sums": sums_ND, **beside("sums", sums_ND, x_NF)}
         return regress.guess(regress.on(columns), {"x": np.asarray(x_NF)})
 
 
-def average_sums(view: AdversaryView) -> dict[int, torch.Tensor]:
-    """Return each position's mean opened sum, (D,), over all steps that the view holds.
+def _held_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield rows (B,) and their opened sums (B, D) of every step that the view holds.
 
     Rows that the victim does not hold took no part in its loss, and are left out.
     """
-    total: dict[int, torch.Tensor] = {}
-    steps: dict[int, int] = {}
     for epoch in view.epochs:
         for step, rows_B, _ in opened_batches(view, epoch):
             held_B = view.holds(view.knowledge.victim, rows_B)
-            sums_BD = view.opened[step].double().flatten(1)
-            for place, sum_D in zip(rows_B[held_B].tolist(), sums_BD[held_B], strict=True):
-                total[place] = total.get(place, torch.zeros_like(sum_D)) + sum_D
-                steps[place] = steps.get(place, 0) + 1
-    return {place: sum_D / steps[place] for place, sum_D in total.items()}
+            yield rows_B[held_B], view.opened[step].double().flatten(1)[held_B]

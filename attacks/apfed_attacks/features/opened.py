@@ -1,0 +1,58 @@
+"""The sums of gradients that an active opened, as attacks of its own read them.
+
+Letters: N rows, B rows of a batch, D numbers of a representation.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from apfed_attacks.view import AdversaryView, Observed, batches
+
+_SMALLEST_BATCH = 2
+
+
+def why_no_gradients(view: AdversaryView) -> str | None:
+    """Return why the active receives no sum of gradients; None: it does."""
+    if view.description.opens != "gradients":
+        return f"{view.description}: the active receives no sum of gradients"
+    return None
+
+
+def why_none_kept(view: AdversaryView) -> str | None:
+    """Return why the recording holds no opened sum; None: it holds some."""
+    if any(opened_batches(view, epoch) for epoch in view.epochs):
+        return None
+    return (
+        "the recording holds no sum as the active decoded it; set transcript.keep to "
+        "first_and_last or all"
+    )
+
+
+def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
+    """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
+    return [
+        (step, rows_B, h_BD)
+        for step, rows_B, h_BD in batches(view, epoch)
+        if step in view.opened and len(rows_B) >= _SMALLEST_BATCH
+    ]
+
+
+def average_rows(parts: Iterable[tuple[Tensor, Tensor]]) -> Observed | None:
+    """Return the mean of each row's numbers over all parts; None: no part has a row.
+
+    Args:
+        parts: rows (B,) by position, and their numbers (B, D).
+    """
+    total: dict[int, Tensor] = {}
+    steps: dict[int, int] = {}
+    for rows_B, values_BD in parts:
+        for place, row_D in zip(rows_B.tolist(), values_BD, strict=True):
+            total[place] = total.get(place, torch.zeros_like(row_D)) + row_D
+            steps[place] = steps.get(place, 0) + 1
+    if not total:
+        return None
+    positions = sorted(total)
+    means_ND = torch.stack([total[place] / steps[place] for place in positions])
+    return Observed(torch.tensor(positions), means_ND)
