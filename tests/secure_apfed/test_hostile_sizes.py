@@ -487,7 +487,8 @@ def test_the_spread_of_a_large_batch_is_read_in_parts(monkeypatch: pytest.Monkey
     whole = release.spread_of(z_BD)
     gave, peak = in_a_child(lambda: release.spread_of(torch.ones(8_000, 2)))
     assert gave < 1e-6
-    assert peak < 300 * MiB, "all pairs take 770 MB"
+    # Pages of PyTorch's library that the child is the first to touch count, too: up to 220 MB.
+    assert peak < 500 * MiB, "all pairs take 770 MB"
     monkeypatch.setattr(release, "_MOST_PAIRS", 130)
     assert release.spread_of(z_BD) == pytest.approx(whole, rel=1e-6)
 
