@@ -1,7 +1,9 @@
 """The settings under which methods are shown: by the main job, studies of gains, and examples.
 
-They were chosen on development sets (digits, handwritten numerals, breast cancer, wine), never on
-test rows of a table that is reported. `tests/experiments/test_shown.py` holds the main job's files
+They were chosen on development sets (digits, handwritten numerals, breast cancer, wine), test rows
+included, so figures of these sets are figures of development. None was chosen by figures of the
+public tables in docs/tell-nothing.md.
+`tests/experiments/test_shown.py` holds the main job's files
 against them, and tests that none of them shows a method undertrained.
 """
 
