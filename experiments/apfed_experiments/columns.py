@@ -101,6 +101,14 @@ def share_of_rows(form: str = ".1f") -> Form:
     return within(form, scale=100, least=0.0, most=1.0)
 
 
+ACCURACY_SHARE = Column(
+    name="accuracy",
+    title="accuracy %",
+    form=share_of_rows(),
+    keys=("accuracy", "accuracy_low", "accuracy_high"),
+)
+
+
 def difference_of_shares(form: str = "+.1f") -> Form:
     """Return how a difference of two accuracies is written in points."""
     return within(form, scale=100, least=-1.0, most=1.0)

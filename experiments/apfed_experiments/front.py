@@ -5,12 +5,15 @@ features, by means over the seeds. Only lines with both figures take part: a lin
 attacked is neither on the front nor dominated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
 from apfed_experiments.summary import Interval
+
+PointT = TypeVar("PointT")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +28,26 @@ class FrontLine:
     name: str
     gain: Interval
     read: Interval
+
+
+def find_front(
+    points: Iterable[PointT],
+    *,
+    read: Callable[[PointT], float],
+    worth: Callable[[PointT], float],
+) -> list[PointT]:
+    """Return the points that no other beats in both, the least read first.
+
+    Of points that are equal in both, one stays.
+
+    Args:
+        read: what is read at a point; less is better. worth: more is better.
+    """
+    front: list[PointT] = []
+    for point in sorted(points, key=lambda point: (read(point), -worth(point))):
+        if not front or worth(point) > worth(front[-1]):
+            front.append(point)
+    return front
 
 
 def find_dominating(line: FrontLine, lines: Sequence[FrontLine]) -> FrontLine | None:
@@ -68,9 +91,8 @@ def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture
     """Draw gain against features read, the front as a line."""
     with drawing(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
-        front = sorted(
-            (line for line in lines if find_dominating(line, lines) is None),
-            key=lambda line: line.read.mean,
+        front = find_front(
+            lines, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean
         )
         axes.plot(
             [line.read.mean for line in front],

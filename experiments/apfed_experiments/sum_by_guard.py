@@ -16,11 +16,11 @@ import pandas as pd
 
 from apfed_attacks.headlines import NOT_ATTACKED, Direction
 from apfed_experiments.columns import (
+    ACCURACY_SHARE,
     EPSILON,
     Column,
     Table,
     missing_leak,
-    share_of_rows,
     shown,
     stored,
     write_text,
@@ -89,12 +89,7 @@ COLUMNS = (
     Column(name="objectives", title="objectives"),
     Column(name="sum", title="secure sum"),
     Column(name="guard", title="guard"),
-    Column(
-        name="accuracy",
-        title="accuracy %",
-        form=share_of_rows(),
-        keys=("accuracy", "accuracy_low", "accuracy_high"),
-    ),
+    ACCURACY_SHARE,
     EPSILON,
     *(shown(key, title) for key, title in _TITLES.items()),
     *stored("readings"),

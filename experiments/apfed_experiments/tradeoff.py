@@ -39,6 +39,7 @@ from apfed_experiments.columns import (
     write_text,
 )
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing, inches_of
+from apfed_experiments.front import find_front
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
 from apfed_experiments.shown import JOINT_TRAINING
@@ -334,12 +335,11 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
 def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
     """Return the points that no other beats in both accuracy and advantage, least leaking first."""
     shown = [row for row in rows if target in row["leakage"] and not row["reference"]]
-    shown.sort(key=lambda row: (row["leakage"][target].advantage.mean, -row["accuracy"].mean))
-    front: list[Row] = []
-    for row in shown:
-        if not front or row["accuracy"].mean > front[-1]["accuracy"].mean:
-            front.append(row)
-    return front
+    return find_front(
+        shown,
+        read=lambda row: row["leakage"][target].advantage.mean,
+        worth=lambda row: row["accuracy"].mean,
+    )
 
 
 _STORED = stored(

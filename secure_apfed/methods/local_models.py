@@ -35,7 +35,7 @@ from secure_apfed.measures import Scored
 from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.models import WithFeatures
 from secure_apfed.seeds import one_thread
-from secure_apfed.settings.training import LastInput
+from secure_apfed.settings.training import LAST_INPUTS, LastInput
 from secure_apfed.solo import (
     MOST_APART,
     TEACHERS,
@@ -59,7 +59,6 @@ _MOST: Mapping[Combine, int | None] = MappingProxyType(
 )
 """How many models are averaged, the best by held-out labels; None: all."""
 Input: TypeAlias = Literal["x", "h", "x and h"]
-LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,8 @@ class _Read:
     rows: int
 
     @classmethod
-    def from_received(cls, task: SoloTask, received_UD: FloatArray) -> Self:
-        """Put the sums that came back for the rows of a task beside their features."""
-        answered = np.flatnonzero(np.isfinite(received_UD).all(axis=1))
+    def from_received(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
+        """Put the sums that came back for these rows of a task beside their features."""
         own = task.pick(answered)
         beside_TC = np.hstack([_standardise(own.features), _standardise(received_UD[answered])])
         return cls(
@@ -141,7 +140,7 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
     answered_labels = task.labels[np.isin(task.labelled, answered)]
     if len(np.unique(answered_labels)) < LEAST_CLASSES:
         return []
-    read = _Read.from_received(task, received_UD)
+    read = _Read.from_received(task, received_UD, answered)
     parts = held_out(task.labels, FOLDS, task.seed)
     teachings: list[_Teaching] = []
     for baseline in list_local_models():

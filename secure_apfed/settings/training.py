@@ -194,6 +194,7 @@ ObjectiveSettings = Annotated[
 
 
 LastInput: TypeAlias = Literal["x", "h", "x_and_h", "pupils"]
+LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
 
 
 class TrainSettings(Settings):
@@ -260,7 +261,7 @@ class TrainSettings(Settings):
     ] = "joint"
     local_models: Annotated[
         tuple[LastInput, ...], Field(min_length=1, max_length=4), THE_ACTIVE, NOBODY
-    ] = ("x", "pupils")
+    ] = LAST_INPUTS
     combine: Annotated[Literal["mean", "mean_of_three", "best"], THE_ACTIVE, NOBODY] = (
         "mean_of_three"
     )

@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from apfed_experiments.front import FrontLine, describe_front, draw_front, find_dominating
+from apfed_experiments.front import (
+    FrontLine,
+    describe_front,
+    draw_front,
+    find_dominating,
+    find_front,
+)
 from apfed_experiments.summary import Interval
 
 
@@ -42,6 +48,15 @@ def test_a_line_is_dominated_by_more_gain_and_less_read(name: str) -> None:
 def test_equal_lines_do_not_dominate_each_other() -> None:
     equal = [line("one", 0.05, 0.1), line("another", 0.05, 0.1)]
     assert [find_dominating(each, equal) for each in equal] == [None, None]
+
+
+def test_the_front_is_the_lines_that_nobody_dominates_least_read_first() -> None:
+    front = find_front(LINES, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean)
+    assert [line.name for line in front] == [
+        "nothing, read nothing",
+        "some, read little",
+        "much, read much",
+    ]
 
 
 def test_the_front_is_named_and_each_dominated_line_with_who_beats_it() -> None:

@@ -224,9 +224,7 @@ def chosen(
     seed: int,
 ) -> Weights:
     """Fit by the choice that predicts held-out training rows best, on all training rows."""
-    held = round(_HELD_OUT * len(rows))
-    judged = rows[:held]
-    others = rows[held:]
+    judged, others = hold_out(rows)
     labels_B = numerals.labels_N[judged]
     found = []
     for choice in choices:
@@ -236,13 +234,23 @@ def chosen(
     return fit(numerals, places, rows, best, seed)
 
 
-def measure_views(*, seed: int) -> Figures:
-    """Tables 1 and 2, and MMVFL, of one cut into training and test rows."""
+def hold_out(rows: Rows) -> tuple[Rows, Rows]:
+    """Return the rows that choose, and those that train."""
+    held = round(_HELD_OUT * len(rows))
+    return rows[:held], rows[held:]
+
+
+def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
+    """Return the numerals, and their test and training rows by this seed."""
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     numerals = Numerals(*aligned_views(data))
     order = np.random.default_rng(seed).permutation(len(numerals.labels_N))
-    test = order[:_TEST]
-    train = order[_TEST:]
+    return numerals, order[:_TEST], order[_TEST:]
+
+
+def measure_views(*, seed: int) -> Figures:
+    """Tables 1 and 2, and MMVFL, of one cut into training and test rows."""
+    numerals, test, train = cut_numerals(seed)
     every = tuple(range(len(_VIEWS)))
     sets = [every, *combinations(every, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
@@ -279,13 +287,10 @@ def measure_views(*, seed: int) -> Figures:
 
 def measure_clients(*, seed: int) -> Figures:
     """Measure Table 2's clients without the others, of the same cut: the mean of the four."""
-    data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
-    numerals = Numerals(*aligned_views(data))
-    order = np.random.default_rng(seed).permutation(len(numerals.labels_N))
-    test = order[:_TEST]
+    numerals, test, train = cut_numerals(seed)
     every = tuple(range(len(_VIEWS)))
     found = []
-    for own in deal(order[_TEST:]):
+    for own in deal(train):
         weights = chosen(fit_alone, numerals, every, own, _FEDMV, seed)
         found.append(accuracy(scores(numerals, every, test, weights), numerals.labels_N[test]))
     return {"MV w/o FL": float(np.mean(found))}
@@ -390,19 +395,15 @@ def measure_sequences(*, seed: int) -> Figures:
     """Table 3, and V-FedMV, of one cut: each line by the learning rate that held-out training rows
     choose, which nobody learns from here.
     """
-    data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
-    views, labels_N = aligned_views(data)
-    order = np.random.default_rng(seed).permutation(len(labels_N))
-    test = order[:_TEST]
-    train = order[_TEST:]
-    held = round(_HELD_OUT * len(train))
-    judged = train[:held]
-    rows = train[held:]
-    cut = [cut_into_steps(x, _SEQUENCES[name]) for x, name in zip(views, _VIEWS, strict=True)]
+    numerals, test, train = cut_numerals(seed)
+    judged, rows = hold_out(train)
+    cut = [
+        cut_into_steps(x, _SEQUENCES[name]) for x, name in zip(numerals.views, _VIEWS, strict=True)
+    ]
     best: dict[str, tuple[float, float]] = {}
     for rate in _RATES:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
-        sequences = Sequences(cut, labels_N, training, seed)
+        sequences = Sequences(cut, numerals.labels_N, training, seed)
         for name, held_out, tested in _lines_of(sequences, rows, judged, test):
             # Of equal ones the first stays: test rows choose nothing.
             if name not in best or held_out > best[name][0]:
