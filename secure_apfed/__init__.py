@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ConfigError,
         FewRowsWarning,
         ModelError,
+        NarrowTableWarning,
         NoHelpWarning,
         PromiseError,
     )
@@ -60,6 +61,7 @@ __all__ = [
     "Links",
     "LocalEnd",
     "ModelError",
+    "NarrowTableWarning",
     "NoGuard",
     "NoHelpWarning",
     "PrivacyLedger",
@@ -96,6 +98,7 @@ _HOME: dict[str, str] = {
             "ConfigError",
             "FewRowsWarning",
             "ModelError",
+            "NarrowTableWarning",
             "NoHelpWarning",
             "PromiseError",
         ),

@@ -11,6 +11,7 @@ __all__ = [
     "LeftOutWarning",
     "ModelError",
     "NarrowBatchWarning",
+    "NarrowTableWarning",
     "NoHelpWarning",
     "PromiseError",
     "SuspectColumnWarning",
@@ -45,6 +46,10 @@ class LeftOutWarning(UserWarning):
 
 class NarrowBatchWarning(UserWarning):
     """A batch whose representations point in one direction: the active trained on it alone."""
+
+
+class NarrowTableWarning(UserWarning):
+    """A passive's table with so few columns that what it contributes may reveal most of them."""
 
 
 class SuspectColumnWarning(UserWarning):

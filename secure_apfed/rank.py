@@ -8,11 +8,14 @@ Run by: whoever holds the columns; it alone knows their rank. Letters: N rows, F
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from secure_apfed.errors import NarrowTableWarning
 
 if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
@@ -47,6 +50,31 @@ def count_columns(rows_NF: Tensor) -> int:
 def most_numbers(columns: int) -> int:
     """Return the most numbers a person that a party lets be summed of so many columns: half."""
     return columns // 2
+
+
+def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
+    """Warn a passive whose gradients hold more numbers of a person than half of its columns.
+
+    A gradient of APFed's losses is not linear in the columns, but what a person's sums average to
+    nearly is (docs/tell-nothing.md has what was read).
+
+    Args:
+        columns: of its table that differ; see `count_columns`.
+        numbers: of one person that it contributes at a step.
+    """
+    most = most_numbers(columns)
+    if numbers <= most:
+        return
+    advice = f"model.projection of {most:,} or less, or on secure_sum.noise"
+    if not most:
+        advice = "secure_sum.noise, or take no part"
+    warnings.warn(
+        f"{party}: its gradients have {numbers:,} numbers of a person, and its table has "
+        f"{columns:,} column{'' if columns == 1 else 's'} that differ: the active can learn most "
+        f"of them from the sums. Agree on {advice}",
+        NarrowTableWarning,
+        stacklevel=2,
+    )
 
 
 def describe_rank(numbers: float, columns: int | None) -> str:

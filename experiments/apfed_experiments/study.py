@@ -41,7 +41,13 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
 from secure_apfed.data.encoding import ColumnEncoding, FeatureEncoding, ImageEncoding
-from secure_apfed.errors import ApfedError, CheckpointError, DataError, NoHelpWarning
+from secure_apfed.errors import (
+    ApfedError,
+    CheckpointError,
+    DataError,
+    NarrowTableWarning,
+    NoHelpWarning,
+)
 from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
 from secure_apfed.measures import MEASURES
 from secure_apfed.runs.folder import RunFolder, read_scored, read_tested, resumable
@@ -272,6 +278,7 @@ def _alone_on_a_thread(folder: Path) -> Iterator[None]:
     with one_thread(), warnings.catch_warnings(), fits_kept_by(fits_beside(folder)):
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
+        warnings.simplefilter("ignore", NarrowTableWarning)  # and what attacks read
         yield
 
 

@@ -98,6 +98,7 @@ from secure_apfed.objectives import OBJECTIVES
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
+from secure_apfed.rank import count_columns, warn_if_narrow
 from secure_apfed.seeds import draws_nothing, seeded
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
@@ -841,6 +842,9 @@ class Apfed(SumMethod, SingleView):
             people=len(rows), held_N=held_N, repeatable=True
         )
         defences = defences_of(own, "contributions")
+        if sum_end.noise is None and not defences:
+            columns = count_columns(table.features[rows[held_N]])
+            warn_if_narrow(own.name, columns, math.prod(shape))
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
 
 

@@ -193,8 +193,8 @@ NO_CHANNEL = {
     "errors": (
         "PromiseError "
         "ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError DataError "
-        "FewRowsWarning LocalProtocolError ModelError NoHelpWarning PartyLeftError "
-        "RemoteProtocolError UnsafeChoiceWarning"
+        "FewRowsWarning LocalProtocolError ModelError NarrowTableWarning NoHelpWarning "
+        "PartyLeftError RemoteProtocolError UnsafeChoiceWarning"
     ),
     "carries bytes": (
         "Conversation Envelope Identity InMemory Linked Links Outgoing ResumableLink SealedLink "

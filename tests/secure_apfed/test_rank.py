@@ -1,8 +1,11 @@
 """What opened numbers tell of columns: counted, refused, said, and measured over all methods."""
 
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +22,13 @@ from apfed_attacks.view import Knowledge, opened_epochs, opened_sums
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import View
-from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.errors import ConfigError, ModelError, NarrowTableWarning
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.models import Projection
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.rank import count_columns, describe_rank, most_numbers
+from secure_apfed.rank import count_columns, describe_rank, most_numbers, warn_if_narrow
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run_in_memory
 from secure_apfed.seeds import seeded
@@ -406,3 +409,57 @@ def test_every_method_says_how_many_numbers_it_opens(method: str) -> None:
     opens = config.method.sums_representations or config.method.decomposes
     opens = opens or config.method.averages == "pseudo-labels"
     assert 0 < numbers < math.inf if opens else numbers in (0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("columns", "numbers", "advice"),
+    [
+        (10, 16, "model.projection of 5 or less"),
+        (10, 6, "model.projection of 5 or less"),
+        (2, 2, "model.projection of 1 or less"),
+        (1, 1, "1 column that differ: .*secure_sum.noise, or take no part"),
+        (0, 4, "0 columns that differ: .*secure_sum.noise, or take no part"),
+    ],
+)
+def test_a_passive_with_few_columns_is_warned(columns: int, numbers: int, advice: str) -> None:
+    with pytest.warns(NarrowTableWarning, match=f"shop: .*{advice}"):
+        warn_if_narrow("shop", columns, numbers)
+
+
+@pytest.mark.parametrize(("columns", "numbers"), [(10, 5), (11, 5), (2, 1), (784, 64)])
+def test_a_passive_with_many_columns_is_not_warned(columns: int, numbers: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_narrow("shop", columns, numbers)
+
+
+PROTECTED: Mapping[str, dict[str, Any]] = {
+    "noise under the sum": {
+        "secure_sum": {
+            "scheme": "plain",
+            "masks": "pairwise",
+            "clip": 1.0,
+            "noise": {"epsilon": 8.0},
+        }
+    },
+    "few numbers": {"model": {"hidden": [8], "representation": 4, "projection": 2}},
+}
+
+
+@pytest.mark.parametrize("method", ["apfed_r", "apfed_c", "apfed"])
+def test_a_run_warns_passives_whose_gradients_are_as_wide_as_their_tables(
+    method: str, tmp_path: Path
+) -> None:
+    wide = {"hidden": [8], "representation": 64, "projection": 16}
+    config = small_config(method, model=wide, train={"epochs": 1, "batch_size": 64})
+    with pytest.warns(NarrowTableWarning, match="passive-1: its gradients have 16 numbers"):
+        run_in_memory(config, tmp_path)
+
+
+@pytest.mark.parametrize("kind", PROTECTED)
+def test_a_run_that_protects_them_does_not(kind: str, tmp_path: Path) -> None:
+    train = {"epochs": 1, "batch_size": 64}
+    config = small_config("apfed_r", **{"train": train, **PROTECTED[kind]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NarrowTableWarning)
+        run_in_memory(config, tmp_path)
