@@ -145,6 +145,14 @@ _AFTER: Mapping[str, str] = {"apfed_r-after": "apfed_r", "apfed_c-after": "apfed
 """APFed whose exchange uses no label, by its method; local models learn the labels afterwards."""
 _AFTER_MIXED: Mapping[str, str] = {f"{name}-mixed-rows": name for name in _AFTER}
 """The same where the passives' rows are of other people: what is left is no help of theirs."""
+_NOISED = "apfed_r-after-noise"
+"""Labels after, epsilon_x 1, and noise under the sum: a case's epsilon bounds a passive's row."""
+_NOISED_MIXED = f"{_NOISED}-mixed-rows"
+_ONE_EPOCH: Mapping[str, Any] = {
+    **LABELS_AFTER,
+    "train": {**LABELS_AFTER["train"], "epochs": 1, "evaluate_every": 1},
+}
+"""Each row is answered once, so that its noise is the least that an epsilon allows."""
 _GUARDED: Mapping[str, str] = {
     **_GUARDS,
     **dict.fromkeys((*_AFTER, *_AFTER_MIXED), "frozen_gaussian"),
@@ -169,6 +177,7 @@ _CONTROLS = {
     "apfed_r": _LAMBDA_0,
     **dict.fromkeys(_GUARDS, _BOUNDED),
     **{name: mixed for mixed, name in _AFTER_MIXED.items()},
+    _NOISED: _NOISED_MIXED,
 }
 """Of other methods it is no help."""
 _CODED = {"network": "cross_view", "random_features": 1000}
@@ -210,6 +219,7 @@ _METHODS: Mapping[str, dict[str, Any]] = {
     **{name: {"method": {"name": "apfed_r"}} for name in _GUARDS},
     **{name: {"method": {"name": method}} for name, method in _AFTER.items()},
     **{name: {"method": {"name": _AFTER[of]}} for name, of in _AFTER_MIXED.items()},
+    **{name: {"method": {"name": "apfed_r"}} for name in (_NOISED, _NOISED_MIXED)},
     **{name: {"method": {"name": "apfed_c"}} for name in (_LAMBDA_0, _BOUNDED)},
     **{
         name: {"method": {"name": _CODE}, "model": _CODED, "train": {"epochs": 1}}
@@ -304,7 +314,7 @@ class GainCase:
     @property
     def control(self) -> "GainCase":
         method = _CONTROLS.get(self.method, _NO_HELP)
-        has_noise = method == _MIXED or method in _AFTER_MIXED
+        has_noise = method in (_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
         return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
     def point(self, folder: Path) -> Point:
@@ -315,7 +325,7 @@ class GainCase:
             figures_only=True,
             alone=self.alone,
             known=self.of.known,
-            mixed=self.method in (_MIXED, _WIDE_MIXED, *_AFTER_MIXED),
+            mixed=self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED),
         )
 
     @property
@@ -323,6 +333,8 @@ class GainCase:
         """Return the settings of training of methods that train a network of the run's own."""
         if self.method in (*_AFTER, *_AFTER_MIXED):
             return LABELS_AFTER
+        if self.method in (_NOISED, _NOISED_MIXED):
+            return _ONE_EPOCH
         if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
             return self.of.network
         return {}
@@ -347,7 +359,9 @@ class GainCase:
             settings["train"] = {**settings["train"], "max_gradient_norm": 1.0}
         if self.method == _TEACHER_SUM:  # a bound of 1 cuts what linear networks make
             settings["secure_sum"] = {**settings["secure_sum"], "clip": 8.0}
-        if self.epsilon is not None and self.method in (_CODE, _MIXED):
+        if self.method in (_NOISED, _NOISED_MIXED):
+            settings["guard"] = {**usual["guard"], "mechanism": "frozen_gaussian", "epsilon": 1.0}
+        if self.epsilon is not None and self.method in (_CODE, _MIXED, _NOISED, _NOISED_MIXED):
             settings["secure_sum"] = {
                 **settings["secure_sum"],
                 "noise": {"epsilon": self.epsilon},
@@ -427,6 +441,12 @@ def _cases() -> dict[str, GainCase]:
         *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
         *((method, "wine", 9, 1.0) for method in _AFTER),
         *(("apfed_r-after", data, 50, epsilon) for data in _DEVELOPED for epsilon in (0.1, 8.0)),
+        *((_NOISED, data, 50, None) for data in _DEVELOPED),
+        *(
+            (_NOISED, data, 50, epsilon)
+            for data in _DEVELOPED
+            for epsilon in (4.0, 8.0, 16.0, 32.0)
+        ),
         *((_CODE, data, n, None) for data in ("digits", "handwritten-zer") for n in (20, 50, 200)),
         *((_CODE, f"handwritten-{view}", 50, None) for view in ("fou", "kar", "mor")),
         *(
