@@ -273,10 +273,10 @@ def _told(settings: Any) -> dict[str, str]:
 
 def bench(what: str) -> str:
     """Return a table of a bench, of the cases that are like a glob, if there is one."""
-    from apfed_bench.table import block, read_measured
+    from apfed_bench.table import format_bench, load_measurement
 
     name, _, only = what.partition("/")
-    return block(read_measured(DOCS / f"performance/{name}.json"), only or "*")
+    return format_bench(load_measurement(DOCS / f"performance/{name}.json"), only or "*")
 
 
 def difference(what: str) -> str:

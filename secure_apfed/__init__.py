@@ -13,7 +13,7 @@ import apfed_protocols
 
 if TYPE_CHECKING:
     from apfed_protocols import *  # noqa: F403
-    from secure_apfed.alignment import canonical_ids, intersection
+    from secure_apfed.alignment import canonical_ids, make_intersection
     from secure_apfed.alignment.records import AlignmentHistory
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
         PromiseError,
     )
     from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
-    from secure_apfed.exchange import Envelope, InMemory, Links, Transcript
+    from secure_apfed.exchange import Envelope, InMemoryNetwork, Links, Transcript
     from secure_apfed.exchange.peer_link import open_link
-    from secure_apfed.exchange.resumable_link import Linked, ResumableLink
+    from secure_apfed.exchange.resumable_link import LinkTransport, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
     from secure_apfed.frames import run_frames
     from secure_apfed.privacy.accountants import calibrate_sigma
@@ -55,9 +55,9 @@ __all__ = [
     "Envelope",
     "FewRowsWarning",
     "GaussianGuard",
-    "InMemory",
+    "InMemoryNetwork",
     "LabelResponse",
-    "Linked",
+    "LinkTransport",
     "Links",
     "LocalEnd",
     "ModelError",
@@ -77,11 +77,11 @@ __all__ = [
     "calibrate_sigma",
     "canonical_ids",
     "check_row_wise",
-    "intersection",
     "load_config",
     "load_model",
     "load_recording",
     "make_guard",
+    "make_intersection",
     "measure_worth",
     "open_link",
     "predict_jointly",
@@ -104,7 +104,7 @@ _HOME: dict[str, str] = {
         ),
         "errors",
     ),
-    **dict.fromkeys(("canonical_ids", "intersection"), "alignment"),
+    **dict.fromkeys(("canonical_ids", "make_intersection"), "alignment"),
     "AlignmentHistory": "alignment.records",
     "LabelResponse": "privacy.randomised_response",
     **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "estimator"),
@@ -112,8 +112,8 @@ _HOME: dict[str, str] = {
     "AlignmentSettings": "settings.alignment",
     "Config": "config",
     "load_config": "config.file",
-    **dict.fromkeys(("Envelope", "InMemory", "Links", "Transcript"), "exchange"),
-    **dict.fromkeys(("Linked", "ResumableLink"), "exchange.resumable_link"),
+    **dict.fromkeys(("Envelope", "InMemoryNetwork", "Links", "Transcript"), "exchange"),
+    **dict.fromkeys(("LinkTransport", "ResumableLink"), "exchange.resumable_link"),
     "LocalEnd": "exchange.sealed_connection",
     "open_link": "exchange.peer_link",
     **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),

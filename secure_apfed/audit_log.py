@@ -37,7 +37,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import Identity, verify
+from apfed_protocols.seal import Identity, verify_signature
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind
@@ -196,7 +196,7 @@ Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Ende
 _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
 
 
-def _parse(body: bytes, *, path: Path, number: int) -> Line:
+def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
     """Read what stands behind the chain in a line."""
     try:
         return _EVENTS.validate_json(b"{" + body)
@@ -219,7 +219,7 @@ def _require_format(body: bytes, *, path: Path, number: int) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(line, dict) and line.get("event") == "opened":
-        AUDIT_LOG.read_number(f"{path}, line {number}", line)
+        AUDIT_LOG.parse_format_number(f"{path}, line {number}", line)
 
 
 class _Chain:
@@ -233,36 +233,36 @@ class _Chain:
         self.torn = b""
         self.newline = True
 
-    def line(self, written: Line) -> bytes:
+    def encode_line(self, written: Line) -> bytes:
         """Return the bytes of the next line; `wrote` confirms that the file holds it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
-        return _BEGINNING + self._next(body).hex().encode() + _BETWEEN + body + b"\n"
+        return _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN + body + b"\n"
 
-    def wrote(self, line: bytes) -> None:
+    def confirm_line(self, line: bytes) -> None:
         """Go on from a line that the file holds now."""
         self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
         self.size += len(line)
         self.lines += 1
 
-    def follow(self, file: BufferedReader) -> Iterator[bytes]:
+    def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
         """Go through a log; yields what stands behind the chain in each line."""
         while line := file.readline(_MOST_LINE + 1):
             if len(line) > _MOST_LINE:
-                raise self._broken(f"is longer than {_MOST_LINE} bytes")
+                raise self._make_error(f"is longer than {_MOST_LINE} bytes")
             body = line.removesuffix(b"\n")[_BODY_AT:]
-            if line[:_BODY_AT] != _BEGINNING + self._next(body).hex().encode() + _BETWEEN:
+            if line[:_BODY_AT] != _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN:
                 if not _is_torn(line):
-                    raise self._broken("is not chained to what stands before it")
+                    raise self._make_error("is not chained to what stands before it")
                 self.torn = line
                 return
-            self.wrote(line)
+            self.confirm_line(line)
             self.newline = line.endswith(b"\n")
             yield body
 
-    def _next(self, body: bytes) -> bytes:
+    def _hash_body(self, body: bytes) -> bytes:
         return hashlib.sha256(self.head + body).digest()
 
-    def _broken(self, why: str) -> CheckpointError:
+    def _make_error(self, why: str) -> CheckpointError:
         last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
         return CheckpointError(
             f"{self._path}: line {self.lines + 1} {why}: the log was altered or damaged there, and "
@@ -284,7 +284,7 @@ def _is_torn(line: bytes) -> bool:
 class CounterSource(Protocol):
     """A source of this party's counters and how far they counted; see `secure_apfed.counters`."""
 
-    def changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
         """Return name, number, origin and digest of each counter that counted since the last call.
 
         Args:
@@ -294,7 +294,7 @@ class CounterSource(Protocol):
             CheckpointError: a counter is gone, or counts less than before.
         """
 
-    def witness(self, lines: int, head: str) -> None:
+    def write_witness(self, lines: int, head: str) -> None:
         """Write down, beside the log, how many lines it has and its last chain."""
 
 
@@ -329,24 +329,24 @@ class AuditLog:
         self._chain = _Chain(path)
         self._file = open_regular(path, create=True)
         try:
-            cut = self._follow()
+            cut = self._verify_file()
             own = identity.public.hex()
             known = {name: key.hex() for name, key in peers.items()}
-            self._write(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
+            self._write_line(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
             self._note_counters(saved=True)
-            self._witness()
+            self._sync_witness()
         except BaseException:
             os.close(self._file)
             raise
 
-    def _follow(self) -> int:
+    def _verify_file(self) -> int:
         """Verify what is there; return how many bytes of a torn line were cut off."""
         chain = self._chain
         with os.fdopen(os.dup(self._file), "rb") as file:
-            for body in chain.follow(file):
+            for body in chain.iter_bodies(file):
                 if chain.lines > 1:
                     continue
-                first = _parse(body, path=self.path, number=1)
+                first = _parse_line(body, path=self.path, number=1)
                 whose = first.party if isinstance(first, Opened) else "nobody"
                 if not isinstance(first, Opened) or whose != self._party:
                     raise CheckpointError(
@@ -364,7 +364,7 @@ class AuditLog:
             chain.size += os.write(self._file, b"\n")
         return len(chain.torn)
 
-    def sent(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """See `LinkObserver`; on return the line outlives this process.
 
         Raises:
@@ -373,37 +373,39 @@ class AuditLog:
         self._note_counters(saved=False)
         epsilon = self._epsilon_of(envelope.payload)
         figure = None if epsilon is None else self._meter.promise.figure
-        fields = {**_fields(envelope), "epsilon": epsilon, "figure": figure}
+        fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
         self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
 
-    def received(self, envelope: Envelope, frame: bytes) -> None:
-        fields = _fields(envelope)
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        fields = _describe_envelope(envelope)
         self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
 
-    def refused(self, sender: str, frame: bytes) -> None:
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
         self._write_frame(Refused, frame, peer=sender)
 
     def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
         # They were checked when the envelope was made.
         digest = hashlib.sha256(frame).hexdigest()
-        self._write(
+        self._write_line(
             line.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
         )
 
-    def agreed(self, contract: Contract) -> None:
+    def note_contract(self, contract: Contract) -> None:
         """Note the contract of a session, which all have signed."""
         resumes = contract.resumes.step if contract.resumes else None
         session = contract.session
         digest = contract.digest.hex()
-        self._write(Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes))
+        self._write_line(
+            Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes)
+        )
 
-    def restarted(self, restart: Restarted) -> None:
+    def note_restart(self, restart: Restarted) -> None:
         """Note that the operator let a counter go on by name."""
-        self._write(restart)
+        self._write_line(restart)
 
-    def ended(self, end: Ended) -> None:
+    def note_end(self, end: Ended) -> None:
         """Note that the party ended the project in its folder."""
-        self._write(end)
+        self._write_line(end)
 
     def sync(self) -> None:
         """Return once all lines are on the disk."""
@@ -414,7 +416,7 @@ class AuditLog:
                 f"{self.path} was removed, or is written to by another process; restore it from "
                 "a copy, and give each run a folder of its own"
             )
-        self._witness()
+        self._sync_witness()
 
     def close(self) -> None:
         """Sign all lines so far, and let go of the file."""
@@ -423,24 +425,24 @@ class AuditLog:
                 self._note_counters(saved=False)
             finally:
                 signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
-                self._write(Signed(at=self._clock(), signature=signature.hex()))
-                self._witness()
+                self._write_line(Signed(at=self._clock(), signature=signature.hex()))
+                self._sync_witness()
         finally:
             os.close(self._file)
 
     def _note_counters(self, *, saved: bool) -> None:
         """Write a line for each counter that counted since the last line of its own."""
-        changes = self._counters.changes(saved=saved) if self._counters else ()
+        changes = self._counters.list_changes(saved=saved) if self._counters else ()
         for name, number, origin, digest in changes:
-            self._write(
+            self._write_line(
                 Counted(at=self._clock(), counter=name, number=number, origin=origin, digest=digest)
             )
 
-    def _witness(self) -> None:
+    def _sync_witness(self) -> None:
         """Bring all lines to the disk, then let the counters' own file say how many there are."""
         os.fsync(self._file)
         if self._counters:
-            self._counters.witness(self._chain.lines, self._chain.head.hex())
+            self._counters.write_witness(self._chain.lines, self._chain.head.hex())
 
     def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
         """Return the epsilon of all releases so far if this payload is one, else None.
@@ -457,18 +459,18 @@ class AuditLog:
         epsilon = self._meter.promise.epsilon
         return "inf" if epsilon == float("inf") else epsilon
 
-    def _write(self, written: Line) -> None:
-        line = self._chain.line(written)
+    def _write_line(self, written: Line) -> None:
+        line = self._chain.encode_line(written)
         try:
             if os.write(self._file, line) != len(line):
                 raise OSError(f"{self.path}: the disk took only part of a line")
         except OSError:
             os.ftruncate(self._file, self._chain.size)
             raise
-        self._chain.wrote(line)
+        self._chain.confirm_line(line)
 
 
-def _fields(envelope: Envelope) -> dict[str, Any]:
+def _describe_envelope(envelope: Envelope) -> dict[str, Any]:
     return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
 
 
@@ -528,7 +530,7 @@ class Summary:
         return tuple(self._flows.values())
 
     @property
-    def signed(self) -> bool:
+    def has_final_signature(self) -> bool:
         return not self.unsigned and not self.torn
 
     def as_json(self) -> dict[str, Any]:
@@ -540,25 +542,25 @@ class Summary:
             **plain,
             "counters": counters,
             "restarts": restarts,
-            "signed": self.signed,
+            "signed": self.has_final_signature,
             "flows": list(flows),
             "ended": self.ended and self.ended.model_dump(mode="json"),
         }
 
-    def add(self, number: int, line: Line, *, before: bytes) -> None:
+    def count_line(self, number: int, line: Line, *, before: bytes) -> None:
         """Count a line; `before` is the chain before it."""
         self.lines = number
         self.last_at = line.at
         self.unsigned += 1
         if isinstance(line, Opened):
-            self._open(number, line)
+            self._note_opening(number, line)
         elif isinstance(line, Signed):
             self._check_signature(number, line, before)
             self.unsigned = 0
         elif isinstance(line, Frame | Refused):
-            self._count(number, line)
+            self._count_frame(number, line)
         elif isinstance(line, Counted):
-            self._note(number, line)
+            self._note_counter(number, line)
         elif isinstance(line, Restarted):
             self.counters.pop(line.counter, None)
             self.restarts.append(line)
@@ -567,14 +569,14 @@ class Summary:
         else:
             self.agreed += 1
 
-    def _note(self, number: int, line: Counted) -> None:
+    def _note_counter(self, number: int, line: Counted) -> None:
         if line.counter not in self.counters and len(self.counters) >= _MOST_COUNTERS:
-            raise self._unfit(number, f"names more than {_MOST_COUNTERS} counters in all")
+            raise self._make_error(number, f"names more than {_MOST_COUNTERS} counters in all")
         self.counters[line.counter] = line
 
-    def _open(self, number: int, line: Opened) -> None:
+    def _note_opening(self, number: int, line: Opened) -> None:
         if self.party not in ("", line.party):
-            raise self._unfit(number, f"is of {line.party}, those before it of {self.party}")
+            raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
         if number == 1:
             self.first_at = line.at
         self.party = line.party
@@ -583,16 +585,16 @@ class Summary:
         self.opened += 1
         self.cut += line.cut
 
-    def _count(self, number: int, line: Frame | Refused) -> None:
+    def _count_frame(self, number: int, line: Frame | Refused) -> None:
         if line.peer not in self.peers:
-            raise self._unfit(number, f"names {line.peer}, who is no peer of this party")
+            raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
         kind = line.kind if isinstance(line, Frame) else None
         if isinstance(line, Frame) and line.epsilon is not None:
             self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
             self.figure = line.figure or "epsilon_x"
         key = line.peer, line.event, kind
         if key not in self._flows and len(self._flows) >= 2 * _MOST_PEERS * len(Kind):
-            raise self._unfit(number, f"names more than {_MOST_PEERS} peers in all")
+            raise self._make_error(number, f"names more than {_MOST_PEERS} peers in all")
         flow = self._flows.setdefault(key, Flow(peer=line.peer, event=line.event, kind=kind))
         flow.envelopes += 1
         flow.size += line.size
@@ -601,33 +603,35 @@ class Summary:
         signature = bytes.fromhex(line.signature)
         public = bytes.fromhex(self.identity)
         try:
-            verify(public, signature, _PURPOSE, self.party.encode(), before, signer=self.party)
+            verify_signature(
+                public, signature, _PURPOSE, self.party.encode(), before, signer=self.party
+            )
         except RemoteProtocolError as error:
-            raise self._unfit(
+            raise self._make_error(
                 number, f"is no signature of the key {self.identity[:16]}... over what precedes it"
             ) from error
 
-    def _unfit(self, number: int, why: str) -> CheckpointError:
+    def _make_error(self, number: int, why: str) -> CheckpointError:
         return CheckpointError(
             f"{self.path}: line {number} {why}; no run writes that: ask its party for the log that "
             "its own run wrote"
         )
 
 
-def _read(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
+def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
     """Go through a log line by line, with its number from 1; `summary` counts them."""
     summary = Summary(path=path) if summary is None else summary
     chain = _Chain(path)
     with open_plain(path) as file:
         before = b""
-        for body in chain.follow(file):
-            line = _parse(body, path=path, number=chain.lines)
+        for body in chain.iter_bodies(file):
+            line = _parse_line(body, path=path, number=chain.lines)
             if chain.lines == 1 and not isinstance(line, Opened):
                 raise CheckpointError(
                     f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
                     "beginning was removed"
                 )
-            summary.add(chain.lines, line, before=before)
+            summary.count_line(chain.lines, line, before=before)
             before = chain.head
             summary.head = before.hex()
             yield chain.lines, line
@@ -636,17 +640,17 @@ def _read(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Lin
     summary.torn = len(chain.torn)
 
 
-def read_lines(path: Path) -> Iterator[Line]:
+def iter_lines(path: Path) -> Iterator[Line]:
     """Yield what each line of a log says, in order.
 
     Raises:
         CheckpointError: missing, no log, or altered from some line on.
     """
-    for _, line in _read(path):
+    for _, line in _iter_log(path):
         yield line
 
 
-def read_log(
+def summarise_log(
     path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:
     """Return what a log says; `visit` is given the number of each line and the chain there, hex.
@@ -654,7 +658,7 @@ def read_log(
     Raises CheckpointError: missing, no log, or altered from some line on.
     """
     summary = Summary(path=path)
-    for number, _ in _read(path, summary):
+    for number, _ in _iter_log(path, summary):
         visit(number, summary.head)
     return summary
 
@@ -672,14 +676,14 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
     """
     path = path / FILE_NAME if path.is_dir() else path
     summary = Summary(path=path)
-    for _ in _read(path, summary):
+    for _ in _iter_log(path, summary):
         pass
     if identity is not None and identity.lower() != summary.identity:
         raise CheckpointError(
             f"{path}: is of the identity {summary.identity}, not of {identity}: it is another "
             "party's log, or one that somebody wrote anew; ask its party which key is its own"
         )
-    if identity is not None and not summary.signed:
+    if identity is not None and not summary.has_final_signature:
         raise CheckpointError(
             f"{path}: is not signed at its end, so anybody may have written what follows its last "
             "signature; a killed process signs nothing: verify it without an identity, and compare "
@@ -742,7 +746,9 @@ def compare_logs(one: Path, other: Path) -> Comparison:
     first, second = logs
     _require_peers(first, second)
     _require_peers(second, first)
-    return Comparison(logs=logs, directions=(_direction(first, second), _direction(second, first)))
+    return Comparison(
+        logs=logs, directions=(_compare_direction(first, second), _compare_direction(second, first))
+    )
 
 
 def _require_peers(one: Summary, other: Summary) -> None:
@@ -761,12 +767,12 @@ def _require_peers(one: Summary, other: Summary) -> None:
         )
 
 
-def _direction(sender: Summary, receiver: Summary) -> Direction:
-    sent = _frames(sender.path, receiver.party, ("sent",))
+def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
+    sent = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0
     parting = None
     at = next(sent, None)
-    for _, number, got in _frames(receiver.path, sender.party, ("received", "refused")):
+    for _, number, got in _iter_frames(receiver.path, sender.party, ("received", "refused")):
         expected = at
         skipped = 0
         skipped_size = 0
@@ -782,9 +788,9 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
             lost = lost if sender.unsigned or sender.torn else ""
             parting = Parting(
                 sent_line=expected[1] if expected else None,
-                sent=_in_words(expected[2]) if expected else f"nothing more{lost}",
+                sent=_describe_frame(expected[2]) if expected else f"nothing more{lost}",
                 received_line=number,
-                received=_in_words(got),
+                received=_describe_frame(got),
             )
             break
         equal = equal + 1
@@ -807,7 +813,7 @@ def _direction(sender: Summary, receiver: Summary) -> Direction:
     )
 
 
-def _in_words(line: Frame | Refused) -> str:
+def _describe_frame(line: Frame | Refused) -> str:
     if isinstance(line, Refused):
         what = "a frame that was refused"
     else:
@@ -816,14 +822,14 @@ def _in_words(line: Frame | Refused) -> str:
     return f"{what}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
 
 
-def _frames(
+def _iter_frames(
     path: Path, peer: str, events: tuple[str, ...]
 ) -> Iterator[tuple[int, int, Frame | Refused]]:
     """Yield one direction of a link in order: which opening of the log, number of the line, the
     line.
     """
     opening = 0
-    for number, line in _read(path):
+    for number, line in _iter_log(path):
         if isinstance(line, Opened):
             opening += 1
         elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:

@@ -35,7 +35,7 @@ from secure_apfed.commands import (
     study,
 )
 from secure_apfed.errors import ApfedError
-from secure_apfed.phases import profiled
+from secure_apfed.phases import profile_phases
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
@@ -123,12 +123,12 @@ def run(
     """Align, train, protect, attack and report."""
     from secure_apfed.config.file import load_config
     from secure_apfed.files import refuse_replacing_input
-    from secure_apfed.solo.interface import fits_kept_meanwhile
+    from secure_apfed.solo.interface import cache_fits
 
     config = load_config(config_file, overrides=overrides or ())
     folder = output or Path("runs", config.name)
     if prepare:
-        _prepare(config, folder, timeout, transport, as_json=as_json)
+        _prepare_folders(config, folder, timeout, transport, as_json=as_json)
         return
     if not resume:
         refuse_replacing_input(folder / "config.yaml", "--output", config_file)
@@ -159,9 +159,9 @@ def run(
         how["baselines"] = baselines  # the active's own process measures them
     if contributions:
         how["data"] = _load_several_passives(config)
-    with fits_kept_meanwhile(), profiled() as phases:
-        result = _train(config, folder, how, as_json=as_json, json_events=json_events)
-        finished.tell(
+    with cache_fits(), profile_phases() as phases:
+        result = _run_training(config, folder, how, as_json=as_json, json_events=json_events)
+        finished.finish_run(
             config,
             result,
             baselines=baselines,
@@ -171,13 +171,13 @@ def run(
         )
 
 
-def _prepare(
+def _prepare_folders(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
     from secure_apfed.runs import folder as run_folder
     from secure_apfed.runs.local import WAYS, prepare_parties, relay_command
 
-    with run_folder.RunFolder(folder).opened(config, resume=False):
+    with run_folder.RunFolder(folder).open_for_run(config, resume=False):
         over = WAYS.get(transport.value, "tcp")
         files = prepare_parties(config, folder, timeout_s=timeout, over=over)
     relay = relay_command(files.values())
@@ -227,7 +227,7 @@ def _run_seeds(
     from apfed_experiments.several import run_seeds
     from apfed_experiments.verdict import describe_seeds
 
-    with progress.counting(f"{config.name}: seeds", quiet=as_json) as on_done:
+    with progress.show_count(f"{config.name}: seeds", quiet=as_json) as on_done:
         found = run_seeds(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
@@ -239,7 +239,7 @@ def _run_seeds(
     if as_json:
         terminal.print_json(found.as_json())
         return
-    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.rows())
+    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.list_rows())
     terminal.show_rows("\nVerdict", ("", ""), describe_seeds(found))
     terminal.show_note(found.note)
     typer.echo(folder if page is None else page)
@@ -250,9 +250,9 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
     from secure_apfed.errors import ConfigError
 
     if config.attacks:  # slow to import
-        from apfed_attacks.run import expand
+        from apfed_attacks.run import expand_choices
 
-        expand(config.attacks)
+        expand_choices(config.attacks)
     if not config.tradeoff:
         return
     try:
@@ -265,19 +265,19 @@ def _check_what_follows(config: "Config", folder: Path) -> None:
     points_of(tradeoff_of(config), folder)
 
 
-def _train(
+def _run_training(
     config: "Config", folder: Path, how: dict[str, Any], *, as_json: bool, json_events: bool
 ) -> "RunResult":
     from secure_apfed.runs.run import run
 
     try:
         if how["transport"] == "memory":
-            with progress.watching(config.name, quiet=as_json) as on_progress:
+            with progress.show_run(config.name, quiet=as_json) as on_progress:
                 return run(config, folder, on_progress=on_progress, **how)
         board = progress.Board()
-        with progress.showing(board, as_json=as_json, json_events=json_events):
-            how = {**how, "on_progress": board.tell_progress, "on_status": board.tell}
-            how["on_work"] = lambda party, work: board.tell_work(work, party)
+        with progress.show_board(board, as_json=as_json, json_events=json_events):
+            how = {**how, "on_progress": board.update_progress, "on_status": board.update_status}
+            how["on_work"] = lambda party, work: board.update_work(work, party)
             return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
@@ -306,9 +306,9 @@ def report(folder: RunFolder, as_json: AsJson = False) -> None:
 @data_app.command("list")
 def list_data(as_json: AsJson = False) -> None:
     """List the built-in data sets and how each is had."""
-    from secure_apfed.data import DATASETS, describe
+    from secure_apfed.data import DATASETS, describe_dataset
 
-    entries = [describe(dataset) for dataset in DATASETS.values()]
+    entries = [describe_dataset(dataset) for dataset in DATASETS.values()]
     if as_json:
         terminal.print_json({"datasets": entries})
         return
@@ -324,12 +324,12 @@ def show_presets(
     as_json: AsJson = False,
 ) -> None:
     """List the papers' partitions, or print one as settings of a run's file."""
-    from apfed_experiments.presets import PRESETS, preset
+    from apfed_experiments.presets import PRESETS, find_preset
     from secure_apfed.config.plain_yaml import as_yaml
     from secure_apfed.settings.data import DataSettings
 
     if name is not None:
-        given = DataSettings.model_validate(preset(name))
+        given = DataSettings.model_validate(find_preset(name))
         settings = given.model_dump(mode="json", exclude_unset=True)
         if as_json:
             terminal.print_json({"name": name, "data": settings})
@@ -353,10 +353,10 @@ def fetch_data(
     as_json: AsJson = False,
 ) -> None:
     """Download a data set from its official address and verify checksums."""
-    from secure_apfed.data import fetch
+    from secure_apfed.data import fetch_dataset
 
-    with progress.downloading(quiet=as_json) as on_progress:
-        paths = fetch(name, folder, on_progress)
+    with progress.show_downloads(quiet=as_json) as on_progress:
+        paths = fetch_dataset(name, folder, on_progress)
     if as_json:
         terminal.print_json({"name": name, "files": [str(path) for path in paths]})
         return
@@ -368,15 +368,17 @@ def fetch_data(
 
 def doctor(as_json: AsJson = False) -> None:
     """Say what is installed, what is missing, and how to get it."""
-    from secure_apfed.commands.doctor import examine, healthy
+    from secure_apfed.commands.doctor import examine_machine, is_healthy
 
-    findings = examine()
+    findings = examine_machine()
     if as_json:
-        terminal.print_json({"healthy": healthy(findings), "findings": list(map(asdict, findings))})
+        terminal.print_json(
+            {"healthy": is_healthy(findings), "findings": list(map(asdict, findings))}
+        )
     else:
         rows = [(each.state, each.name, each.value, each.remedy) for each in findings]
         terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)
-    if not healthy(findings):
+    if not is_healthy(findings):
         raise typer.Exit(1)
 
 

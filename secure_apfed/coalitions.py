@@ -45,7 +45,7 @@ class Coalition:
     alters: str = ""
     needs_threshold_below_all: bool = False
 
-    def holds(self, facts: Collection[str]) -> bool:
+    def applies_to(self, facts: Collection[str]) -> bool:
         """Return whether a run with these facts is one that the row speaks of."""
         return all(not set(facts).isdisjoint(part.split(" or ")) for part in self.when.split("; "))
 
@@ -169,33 +169,35 @@ def find_conflicts(
     """
     passives = sum(role == "passive" for role in roles.values())
     facts = facts_of(config, passives)
-    found = [row for row in COALITIONS if (row.reads or row.alters) and row.holds(facts)]
+    found = [row for row in COALITIONS if (row.reads or row.alters) and row.applies_to(facts)]
     for row in sorted(found, key=lambda row: not row.reads):
-        if row.needs_threshold_below_all and _threshold(config, passives) >= passives:
+        if row.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
             continue
-        parties = _members(row.who, roles, together, least=_passives_needed(config, row, passives))
+        parties = _list_members(
+            row.who, roles, together, least=_count_needed_passives(config, row, passives)
+        )
         if parties:
             gets = f"read {row.reads}" if row.reads else f"could alter {row.alters}"
             yield Conflict(parties=parties, who=row.who, gets=gets)
 
 
-def _passives_needed(config: RunSettings, row: Coalition, passives: int) -> int:
+def _count_needed_passives(config: RunSettings, row: Coalition, passives: int) -> int:
     """Return how many passives make up a coalition that counts them."""
     if row.who == "active and all passives but one":
         return max(1, passives - 1)
     if row.who == "aggregator and more than 2t - M - 1 passives":
-        return max(1, 2 * _threshold(config, passives) - passives)
+        return max(1, 2 * _find_threshold(config, passives) - passives)
     return 1
 
 
-def _threshold(config: RunSettings, passives: int) -> int:
+def _find_threshold(config: RunSettings, passives: int) -> int:
     """Return t, without whom recoverable masks open no sum."""
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
     return 2 * passives // 3 + 1 if may_lack(config) else passives
 
 
-def _members(
+def _list_members(
     who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
 ) -> tuple[str, ...]:
     """Return the parties of `together` that are this coalition; none where it is not covered."""

@@ -193,10 +193,10 @@ class Contract(Settings):
         names = [item.name for item in self.participants]
         if len({name.casefold() for name in names}) != len(names):
             raise ValueError(f"participants are all different, got {', '.join(names)}")
-        if set(self.passives) != set(self.names("passive")):
+        if set(self.passives) != set(self.list_names("passive")):
             raise ValueError(
-                f"terms are for the passives {', '.join(self.names('passive')) or 'none'}, got "
-                f"{', '.join(self.passives) or 'none'}"
+                f"terms are for the passives {', '.join(self.list_names('passive')) or 'none'}, "
+                f"got {', '.join(self.passives) or 'none'}"
             )
         return self
 
@@ -217,7 +217,7 @@ class Contract(Settings):
         return self.resumes.run if self.resumes else self.digest.hex()
 
     @property
-    def at_start(self) -> bool:
+    def is_at_start(self) -> bool:
         """True if no step was trained before: what is revealed once in a run is revealed now."""
         return self.resumes is None or self.resumes.step == 0
 
@@ -229,14 +229,14 @@ class Contract(Settings):
             return None
         return answered[found].passives
 
-    def names(self, role: str) -> tuple[str, ...]:
+    def list_names(self, role: str) -> tuple[str, ...]:
         """Return the names of the parties of one role, in the contract's order."""
         return tuple(item.name for item in self.participants if item.role == role)
 
     @property
     def active(self) -> str:
         """The one active party. Raises RemoteProtocolError: the contract names none, or several."""
-        names = self.names("active")
+        names = self.list_names("active")
         if len(names) != 1:
             raise RemoteProtocolError(f"a contract names one active party, got {list(names)}")
         return names[0]

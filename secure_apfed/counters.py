@@ -21,9 +21,16 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from secure_apfed.audit_log import FILE_NAME, AuditLog, CounterName, Restarted, Summary, read_log
+from secure_apfed.audit_log import (
+    FILE_NAME,
+    AuditLog,
+    CounterName,
+    Restarted,
+    Summary,
+    summarise_log,
+)
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import open_plain, open_regular, read_json, to_json, write_atomically
+from secure_apfed.files import load_json, open_plain, open_regular, to_json, write_atomically
 from secure_apfed.promises import Promise
 
 __all__ = [
@@ -35,8 +42,8 @@ __all__ = [
     "CounterKind",
     "NothingReleased",
     "Restart",
-    "counted_logs",
     "kind_of",
+    "list_nonzero_counters",
     "open_counters",
     "restart_counter",
     "restart_in",
@@ -66,7 +73,7 @@ class Count:
     digest: str
 
 
-class _Noted(BaseModel):
+class _NotedCount(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     number: int = Field(ge=0)
@@ -82,7 +89,7 @@ class _Witness(BaseModel):
     party: str
     lines: int = Field(ge=0)
     chain: str = Field(pattern="^[0-9a-f]{64}$")
-    counters: dict[CounterName, _Noted]
+    counters: dict[CounterName, _NotedCount]
 
 
 class _LineCounter:
@@ -94,42 +101,42 @@ class _LineCounter:
     def __init__(self, path: Path, *, headers: int) -> None:
         self._path = path
         self._headers = headers
-        self._restart()
+        self._reset_count()
 
-    def _restart(self) -> None:
+    def _reset_count(self) -> None:
         self._offset = 0
         self._lines = 0
         self._origin = _NOBODY
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
-    def read(self) -> Count:
+    def load_count(self) -> Count:
         """Return the count of the file as it is now."""
         os.close(open_regular(self._path, create=False))  # which refuses links
         with open_plain(self._path) as file:
             if os.fstat(file.fileno()).st_size < self._offset:
-                self._restart()
+                self._reset_count()
             file.seek(self._offset)
             for line in iter(file.readline, b""):
                 if not line.endswith(b"\n"):
                     break
                 self._offset += len(line)
-                self._add(line.strip())
-        return self._count()
+                self._add_line(line.strip())
+        return self._make_count()
 
-    def read_until(self, number: int) -> Count:
+    def load_count_until(self, number: int) -> Count:
         """Return the count after so many, or after all where there are fewer."""
-        self._restart()
+        self._reset_count()
         with open_plain(self._path) as file:
             for line in file:
                 if self._lines - self._headers >= number:
                     break
                 if line.endswith(b"\n") or b"}" in line:
-                    self._add(line.strip())
-        found = self._count()
-        self._restart()
+                    self._add_line(line.strip())
+        found = self._make_count()
+        self._reset_count()
         return found
 
-    def _add(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         if not line:
             return
         self._lines += 1
@@ -137,7 +144,7 @@ class _LineCounter:
         if self._lines == 1:
             self._origin = self._digest.hexdigest()
 
-    def _count(self) -> Count:
+    def _make_count(self) -> Count:
         number = max(0, self._lines - self._headers)
         return Count(number, self._origin, self._digest.hexdigest())
 
@@ -148,7 +155,7 @@ class _BookCounter:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> Count:
+    def load_count(self) -> Count:
         """Return the count of the file as it is now. Raises CheckpointError: it is no book."""
         os.close(open_regular(self._path, create=False))
         try:
@@ -163,20 +170,20 @@ class _BookCounter:
         origin = hashlib.blake2b(key, digest_size=_DIGEST_BYTES, person=b"answer book").hexdigest()
         return Count(changes, origin, origin)
 
-    def read_until(self, number: int) -> Count:
+    def load_count_until(self, number: int) -> Count:
         """Return the count of the file; a book does not keep its past."""
         del number
-        return self.read()
+        return self.load_count()
 
 
 _Counter: TypeAlias = _LineCounter | _BookCounter
 
 
-def _lines(path: Path) -> _LineCounter:
+def _make_line_counter(path: Path) -> _LineCounter:
     return _LineCounter(path, headers=0)
 
 
-def _ledger(path: Path) -> _LineCounter:
+def _make_ledger_counter(path: Path) -> _LineCounter:
     return _LineCounter(path, headers=1)
 
 
@@ -199,12 +206,12 @@ class CounterKind:
 
 
 COUNTERS: tuple[CounterKind, ...] = (
-    CounterKind("ledger-*.jsonl", "releases", _ledger),
-    CounterKind("answers-*.jsonl", "answers in training", _ledger),
-    CounterKind("audits-*.jsonl", "failed audits", _lines),
-    CounterKind("refused-*.jsonl", "refused sums", _lines),
-    CounterKind("circles-*.jsonl", "steps answered among whom", _lines),
-    CounterKind("labels-*.log", "stages of answered labels", _lines, when_saved=True),
+    CounterKind("ledger-*.jsonl", "releases", _make_ledger_counter),
+    CounterKind("answers-*.jsonl", "answers in training", _make_ledger_counter),
+    CounterKind("audits-*.jsonl", "failed audits", _make_line_counter),
+    CounterKind("refused-*.jsonl", "refused sums", _make_line_counter),
+    CounterKind("circles-*.jsonl", "steps answered among whom", _make_line_counter),
+    CounterKind("labels-*.log", "stages of answered labels", _make_line_counter, when_saved=True),
     CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
 )
 """Every counter that a party keeps in a file; checkpoints repeat what the ledgers hold."""
@@ -233,13 +240,13 @@ class CounterFiles:
         self._readers: dict[str, _Counter] = {}
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
         """See `secure_apfed.audit_log.CounterSource`."""
         if not self._watches:
             for name, count in self._noted.items():
                 yield name, count.number, count.origin, count.digest
             return
-        found = dict(self._stamps())
+        found = dict(self._list_stamps())
         for name, before in self._noted.items():
             if before.number and name not in found:
                 raise CheckpointError(
@@ -251,7 +258,7 @@ class CounterFiles:
             if kind is None or stamp == self._seen.get(name) or (kind.when_saved and not saved):
                 continue
             reader = self._readers.setdefault(name, kind.make(self._folder / name))
-            count = reader.read()
+            count = reader.load_count()
             self._seen[name] = stamp
             before = self._noted.get(name, Count(0, count.origin, count.digest))
             if count.number < before.number:
@@ -269,12 +276,12 @@ class CounterFiles:
         """The names of those that counted anything."""
         return frozenset(name for name, count in self._noted.items() if count.number)
 
-    def without(self, names: Collection[str]) -> "CounterFiles":
+    def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
         """Return what is on record of all counters but these, whose files are gone on purpose."""
         noted = {name: count for name, count in self._noted.items() if name not in names}
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
-    def _stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
+    def _list_stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield name, and time and size, of each counter's file."""
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -282,7 +289,7 @@ class CounterFiles:
                     status = entry.stat(follow_symlinks=False)
                     yield entry.name, (status.st_mtime_ns, status.st_size)
 
-    def witness(self, lines: int, head: str) -> None:
+    def write_witness(self, lines: int, head: str) -> None:
         """See `secure_apfed.audit_log.CounterSource`."""
         counters = {name: asdict(count) for name, count in self._noted.items()}
         content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
@@ -310,13 +317,13 @@ class _Record:
     fault: _Fault | None
 
 
-def _read_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
+def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
     """Return what `counters.json` holds, or None and why it cannot be relied on; "": no file."""
     path = folder / WITNESS
     if not os.path.lexists(path):
         return None, ""
     try:
-        witness = read_json(path, _Witness)
+        witness = load_json(path, _Witness)
     except CheckpointError as error:
         return None, str(error)
     if witness.party != party:
@@ -324,21 +331,21 @@ def _read_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
     return witness, ""
 
 
-def _read_record(folder: Path, party: str) -> _Record:
+def _load_record(folder: Path, party: str) -> _Record:
     """Read audit log and `counters.json`, and hold them against each other."""
     path = folder / FILE_NAME
-    witness, unreadable = _read_witness(folder, party)
+    witness, unreadable = _load_witness(folder, party)
     counters = witness.counters if witness else {}
     by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
     begun = witness is not None or bool(unreadable)
     noted = Count(witness.lines if witness else 0, _NOBODY, _NOBODY)
     if not os.path.lexists(path):
-        lost = begun or any(_begun(folder))
+        lost = begun or any(_list_traces(folder))
         fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
         return _Record(by_witness, None, fault)
     chain_at: list[str] = []
 
-    def visit(number: int, chain: str) -> None:
+    def note_chain(number: int, chain: str) -> None:
         if number == noted.number:
             chain_at.append(chain)
 
@@ -346,7 +353,7 @@ def _read_record(folder: Path, party: str) -> _Record:
         os.close(open_regular(path, create=False))  # which refuses links
         if not path.stat().st_size and not begun:
             return _Record({}, None, None)  # a process was killed before its first line
-        log = read_log(path, visit=visit)
+        log = summarise_log(path, visit=note_chain)
     except (CheckpointError, OSError) as error:
         return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
     fault = _find_log_fault(log, party, noted, witness, chain_at)
@@ -382,23 +389,23 @@ def _find_log_fault(
     return None if same else _Fault(FILE_NAME, "of another run", noted, None)
 
 
-def _begun(folder: Path) -> Iterator[Path]:
+def _list_traces(folder: Path) -> Iterator[Path]:
     """Yield files that show that a party ran here before, apart from its audit log."""
     contract = folder / "contract.json"
     if contract.exists():
         yield contract
-    for name, count in _present(folder):
+    for name, count in _load_counts(folder):
         if count is None or count.number:
             yield folder / name
 
 
-def _present(folder: Path) -> Iterator[tuple[str, Count | None]]:
+def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
     """Yield each counter's file that lies here with its count; None: it cannot be read."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         kind = kind_of(path.name)
         if kind is not None:
             try:
-                yield path.name, kind.make(path).read()
+                yield path.name, kind.make(path).load_count()
             except (CheckpointError, OSError):
                 yield path.name, None
 
@@ -412,7 +419,7 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     if not os.path.lexists(path):
         return _Fault(name, "missing", noted, None)
     try:
-        found = kind.make(path).read_until(noted.number)
+        found = kind.make(path).load_count_until(noted.number)
         os.close(open_regular(path, create=False))
     except (CheckpointError, OSError) as error:
         return _Fault(name, "unreadable", noted, None, str(error))
@@ -424,7 +431,7 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     return None if same else _Fault(name, "of another run", noted, found)
 
 
-def _in_words(fault: _Fault) -> str:
+def _describe_fault(fault: _Fault) -> str:
     """Say what is wrong with a counter."""
     kind = kind_of(fault.name)
     counts, beside = (kind.counts, FILE_NAME) if kind else ("lines", WITNESS)
@@ -441,10 +448,10 @@ def _in_words(fault: _Fault) -> str:
 
 def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
     return CheckpointError(
-        f"put the newest copy of {folder / fault.name} back: it {_in_words(fault)}, and begun anew "
-        f"it would forget what {party} gave away. If there is no copy and it shall begin anew all "
-        f"the same, run: secure-apfed audit-log restart-counter '{folder}' {fault.name} "
-        f"--party {party}"
+        f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
+        f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
+        f"begin anew all the same, run: secure-apfed audit-log restart-counter '{folder}' "
+        f"{fault.name} --party {party}"
     )
 
 
@@ -455,7 +462,7 @@ def open_counters(folder: Path, party: str) -> CounterFiles:
         CheckpointError: one is missing, counts less than noted, is of another run or party, or
             cannot be read; or the audit log itself is.
     """
-    record = _read_record(folder, party)
+    record = _load_record(folder, party)
     if record.fault is not None:
         raise _refuse(folder, party, record.fault)
     for name, noted in record.noted.items():
@@ -465,7 +472,7 @@ def open_counters(folder: Path, party: str) -> CounterFiles:
     return CounterFiles(folder, party, record.noted)
 
 
-def counted_logs(folder: Path, party: str) -> frozenset[str]:
+def list_nonzero_counters(folder: Path, party: str) -> frozenset[str]:
     """Return the names of counters that count something by the audit log. Raises as above."""
     return open_counters(folder, party).counting
 
@@ -504,7 +511,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
     if name != FILE_NAME and (kind_of(name) is None or Path(name).name != name):
         known = ", ".join(kind.pattern for kind in COUNTERS)
         raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {known}")
-    record = _read_record(folder, party)
+    record = _load_record(folder, party)
     fault = record.fault
     noted = record.noted
     if name != FILE_NAME:
@@ -558,17 +565,17 @@ def restart_in(folder: Path, name: str, *, party: str) -> Restart:
     own = PartyFolder(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; name that of {party}")
-    with own.locked():
+    with own.lock_exclusively():
         done = restart_counter(folder, name, party=party, now=time.time())
         peers = {peer: bytes.fromhex(key) for peer, key in done.peers.items()}
         log = AuditLog(
             folder / FILE_NAME,
             party,
-            own.identity(),
+            own.load_identity(),
             peers,
             NothingReleased(),
             counters=done.files,
         )
         with closing(log):
-            log.restarted(done.line)
+            log.note_restart(done.line)
     return done

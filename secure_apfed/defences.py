@@ -63,7 +63,7 @@ class GradientDefence(ABC):
         """Build it from its own settings. Raises ConfigError: it does not fit the data."""
 
     @abstractmethod
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return what leaves instead of `gradient_BD`, flat rows of one batch."""
 
 
@@ -84,7 +84,7 @@ class Compression(GradientDefence):
     def __init__(self, settings: CompressionSettings, *, noise: NoiseSource, classes: int) -> None:
         self._keep = settings.keep
 
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return the batch with ceil(keep * B * D) numbers left; of equal ones, the first."""
         flat = gradient_BD.flatten()
         kept = math.ceil(self._keep * len(flat))
@@ -115,11 +115,11 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     weights = np.concatenate([weights, rest * weights])
     budget = power + float(weights @ spread_4)
 
-    def objective(logs: NDArray[np.float64]) -> float:
+    def compute_objective(logs: NDArray[np.float64]) -> float:
         a0, a1, c0, c1 = np.exp(logs)
         return float(rest * (c0 / c1 + c1 / c0) + (a0 + 1) / a1 + (a1 + 1) / a0)
 
-    def gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    def compute_gradient(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         a0, a1, c0, c1 = np.exp(logs)
         along = a0 / a1 - (a1 + 1) / a0, a1 / a0 - (a0 + 1) / a1
         across = rest * (c0 / c1 - c1 / c0)
@@ -133,9 +133,9 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     order = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
     longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
     found = scipy.optimize.minimize(
-        objective,
+        compute_objective,
         np.log(floor + power / dimension),
-        jac=gradient,
+        jac=compute_gradient,
         bounds=[(math.log(low), None) for low in floor],
         constraints=(left, longer),
         method="SLSQP",
@@ -174,7 +174,7 @@ class Marvell(GradientDefence):
         self._strength = settings.strength
         self._noise = noise
 
-    def protect(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         if leaving.labels is None:
             raise LocalProtocolError("marvell runs where the labels of a gradient's rows are known")
         is_one_B = leaving.labels.bool()
@@ -192,8 +192,8 @@ class Marvell(GradientDefence):
             positive=share, dimension=gradient_BD.shape[1], spread=spread, power=self._strength
         )
         use = f"{self.name} {leaving.receiver}"
-        across_BD = self._noise.normals(gradient_BD, use=f"{use} across", step=leaving.step)
-        along_B = self._noise.normals(gradient_BD, use=f"{use} along", step=leaving.step)[:, 0]
+        across_BD = self._noise.draw_normals(gradient_BD, use=f"{use} across", step=leaving.step)
+        along_B = self._noise.draw_normals(gradient_BD, use=f"{use} along", step=leaving.step)[:, 0]
         perturbed_BD = gradient_BD.clone()
         for label, mask_B in enumerate((~is_one_B, is_one_B)):
             extra_B = math.sqrt(max(along[label] - across[label], 0.0)) * along_B[mask_B]
@@ -221,8 +221,8 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
     """
     kinds = [choice.kind for choice in choices]
     for kind in kinds:
-        if not who_applies(kind, method):
-            fits = [name for name in DEFENCES if who_applies(name, method)]
+        if not describe_runners(kind, method):
+            fits = [name for name in DEFENCES if describe_runners(name, method)]
             protected = DEFENCES[kind].protects
             reason = " and ".join(_NOT_SENT[released] for released in protected)
             reason = (
@@ -236,7 +236,7 @@ def check_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -
             raise ValueError(f"defences: {kind} is given {kinds.count(kind)} times; keep one")
 
 
-def who_applies(kind: str, method: MethodSettings) -> str:
+def describe_runners(kind: str, method: MethodSettings) -> str:
     """Return who runs a defence, in words: the party that sends what it protects; empty if nobody
     does.
     """
@@ -244,9 +244,11 @@ def who_applies(kind: str, method: MethodSettings) -> str:
     return " and ".join(dict.fromkeys(_RUN_BY[sender] for sender in senders if sender))
 
 
-def statements(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
+def describe_defences(choices: Sequence[DefenceSettings], method: MethodSettings) -> list[str]:
     """Return a run's sentences on its defences; none if it has none."""
-    run_by = ", ".join(f"{choice.kind} by {who_applies(choice.kind, method)}" for choice in choices)
+    run_by = ", ".join(
+        f"{choice.kind} by {describe_runners(choice.kind, method)}" for choice in choices
+    )
     return [f"defences without a guarantee: {run_by}"] if choices else []
 
 

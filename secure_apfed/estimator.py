@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.ids import id_texts
-from apfed_protocols.labels import by_position
+from apfed_protocols.labels import order_by_position
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import fit_columns
@@ -45,7 +45,7 @@ from secure_apfed.nested_settings import (
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.tasks import TASKS, Classification, Regression
 
 _ACTIVE = "active"
@@ -58,14 +58,14 @@ _OTHERS = {
 }
 
 
-class _Unshown(dict[str, pd.DataFrame | None]):
+class _HiddenFrames(dict[str, pd.DataFrame | None]):
     """The frames by party, of which no text, page or pickle has the rows."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Unshown.fromkeys, (list(self),)
+        return _HiddenFrames.fromkeys, (list(self),)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Unshown":
-        return _Unshown({name: copy.deepcopy(frame, memo) for name, frame in self.items()})
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_HiddenFrames":
+        return _HiddenFrames({name: copy.deepcopy(frame, memo) for name, frame in self.items()})
 
     def __repr__(self) -> str:
         return f"<{', '.join(self)}>"
@@ -97,8 +97,8 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
     @passives.setter
     def passives(self, given: Mapping[str, pd.DataFrame | None] | None) -> None:
-        if isinstance(given, Mapping) and not isinstance(given, _Unshown):
-            given = _Unshown(given)
+        if isinstance(given, Mapping) and not isinstance(given, _HiddenFrames):
+            given = _HiddenFrames(given)
         self.__dict__["passives"] = given
 
     def __sklearn_tags__(self) -> Tags:
@@ -115,7 +115,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         """
         found: dict[str, Any] = super().get_params(deep=False)
         if deep:
-            listed = list_settings(self.settings, self._defaults())
+            listed = list_settings(self.settings, self._build_defaults())
             found |= {f"{_SETTINGS}{key}": value for key, value in listed.items()}
         return found
 
@@ -128,31 +128,31 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
         whole = {name: value for name, value in params.items() if name not in nested}
         for name in whole.keys() - super().get_params(deep=False).keys():
-            raise self._unknown(name)
+            raise self._build_parameter_error(name)
         super().set_params(**whole)
         for name in sorted(nested, key=lambda name: (name.count("__"), name)):
-            self._set_nested(name, nested[name])
+            self._set_nested_setting(name, nested[name])
         return self
 
-    def _set_nested(self, name: str, value: Any) -> None:
+    def _set_nested_setting(self, name: str, value: Any) -> None:
         key = name.removeprefix(_SETTINGS)
         settings = self.settings if isinstance(self.settings, Mapping) else {}
         # What holds already needs not be set: a default of today must not become a choice.
-        listed = list_settings(settings, self._defaults())
+        listed = list_settings(settings, self._build_defaults())
         if key in listed and key not in list_given(settings) and _is_same(listed[key], value):
             return
         try:
             self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
         except KeyError:
-            raise self._unknown(name) from None
+            raise self._build_parameter_error(name) from None
 
     def _section_default(self, key: str) -> dict[str, Any]:
         """Return what holds of the section of a setting where the user says nothing of it."""
         section = key.partition("__")[0]
-        defaults = self._defaults()
+        defaults = self._build_defaults()
         return {section: defaults[section]} if section in defaults else {}
 
-    def _unknown(self, name: str) -> ValueError:
+    def _build_parameter_error(self, name: str) -> ValueError:
         declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
         nearest = name_nearest(name, [*self.get_params(), *declared])
         guess = f"did you mean {nearest!r}? " if nearest else ""
@@ -164,7 +164,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             "settings__SECTION__KEY"
         )
 
-    def _defaults(self) -> dict[str, Any]:
+    def _build_defaults(self) -> dict[str, Any]:
         """Return the settings of the run where the user says none."""
         alone = not isinstance(self.passives, Mapping) or not self.passives
         return {
@@ -176,7 +176,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             **({"method": ALONE.name, "guard": {"mechanism": "none"}} if alone else {}),
         }
 
-    @undisturbed()
+    @isolate_torch_modes()
     def fit(self, X: Any, y: Any) -> Self:
         """Align by index, and train.
 
@@ -190,16 +190,16 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 or are of people in another order.
         """
         y = self._labels_in_order(X, y)
-        X = _storable(X)
-        raw, y_N = self._checked(X, y)
-        frame = _frame(X, raw)
+        X = _convert_frame(X)
+        raw, y_N = self._validate_inputs(X, y)
+        frame = _name_columns(X, raw)
         self._named = isinstance(X, pd.DataFrame)
         labels = self._prepare_labels(y_N)
-        config = self._config()
+        config = self._build_config()
         data = VerticalData(
-            table=_table(_ACTIVE, frame, labels.numbers),
+            table=_build_table(_ACTIVE, frame, labels.numbers),
             passives=tuple(
-                _table(name, features)
+                _build_table(name, features)
                 for name, features in (self.passives or {}).items()
                 if features is not None
             ),
@@ -217,7 +217,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         assert network is not None
         encoding = data.active.encoding
         assert isinstance(encoding, ColumnEncoding)
-        task = TASKS[self._task].of(labels.targets)
+        task = TASKS[self._task].from_targets(labels.targets)
         self.model_ = SoloModel(network, data.classes, encoding, {}, result.threshold, task)
         return self
 
@@ -257,7 +257,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(named, pd.Index) or named.equals(pd.RangeIndex(len(named))):
             return y
         if not isinstance(X, pd.DataFrame):
-            return by_position(y, f"{me}: y", error=DataError)
+            return order_by_position(y, f"{me}: y", error=DataError)
         numbered = named.inferred_type == "integer" != X.index.inferred_type
         if numbered and not named.isin(X.index).any():
             return y  # numbers of rows, such as a split leaves, beside names of people
@@ -268,32 +268,32 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             )
         return y
 
-    def _read(self, X: Any) -> torch.Tensor:
+    def _predict_rows(self, X: Any) -> torch.Tensor:
         """Return what the model tells of each row, float64."""
         check_is_fitted(self)
-        X = _storable(X)
+        X = _convert_frame(X)
         raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
-        frame = _frame(X, raw)
+        frame = _name_columns(X, raw)
         encoding = self.model_.encoding
         assert isinstance(encoding, ColumnEncoding)
         if not (isinstance(X, pd.DataFrame) and self._named):
             # Columns have their places alone. Texts that name them scikit-learn has compared, or
             # warned of; numbers it has not looked at.
-            if isinstance(X, pd.DataFrame) and _in_another_order(X.columns):
+            if isinstance(X, pd.DataFrame) and _has_other_order(X.columns):
                 raise DataError(
                     "the input: its columns are numbered in another order, and the model was "
                     "fitted to an array, whose columns have places alone; give an array"
                 )
             frame.columns = pd.Index([column.name for column in encoding.columns])
-        return self.model_.read(frame)
+        return self.model_.predict_frame(frame)
 
-    def _checked(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+    def _validate_inputs(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("Input y contains NaN: each row of X needs its label")
         raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
         return raw, self._check_labels(labels)
 
-    def _config(self) -> Config:
+    def _build_config(self) -> Config:
         if not isinstance(self.settings, Mapping | None):
             raise ConfigError(
                 f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
@@ -306,7 +306,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
                 f"{self._task}; leave it out, or take {_OTHERS[self._task]}"
             )
-        settings = {**self._defaults(), **given, "task": self._task, "seed": self.seed}
+        settings = {**self._build_defaults(), **given, "task": self._task, "seed": self.seed}
         # What a file of settings would name; the frames stand for these files.
         settings["data"] = {
             "dataset": "tables",
@@ -359,10 +359,10 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         classes = tuple(map(str, self.classes_))
         return _Labels(numbers=torch.from_numpy(numbers_N).long(), classes=classes)
 
-    @undisturbed()
+    @isolate_torch_modes()
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return probabilities (N, K) in the order of `classes_`."""
-        shares_NK = self._read(X)
+        shares_NK = self._predict_rows(X)
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
 
@@ -371,7 +371,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
         decides.
         """
         shares_NK = torch.from_numpy(self.predict_proba(X))
-        best_N = self.model_.decide(shares_NK).numpy()
+        best_N = self.model_.decide_classes(shares_NK).numpy()
         labels: NDArray[Any] = self.classes_[best_N]
         return labels
 
@@ -415,13 +415,13 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
             raise ValueError(
                 f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
             )
-        targets = TargetScale.of(y_N, party="VerticalRegressor")
+        targets = TargetScale.from_targets(y_N, party="VerticalRegressor")
         return _Labels(numbers=targets.encode(y_N, party="VerticalRegressor"), targets=targets)
 
-    @undisturbed()
+    @isolate_torch_modes()
     def predict(self, X: Any) -> NDArray[np.float64]:
         """Return the prediction of each row, (N,), in the unit of the labels."""
-        predicted_N: NDArray[np.float64] = self._read(X).numpy()
+        predicted_N: NDArray[np.float64] = self._predict_rows(X).numpy()
         return predicted_N
 
 
@@ -433,7 +433,7 @@ def _is_same(value: Any, other: Any) -> bool:
         return False
 
 
-def _storable(X: Any) -> Any:
+def _convert_frame(X: Any) -> Any:
     """Return frames of every library as pandas', with moments and durations as objects.
 
     Numpy has no array of both numbers and moments.
@@ -449,13 +449,13 @@ def _storable(X: Any) -> Any:
     return X.astype(dict.fromkeys(moments, object))
 
 
-def _in_another_order(columns: "pd.Index[Any]") -> bool:
+def _has_other_order(columns: "pd.Index[Any]") -> bool:
     """Return whether columns are named by their positions from 0, but stand in another order."""
     places = list(range(len(columns)))
     return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
 
 
-def _frame(X: Any, raw: Any) -> pd.DataFrame:
+def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
     """Return the rows with column names; columns and people keep the names that the caller gave."""
     if isinstance(X, pd.DataFrame):
         return X.set_axis(list(map(column_name, X.columns)), axis=1)
@@ -475,7 +475,9 @@ def _check_cells(raw: NDArray[Any]) -> None:
         )
 
 
-def _table(name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None) -> PartyTable:
+def _build_table(
+    name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None
+) -> PartyTable:
     require_dense(frame, party=name)
     frame = plain_cells(frame) if frame.columns.is_unique else frame
     texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]

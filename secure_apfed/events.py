@@ -88,7 +88,7 @@ class _Finite(GenerateJsonSchema):
         return {"anyOf": [super().float_schema(schema), {"enum": ["inf", "-inf", "nan"]}]}
 
 
-def schema() -> dict[str, Any]:
+def build_schema() -> dict[str, Any]:
     """Return the JSON schema of one line: an object with one of these keys, or the end of a run."""
     kinds = {
         "progress": Training,

@@ -96,20 +96,20 @@ class FaultList:
     def __bool__(self) -> bool:
         return bool(self.faults)
 
-    def add(self, error: DataError) -> None:
+    def add_error(self, error: DataError) -> None:
         """Add what an error reports, unless it was added before."""
         faults = error.faults if isinstance(error, TableError) else (Fault(str(error)),)
         self.faults += [fault for fault in faults if fault not in self.faults]
 
     @contextmanager
-    def gather(self) -> Iterator[None]:
+    def gather_faults(self) -> Iterator[None]:
         """Add what the block raises of a table, and go on behind it."""
         try:
             yield
         except DataError as error:
-            self.add(error)
+            self.add_error(error)
 
-    def check(self) -> None:
+    def raise_faults(self) -> None:
         """Raise TableError if there is a fault."""
         if self.faults:
             raise TableError(self.faults)
@@ -156,7 +156,7 @@ def describe_remedies(remedies: Sequence[Remedy]) -> str:
     return ", or ".join(" and ".join(map(str, remedy)) for remedy in remedies)
 
 
-def _unite(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
+def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
     """Return values by path; lists of one path are united, of other values the first counts."""
     values = dict[tuple[str, ...], Any]()
     for line in lines:
@@ -168,13 +168,15 @@ def _unite(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
 
 def format_options(lines: Sequence[SettingLine]) -> str:
     """Return the settings as options of a command line, a line each, quoted for a shell."""
-    settings = [f"{'.'.join(path)}={format_value(value)}" for path, value in _unite(lines).items()]
+    settings = [
+        f"{'.'.join(path)}={format_value(value)}" for path, value in _merge_lines(lines).items()
+    ]
     return " \\\n".join(f"--set {shlex.quote(setting)}" for setting in settings)
 
 
 def format_settings(lines: Sequence[SettingLine]) -> str:
     """Return YAML in which lists of one key are united; of other values the first one counts."""
-    values = _unite(lines)
+    values = _merge_lines(lines)
     remarks = dict[tuple[str, ...], str]()
     for line in lines:
         if line.remark:

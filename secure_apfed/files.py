@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.formats import FileFormat, find_writer, installed_version
+from secure_apfed.formats import FileFormat, find_installed_version, find_writer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ PAYLOADS = "transcript-*.bin"
 """How files of a run are named that hold the payloads of an epoch."""
 
 
-def _why_missing(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     """Return what to do about a missing file of a run's folder."""
     if not folder.is_dir():
         return "there is no such folder"
@@ -79,7 +79,7 @@ def open_plain(path: Path) -> BufferedReader:
         # Opening a pipe would wait for its writer.
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except FileNotFoundError:
-        raise CheckpointError(f"{path}: is missing; {_why_missing(path.parent)}") from None
+        raise CheckpointError(f"{path}: is missing; {_explain_missing(path.parent)}") from None
     except IsADirectoryError:
         raise _no_plain_file(path) from None
     except (OSError, ValueError) as error:
@@ -90,7 +90,7 @@ def open_plain(path: Path) -> BufferedReader:
     return file
 
 
-def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+def load_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -103,16 +103,16 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def read_text(path: Path) -> str:
+def load_text(path: Path) -> str:
     try:
-        return _content(path).decode()
+        return _load_content(path).decode()
     except UnicodeDecodeError as error:
         raise CheckpointError(
             f"{path}: is no text in UTF-8 (byte {error.start}); restore it from a copy"
         ) from None
 
 
-def read_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
+def load_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
     """Read a file of JSON as this type.
 
     Args:
@@ -121,16 +121,18 @@ def read_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) ->
     Raises:
         CheckpointError: missing, no JSON, another type, or a format that is not read.
     """
-    content = _parsed(path, _content(path))
+    content = _parse_json(path, _load_content(path))
     if of is None:
-        return _shaped(path, kind, content)
-    return _shaped(path, kind, content, remedy=of.describe_misfit(of.read_number(path, content)))
+        return _validate_content(path, kind, content)
+    return _validate_content(
+        path, kind, content, remedy=of.describe_misfit(of.parse_format_number(path, content))
+    )
 
 
-def read_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
-    lines = _content(path).splitlines()
+def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
+    lines = _load_content(path).splitlines()
     return tuple(
-        _shaped(path, kind, _parsed(path, line, f"line {number}: "))
+        _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
         for number, line in enumerate(lines, start=1)
         if line
     )
@@ -142,13 +144,13 @@ def count_lines(path: Path) -> int:
         return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
 
 
-def _content(path: Path) -> bytes:
-    return read_bytes(path, most=MOST_JSON_BYTES)
+def _load_content(path: Path) -> bytes:
+    return load_bytes(path, most=MOST_JSON_BYTES)
 
 
-def _parsed(path: Path, content: bytes, place: str = "") -> Any:
+def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
     try:
-        return json.loads(content, parse_int=_whole, parse_constant=_no_constant)
+        return json.loads(content, parse_int=_parse_integer, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: is not JSON, so it was cut off or altered: {place}{error}; restore it from "
@@ -156,7 +158,7 @@ def _parsed(path: Path, content: bytes, place: str = "") -> Any:
         ) from None
 
 
-def _whole(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     if len(digits) > _DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)
@@ -173,16 +175,18 @@ def describe_origin(path: Path) -> str:
     """
     writer = ""
     with contextlib.suppress(CheckpointError):
-        writer = find_writer(_parsed(path, _content(path.with_name(VERSIONS))))
+        writer = find_writer(_parse_json(path, _load_content(path.with_name(VERSIONS))))
     if not writer:
         return ""
     return (
-        f"secure-apfed {writer} wrote it, and this is {installed_version()}: read it with that "
-        "version, or restore it from a copy"
+        f"secure-apfed {writer} wrote it, and this is {find_installed_version()}: read it with "
+        "that version, or restore it from a copy"
     )
 
 
-def _shaped(path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE) -> PartT:
+def _validate_content(
+    path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
+) -> PartT:
     from pydantic import TypeAdapter, ValidationError
 
     try:
@@ -263,11 +267,11 @@ def open_regular(path: Path, *, create: bool) -> int:
                 f"{path} is a symbolic link, which is not followed; put the file itself there"
             ) from None
         if error.errno in (errno.EISDIR, errno.ENXIO):
-            raise _irregular(path) from None
+            raise _make_irregular_error(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _irregular(path)
+        raise _make_irregular_error(path)
     return descriptor
 
 
@@ -282,7 +286,7 @@ def add_line(log: Path, fields: Mapping[str, Any], *, waits: bool = True) -> Non
             os.fsync(lines.fileno())
 
 
-def _irregular(path: Path) -> CheckpointError:
+def _make_irregular_error(path: Path) -> CheckpointError:
     return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
 
 
@@ -334,7 +338,9 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
 
     What a terminal would obey is written as an escape, which every reader of JSON takes back.
     """
-    text = json.dumps(_finite(content), indent=indent, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(
+        _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
+    )
     if text.isprintable():
         return text
     return "".join(
@@ -343,11 +349,11 @@ def to_json(content: Any, *, indent: int | None = None) -> str:
     )
 
 
-def _finite(content: Any) -> Any:
+def _replace_non_finite(content: Any) -> Any:
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: _replace_non_finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [_replace_non_finite(value) for value in content]
     if isinstance(content, Path):
         return str(content)
     if isinstance(content, float) and not math.isfinite(content):
@@ -355,14 +361,14 @@ def _finite(content: Any) -> Any:
     return content
 
 
-def cell(value: object) -> object:
+def escape_cell(value: object) -> object:
     """Return the value, or a text that no spreadsheet reads as a formula."""
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return _FORMULA.sub(_with_apostrophe, value)
+        return _FORMULA.sub(_add_apostrophe, value)
     return value
 
 
-def _with_apostrophe(found: re.Match[str]) -> str:
+def _add_apostrophe(found: re.Match[str]) -> str:
     run, sign = found.groups(default="")
     begins = found.start() == 0 or run.strip(_NO_SEPARATORS)
     return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
@@ -378,5 +384,7 @@ def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
     takes semicolons for separators, and quotes within such a cell end no other. Numbers, negative
     ones too, stay as they are.
     """
-    text: str = frame.map(cell).rename(columns=cell).to_csv(index=False, header=header)
+    text: str = (
+        frame.map(escape_cell).rename(columns=escape_cell).to_csv(index=False, header=header)
+    )
     return text

@@ -34,7 +34,7 @@ violin volcano vulture waffle wagon walnut water weasel welcome whale window
 """.split()  # noqa: SIM905 - a list literal would be a page long
 
 
-def in_words(content: bytes, count: int) -> str:
+def format_as_words(content: bytes, count: int) -> str:
     """Return `count` words of a public key (`IDENTITY_WORDS`) or of a digest (`DOCUMENT_WORDS`)."""
     drawn = hashlib.scrypt(content, salt=_SALT, n=2**14, r=8, p=1, dklen=count)
     return " ".join(_WORDS[byte] for byte in drawn)

@@ -27,8 +27,8 @@ __all__ = [
     "RUN_RESULT",
     "STATEMENT",
     "FileFormat",
+    "find_installed_version",
     "find_writer",
-    "installed_version",
 ]
 
 _DISTRIBUTION = "secure-apfed"
@@ -53,7 +53,7 @@ class FileFormat:
     unnumbered: int | None = None
     remedy: str
 
-    def read_number(self, path: Path | str, content: Any) -> int:
+    def parse_format_number(self, path: Path | str, content: Any) -> int:
         """Return the format of a file's content.
 
         Args:
@@ -73,14 +73,14 @@ class FileFormat:
         if found > self.number:
             raise CheckpointError(
                 f"{path}: {self.title} of format {found}, written by a newer version of "
-                f"{_DISTRIBUTION} than this one ({installed_version()}), which reads "
+                f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
                 f"{self._readable}; install the newer version, in a checkout of it: "
                 f"{install_checkout()}"
             )
         if found < self.oldest:
             raise CheckpointError(
                 f"{path}: {self.title} of format {found}, written by an earlier version of "
-                f"{_DISTRIBUTION} than this one ({installed_version()}), which reads "
+                f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
                 f"{self._readable}; {self.remedy}"
             )
         return found
@@ -193,7 +193,7 @@ FORMATS: Mapping[str, FileFormat] = {
 """By the name of the file."""
 
 
-def installed_version() -> str:
+def find_installed_version() -> str:
     """Return the version of this library; of sources that nobody installed "unknown"."""
     try:
         return metadata.version(_DISTRIBUTION)
@@ -211,6 +211,6 @@ def find_writer(versions: Any) -> str:
     if not isinstance(found, str):
         return ""
     try:
-        return "" if check_version(found) == installed_version() else found
+        return "" if check_version(found) == find_installed_version() else found
     except ValueError:
         return ""

@@ -31,21 +31,21 @@ from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.data.frames import as_pandas, cell_text, collected
+from secure_apfed.data.frames import as_pandas, cell_text, collect_frame
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.faults import FaultList
 from secure_apfed.files import PathLike, make_private
-from secure_apfed.intervals import Estimate, estimates
+from secure_apfed.intervals import Estimate, estimate_measures
 from secure_apfed.measures import MEASURES, Measure
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.checks import methods_that
-from secure_apfed.runs.folder import RunFolder, read_scored
+from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo.interface import cache_fits
 from secure_apfed.tasks import Classification
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class FramesModel:
                 f"a model of task {self.solo.task.name} tells one number a row and no "
                 "probabilities; ask predict"
             )
-        shares_NK = self._told(frame)
+        shares_NK = self._predict_rows(frame)
         normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
         return normed
 
@@ -94,14 +94,14 @@ class FramesModel:
             DataError: see `predict_proba`.
         """
         if self.solo.task.tells != Classification.tells:
-            return np.asarray(self._told(frame).numpy())
-        places_N = self.solo.decide(torch.from_numpy(self.predict_proba(frame)))
+            return np.asarray(self._predict_rows(frame).numpy())
+        places_N = self.solo.decide_classes(torch.from_numpy(self.predict_proba(frame)))
         labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
         return labels
 
-    @undisturbed()
-    def _told(self, frame: Any) -> Tensor:
-        return self.solo.read(as_pandas(frame, party="the input"))
+    @isolate_torch_modes()
+    def _predict_rows(self, frame: Any) -> Tensor:
+        return self.solo.predict_frame(as_pandas(frame, party="the input"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class FramesResult:
         return self._model
 
     @property
-    def judged_by(self) -> Measure:
+    def headline_measure(self) -> Measure:
         """The headline measure."""
         return MEASURES[self.config.measure]
 
@@ -164,13 +164,13 @@ class FramesResult:
         """
         if self.alone is None or math.isnan(self.score.value):
             return None
-        return self.judged_by.gain(self.score.value, self.alone.best.test)
+        return self.headline_measure.compute_gain(self.score.value, self.alone.best.test)
 
     @property
     def epsilon(self) -> dict[str, float]:
         """The epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
         return {
-            promise.title(): promise.epsilon
+            promise.format_title(): promise.epsilon
             for promise in self.run.promises
             if promise.epsilon is not None
         }
@@ -194,7 +194,7 @@ class FramesResult:
         return table
 
 
-@undisturbed()
+@isolate_torch_modes()
 def run_frames(
     active: Any,
     passives: Mapping[str, Any],
@@ -228,14 +228,14 @@ def run_frames(
         CheckpointError: the folder holds a run already. Others as `secure_apfed.run`.
     """
     own = (settings.get("data") or {}).get("active", "active")
-    frames = checked_frames(
-        active, passives, name=own, id_column=id, label=label, rules=_rules(settings)
+    frames = check_frames(
+        active, passives, name=own, id_column=id, label=label, rules=_parse_id_rules(settings)
     )
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
         if (place / _TABLES).exists():
             raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
-        config = _config(
+        config = _build_config(
             settings,
             _names_of_files(frames),
             method=method,
@@ -247,7 +247,7 @@ def run_frames(
             },
         )
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with fits_kept_meanwhile():
+        with cache_fits():
             try:
                 _write_frames(frames, place / _TABLES)
                 with warnings.catch_warnings():
@@ -258,7 +258,7 @@ def run_frames(
                 if not RunFolder(place).config.exists():  # it never began: no frames are left
                     shutil.rmtree(place / _TABLES, ignore_errors=True)
                 raise
-            result = _result(
+            result = _load_result(
                 config,
                 place,
                 found,
@@ -271,7 +271,7 @@ def run_frames(
             return result
 
 
-def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
+def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
     """Return how IDs are compared; None if the settings of that are wrong, which `_config`
     reports.
     """
@@ -282,7 +282,7 @@ def _rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
         return None
 
 
-def _config(
+def _build_config(
     settings: Mapping[str, Any],
     files: Mapping[str, str],
     *,
@@ -293,7 +293,7 @@ def _config(
     own = given.get("data") or {}
     if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(own)):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
-    parties = _parties(own.get("parties") or {}, files)
+    parties = _build_parties(own.get("parties") or {}, files)
     known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
     if known and known.settings.representations_from is None:  # a guard has nothing to protect
         given.setdefault("guard", {"mechanism": "none"})
@@ -304,10 +304,10 @@ def _config(
         **own,
         "parties": parties,
     }
-    return load_config_text(json.dumps(given, default=_plain), source="run_frames")
+    return load_config_text(json.dumps(given, default=_convert_to_plain), source="run_frames")
 
 
-def _parties(
+def _build_parties(
     given: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of each party's table: its file, and how its columns are read."""
@@ -322,12 +322,12 @@ def _parties(
     return {name: {**given.get(name, {}), "file": file} for name, file in files.items()}
 
 
-def _plain(value: Any) -> Any:
+def _convert_to_plain(value: Any) -> Any:
     """Return a plain value for a setting that JSON cannot write: numpy's numbers, paths."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-def _result(
+def _load_result(
     config: Config,
     folder: Path,
     found: RunResult,
@@ -338,13 +338,13 @@ def _result(
 ) -> FramesResult:
     """Read the result of a run from its finished folder."""
     from apfed_experiments.finished import mount_attacks
-    from apfed_experiments.solo import beside_run
+    from apfed_experiments.solo import measure_run_baselines
 
     variant = next(iter(found.accuracy))
-    scored = read_scored(RunFolder(folder), variant, threshold=found.threshold)
+    scored = load_scores(RunFolder(folder), variant, threshold=found.threshold)
     attacks = mount_attacks(folder, recording=found.recorded) if config.attacks else ()
-    alone = beside_run(config, folder, found.trained) if baselines else None
-    who_learns, page = _reported(folder, draws=keeps)
+    alone = measure_run_baselines(config, folder, found.trained) if baselines else None
+    who_learns, page = _write_report(folder, draws=keeps)
     model = None
     if config.method.predicts_alone:
         solo = load_model(folder)
@@ -352,7 +352,7 @@ def _result(
     return FramesResult(
         config=config,
         run=found,
-        measures={} if scored is None else estimates(scored),
+        measures={} if scored is None else estimate_measures(scored),
         alone=alone,
         attacks=attacks,
         who_learns=who_learns,
@@ -361,20 +361,20 @@ def _result(
     )
 
 
-def _reported(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
+def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
     """Return who learns what, and the page; nothing without the extra that makes them."""
     try:
-        from apfed_experiments.report import read_run, write_report
+        from apfed_experiments.report import load_run, write_report
         from apfed_experiments.report.contents import learned_by
     except ModuleNotFoundError as error:
         if error.name not in _DRAWING:
             raise
         return {}, None
     page = write_report(folder) if draws else None
-    return learned_by(read_run(folder)), page
+    return learned_by(load_run(folder)), page
 
 
-def checked_frames(
+def check_frames(
     active: Any,
     passives: Mapping[str, Any],
     *,
@@ -387,12 +387,13 @@ def checked_frames(
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
     every = {name: active, **passives}
-    given = {party: collected(frame, party=party) for party, frame in every.items()}
+    given = {party: collect_frame(frame, party=party) for party, frame in every.items()}
     frames = {party: as_pandas(frame, party=party) for party, frame in given.items()}
     ids = {
-        party: _ids(frame, given[party], id_column, party=party) for party, frame in frames.items()
+        party: _extract_ids(frame, given[party], id_column, party=party)
+        for party, frame in frames.items()
     }
-    normal = (rules or IdNormalisation()).text
+    normal = (rules or IdNormalisation()).normalise_text
     require_comparable({party: map(normal, texts) for party, texts in ids.items()})
     frames = {party: frame.assign(**{id_column: ids[party]}) for party, frame in frames.items()}
     for party in passives:
@@ -423,9 +424,9 @@ def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
     faults = FaultList()
     for party, frame in frames.items():
         for column in frame.columns:
-            with faults.gather():
+            with faults.gather_faults():
                 _check_column(frame[column], party=party)
-    faults.check()
+    faults.raise_faults()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     make_private(folder)
     for party, name in _names_of_files(frames).items():
@@ -449,7 +450,7 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
         ) from error
 
 
-def _ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
+def _extract_ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:

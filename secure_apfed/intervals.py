@@ -46,7 +46,9 @@ class Estimate:
     high: float = math.nan
 
 
-def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> dict[str, Estimate]:
+def estimate_measures(
+    scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0
+) -> dict[str, Estimate]:
     """Return all measures that the rows define, with percentile intervals; KS has the basic one.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
@@ -56,7 +58,8 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
     """
     values = measure_all(scored)
     spans = [
-        _spans(sample, values, resamples, seed) for sample in (scored, *_with_one_more(scored))
+        _compute_intervals(sample, values, resamples, seed)
+        for sample in (scored, *_add_rare_row(scored))
     ]
     return {
         name: Estimate(
@@ -66,7 +69,7 @@ def estimates(scored: Scored, *, resamples: int = RESAMPLES, seed: int = 0) -> d
     }
 
 
-def influence(scored: Scored, measure: Measure) -> FloatArray:
+def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     """Return how much each row (B,) moves the measure: jackknife values, whose mean is about 0.
 
     A value is (B - 1) times the fall of the measure if the row is left out. For accuracy this is
@@ -76,13 +79,13 @@ def influence(scored: Scored, measure: Measure) -> FloatArray:
     rows = len(scored.truth)
     redrawn = REDRAWN[measure.name]
     block = max(_LEAST, _CELLS // max(rows, 1))
-    whole = redrawn(Redrawn(scored, np.ones((1, rows))))
+    whole = redrawn(Resamples(scored, np.ones((1, rows))))
     found = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for first in range(0, rows, block):
             counts_RB = np.ones((min(block, rows - first), rows))
             counts_RB[np.arange(len(counts_RB)), first + np.arange(len(counts_RB))] = 0
-            found.append((rows - 1) * (whole - redrawn(Redrawn(scored, counts_RB))))
+            found.append((rows - 1) * (whole - redrawn(Resamples(scored, counts_RB))))
     return np.concatenate([np.empty(0), *found])
 
 
@@ -109,13 +112,13 @@ def gain_between(
     redrawn = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
     drawn_R = [
-        sign * (redrawn(Redrawn(one, counts_RB)) - redrawn(Redrawn(other, counts_RB)))
-        for counts_RB in _draws(one, resamples if len(one.truth) > 1 else 0, seed)
+        sign * (redrawn(Resamples(one, counts_RB)) - redrawn(Resamples(other, counts_RB)))
+        for counts_RB in _iter_draws(one, resamples if len(one.truth) > 1 else 0, seed)
     ]
-    return Estimate(measure.gain(*values), *_span(0.0, drawn_R, mirrored=False))
+    return Estimate(measure.compute_gain(*values), *_compute_interval(0.0, drawn_R, mirrored=False))
 
 
-def _with_one_more(scored: Scored) -> Iterator[Scored]:
+def _add_rare_row(scored: Scored) -> Iterator[Scored]:
     """Yield the same rows with one more of a rare class: predicted worst, then best.
 
     This applies only where a class has few rows. Otherwise, the interval of few rows that are all
@@ -124,49 +127,49 @@ def _with_one_more(scored: Scored) -> Iterator[Scored]:
     if np.issubdtype(scored.truth.dtype, np.floating):
         return
     classes, counts = np.unique(scored.truth, return_counts=True)
-    if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.finite:
+    if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.is_finite:
         return
     rarest = classes[counts.argmin()]
     told_B = scored.scores[:, rarest]
     for place in (told_B.argmin(), told_B.argmax()):
-        more = scored.rows(np.append(np.arange(len(scored.truth)), place))
+        more = scored.select_rows(np.append(np.arange(len(scored.truth)), place))
         more.truth[-1] = rarest
         yield more
 
 
-def _spans(
+def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Return, by measure, the interval by resamples of these rows; a single row has NaN ends."""
     drawn: dict[str, list[FloatArray]] = {name: [] for name in values}
-    for counts_RB in _draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
-        redrawn = Redrawn(scored, counts_RB)
+    for counts_RB in _iter_draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
+        redrawn = Resamples(scored, counts_RB)
         for name, found in drawn.items():
             found.append(REDRAWN[name](redrawn))
     return {
-        name: _span(value, drawn[name], mirrored=name in _MIRRORED)
+        name: _compute_interval(value, drawn[name], mirrored=name in _MIRRORED)
         for name, value in values.items()
     }
 
 
-def _draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
+def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArray]:
     """Yield how often each row is drawn, (R, B), some resamples at a time."""
     truth_B = scored.truth
     if resamples * len(truth_B) > _KEPT_CELLS:
-        return _fresh_draws(truth_B, resamples, seed)
-    kept = _kept_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
+        return _draw_counts(truth_B, resamples, seed)
+    kept = _cache_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
     return (counts_RB.astype(np.float64) for counts_RB in kept)
 
 
 @lru_cache(maxsize=1)
-def _kept_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
+def _cache_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
     """Report and summary of a run measure several things on the same draws of the same rows."""
-    drawn = _fresh_draws(np.frombuffer(truth, kind), resamples, seed)
+    drawn = _draw_counts(np.frombuffer(truth, kind), resamples, seed)
     return [counts_RB.astype(np.uint16) for counts_RB in drawn]
 
 
-def _fresh_draws(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
-    groups = _groups(truth_B)
+def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
+    groups = _group_rows(truth_B)
     rows = len(truth_B)
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
     block = max(_LEAST, _CELLS // max(rows, 1))
@@ -179,13 +182,15 @@ def _fresh_draws(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
         yield counts_RB
 
 
-def _groups(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
+def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
     if np.issubdtype(truth_B.dtype, np.floating):
         return [np.arange(len(truth_B))]
     return [np.flatnonzero(truth_B == label) for label in np.unique(truth_B)]
 
 
-def _span(value: float, drawn: list[FloatArray], *, mirrored: bool) -> tuple[float, float]:
+def _compute_interval(
+    value: float, drawn: list[FloatArray], *, mirrored: bool
+) -> tuple[float, float]:
     if not drawn:
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
@@ -208,17 +213,17 @@ class _Curve:
     @cached_property
     def shares(self) -> tuple[FloatArray, FloatArray]:
         """The shares of all rows of the class, and of all others; from none on, (T + 1, R)."""
-        return _share(self.true), _share(self.false)
+        return _compute_shares(self.true), _compute_shares(self.false)
 
 
-def _share(alarms_TR: FloatArray) -> FloatArray:
+def _compute_shares(alarms_TR: FloatArray) -> FloatArray:
     share_TR = np.zeros((1 + len(alarms_TR), alarms_TR.shape[1]))
     np.divide(alarms_TR, alarms_TR[-1], out=share_TR[1:])
     return share_TR
 
 
 @dataclass(frozen=True, eq=False)
-class Redrawn:
+class Resamples:
     """A set of resamples of scored rows, each with as many rows of every class as there are.
 
     Attributes:
@@ -228,7 +233,7 @@ class Redrawn:
     scored: Scored
     counts: FloatArray
 
-    def mean(self, values_B: FloatArray) -> FloatArray:
+    def compute_means(self, values_B: FloatArray) -> FloatArray:
         found: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
         return found
 
@@ -237,15 +242,15 @@ class Redrawn:
         """The counts by class, (R, K): rows of it, rows given to it, and those that are both."""
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
-        given_BK = eye[self.scored.decided]
+        given_BK = eye[self.scored.class_predictions]
         return self.counts @ true_BK, self.counts @ given_BK, self.counts @ (true_BK * given_BK)
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
         """The curves of each class in question; a class that has no row, or all, has none."""
-        return tuple(self._curves())
+        return tuple(self._iter_curves())
 
-    def _curves(self) -> Iterator[_Curve]:
+    def _iter_curves(self) -> Iterator[_Curve]:
         scores = self.scored.scores
         truth_B = self.scored.truth
         counts_BR = np.ascontiguousarray(self.counts.T)
@@ -266,7 +271,7 @@ class Redrawn:
         return np.asarray(np.mean(areas, axis=0))
 
 
-def _ks(drawn: Redrawn) -> FloatArray:
+def _compute_ks(drawn: Resamples) -> FloatArray:
     gaps = []
     for curve in drawn.curves:
         true_TR, false_TR = curve.shares
@@ -274,7 +279,7 @@ def _ks(drawn: Redrawn) -> FloatArray:
     return np.asarray(np.mean(gaps, axis=0))
 
 
-def _average_precision(drawn: Redrawn) -> FloatArray:
+def _compute_average_precision(drawn: Resamples) -> FloatArray:
     found = []
     for curve in drawn.curves:
         alarms_TR = curve.true + curve.false
@@ -283,18 +288,20 @@ def _average_precision(drawn: Redrawn) -> FloatArray:
     return np.asarray(np.mean(found, axis=0))
 
 
-def _accuracy(drawn: Redrawn) -> FloatArray:
-    return drawn.mean((drawn.scored.decided == drawn.scored.truth).astype(np.float64))
+def _compute_accuracy(drawn: Resamples) -> FloatArray:
+    return drawn.compute_means(
+        (drawn.scored.class_predictions == drawn.scored.truth).astype(np.float64)
+    )
 
 
-def _balanced(drawn: Redrawn) -> FloatArray:
+def _compute_balanced_accuracy(drawn: Resamples) -> FloatArray:
     true_RK, _, both_RK = drawn.decisions
     present_K = true_RK[0] > 0
     recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
     return recalls
 
 
-def _f1(drawn: Redrawn) -> FloatArray:
+def _compute_f1(drawn: Resamples) -> FloatArray:
     true_RK, given_RK, both_RK = drawn.decisions
     total_RK = true_RK + given_RK
     f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
@@ -303,23 +310,23 @@ def _f1(drawn: Redrawn) -> FloatArray:
     return np.average(f1_RK, axis=1, weights=total_RK > 0)
 
 
-def _brier(drawn: Redrawn) -> FloatArray:
+def _compute_brier(drawn: Resamples) -> FloatArray:
     scored = drawn.scored
     errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
-    return drawn.mean(errors_B / 2 if scored.classes == 2 else errors_B)
+    return drawn.compute_means(errors_B / 2 if scored.classes == 2 else errors_B)
 
 
-def _log_loss(drawn: Redrawn) -> FloatArray:
+def _compute_log_loss(drawn: Resamples) -> FloatArray:
     scored = drawn.scored
     least = np.finfo(np.float64).eps
     said_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    return drawn.mean(-np.log(np.clip(said_B, least, 1 - least)))
+    return drawn.compute_means(-np.log(np.clip(said_B, least, 1 - least)))
 
 
-def _r2(drawn: Redrawn) -> FloatArray:
+def _compute_r2(drawn: Resamples) -> FloatArray:
     truth_B = drawn.scored.truth - drawn.scored.truth.mean()  # large means lose no digits
-    left_R = drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)
-    all_R = drawn.mean(truth_B**2) - drawn.mean(truth_B) ** 2
+    left_R = drawn.compute_means((drawn.scored.truth - drawn.scored.scores) ** 2)
+    all_R = drawn.compute_means(truth_B**2) - drawn.compute_means(truth_B) ** 2
     # Their variance may be but rounding where they are all alike.
     least_R = np.where(drawn.counts > 0, drawn.scored.truth, math.inf).min(axis=1)
     differ_R = least_R < np.where(drawn.counts > 0, drawn.scored.truth, -math.inf).max(axis=1)
@@ -328,20 +335,22 @@ def _r2(drawn: Redrawn) -> FloatArray:
         return np.where(differ_R, 1 - left_R / all_R, (left_R == 0).astype(np.float64))
 
 
-REDRAWN: Mapping[str, Callable[[Redrawn], FloatArray]] = MappingProxyType(
+REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
     {
-        "accuracy": _accuracy,
+        "accuracy": _compute_accuracy,
         "auc": lambda drawn: drawn.auc,
-        "average_precision": _average_precision,
-        "ks": _ks,
+        "average_precision": _compute_average_precision,
+        "ks": _compute_ks,
         "gini": lambda drawn: 2 * drawn.auc - 1,
-        "balanced_accuracy": _balanced,
-        "f1": _f1,
-        "brier": _brier,
-        "log_loss": _log_loss,
-        "r2": _r2,
-        "mae": lambda drawn: drawn.mean(np.abs(drawn.scored.truth - drawn.scored.scores)),
-        "rmse": lambda drawn: np.sqrt(drawn.mean((drawn.scored.truth - drawn.scored.scores) ** 2)),
+        "balanced_accuracy": _compute_balanced_accuracy,
+        "f1": _compute_f1,
+        "brier": _compute_brier,
+        "log_loss": _compute_log_loss,
+        "r2": _compute_r2,
+        "mae": lambda drawn: drawn.compute_means(np.abs(drawn.scored.truth - drawn.scored.scores)),
+        "rmse": lambda drawn: np.sqrt(
+            drawn.compute_means((drawn.scored.truth - drawn.scored.scores) ** 2)
+        ),
     }
 )
 """By the name of the measure, its value (R,) in each resample."""

@@ -67,7 +67,7 @@ class Scored:
             )
 
     @classmethod
-    def of_classes(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
+    def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
         """Return scores from labels (B,) and probabilities (B, K) or, of two classes, (B,) of the
         second.
         """
@@ -89,7 +89,7 @@ class Scored:
         return cls(truth=labels_B, scores=shares_BK)
 
     @classmethod
-    def of_network(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
+    def from_network_outputs(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
         """Return scores from labels (B,) and a network's outputs, (B, K), as the softmax in
         `predict`.
 
@@ -104,21 +104,21 @@ class Scored:
         return self.scores.shape[1] if self.scores.ndim == 2 else 0
 
     @cached_property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """True if each score is a finite number; a diverged training gives others."""
         return bool(np.isfinite(self.scores).all())
 
     @cached_property
-    def decided(self) -> NDArray[np.int64]:
+    def class_predictions(self) -> NDArray[np.int64]:
         """The class (B,) that each row is given."""
         if self.threshold is None:
             return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
         return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
 
-    def at(self, threshold: float | None) -> Self:
+    def replace_threshold(self, threshold: float | None) -> Self:
         return replace(self, threshold=threshold)
 
-    def rows(self, places: NDArray[np.int64]) -> Self:
+    def select_rows(self, places: NDArray[np.int64]) -> Self:
         """Return some of the rows, or some more than once."""
         return replace(self, truth=self.truth[places], scores=self.scores[places])
 
@@ -130,10 +130,10 @@ def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def scored_by(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
+def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
     """Return the scores (B, K) that a model gives `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
-    return Scored.of_network(labels_N[here].cpu(), outputs_of(predict, here))
+    return Scored.from_network_outputs(labels_N[here].cpu(), outputs_of(predict, here))
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
@@ -170,7 +170,7 @@ class Measure:
     most: float = 1.0
     tasks: tuple[Task, ...] = ("classification",)
 
-    def of(self, scored: Scored) -> float:
+    def compute_value(self, scored: Scored) -> float:
         """Return the measure's value; NaN if the rows do not define it."""
         task = task_of(scored)
         if task not in self.tasks:
@@ -178,19 +178,19 @@ class Measure:
                 f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
                 f"of {task}; take one of {', '.join(names_of(task))}"
             )
-        if self.why_not(scored):
+        if self.explain_nan(scored):
             return math.nan
         from sklearn import config_context
 
         with config_context(skip_parameter_validation=True):
             return float(self.function(scored))
 
-    def why_not(self, scored: Scored) -> str:
+    def explain_nan(self, scored: Scored) -> str:
         """Return why these rows do not define the measure; empty if they do."""
         rows = len(scored.truth)
         if not rows:
             return "no row was tested"
-        if not self.decides and not scored.finite:
+        if not self.decides and not scored.is_finite:
             return "the model's scores are not finite numbers"
         if self.ranks and (scored.truth == scored.truth[0]).all():
             return f"the {rows} tested rows are all of one class"
@@ -198,31 +198,31 @@ class Measure:
             return "one row was tested"
         return ""
 
-    def gain(self, reached: float, reference: float) -> float:
+    def compute_gain(self, reached: float, reference: float) -> float:
         return reached - reference if self.higher_is_better else reference - reached
 
-    def rank(self, value: float | None) -> float:
+    def rank_value(self, value: float | None) -> float:
         """Return a number that is highest for the best value; None and NaN come last."""
         if value is None or math.isnan(value):
             return -math.inf
         return value if self.higher_is_better else -value
 
-    def text(self, value: float) -> str:
+    def format_value(self, value: float) -> str:
         """Return a value as text: "95.2 %" for a share, "0.952" for others, "undefined" for NaN."""
         if math.isnan(value):
             return "undefined"
         return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
 
-    def gain_text(self, reached: float, reference: float) -> str:
+    def format_gain(self, reached: float, reference: float) -> str:
         """Return a gain as text: "+1.2 points" for a share, "+0.012" for others."""
-        gain = self.gain(reached, reference)
-        return "no gain can be told" if math.isnan(gain) else self.points_text(gain)
+        gain = self.compute_gain(reached, reference)
+        return "no gain can be told" if math.isnan(gain) else self.format_points(gain)
 
-    def points_text(self, gain: float) -> str:
+    def format_points(self, gain: float) -> str:
         return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
 
 
-def _metrics() -> Any:
+def _import_metrics() -> Any:
     """Import scikit-learn's metrics when needed: settings know measures by name, and start fast."""
     from sklearn import metrics
 
@@ -230,12 +230,15 @@ def _metrics() -> Any:
 
 
 @lru_cache(maxsize=1)  # three measures read the same curves
-def _rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
+def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
     """Return the shares of false and of true alarms by threshold, for each class in question."""
-    return tuple(_metrics().roc_curve(alarm_B, said_B)[:2] for alarm_B, said_B in _ranked(scored))
+    return tuple(
+        _import_metrics().roc_curve(alarm_B, said_B)[:2]
+        for alarm_B, said_B in _iter_class_scores(scored)
+    )
 
 
-def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
+def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
     """Yield which rows are of a class, and the scores for it.
 
     Of two classes this is the second, else each class. A class that has no row, or all, is left
@@ -247,48 +250,54 @@ def _ranked(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
             yield alarm_B, scored.scores[:, label]
 
 
-def _mean(found: list[float]) -> float:
+def _compute_mean(found: list[float]) -> float:
     return float(np.mean(found)) if found else math.nan
 
 
-def _auc(scored: Scored) -> float:
-    return _mean([_metrics().auc(false_T, true_T) for false_T, true_T in _rocs(scored)])
+def _compute_auc(scored: Scored) -> float:
+    return _compute_mean(
+        [_import_metrics().auc(false_T, true_T) for false_T, true_T in _compute_rocs(scored)]
+    )
 
 
-def _ks(scored: Scored) -> float:
-    return _mean([(true_T - false_T).max() for false_T, true_T in _rocs(scored)])
+def _compute_ks(scored: Scored) -> float:
+    return _compute_mean([(true_T - false_T).max() for false_T, true_T in _compute_rocs(scored)])
 
 
-def _average_precision(scored: Scored) -> float:
-    rank = _metrics().average_precision_score
-    return _mean([rank(alarm_B, said_B) for alarm_B, said_B in _ranked(scored)])
+def _compute_average_precision(scored: Scored) -> float:
+    rank = _import_metrics().average_precision_score
+    return _compute_mean([rank(alarm_B, said_B) for alarm_B, said_B in _iter_class_scores(scored)])
 
 
-def _f1(scored: Scored) -> float:
+def _compute_f1(scored: Scored) -> float:
     average = "binary" if scored.classes == 2 else "macro"
-    found = _metrics().f1_score(scored.truth, scored.decided, average=average, zero_division=0)
+    found = _import_metrics().f1_score(
+        scored.truth, scored.class_predictions, average=average, zero_division=0
+    )
     return float(found)
 
 
-def _balanced(scored: Scored) -> float:
+def _compute_balanced_accuracy(scored: Scored) -> float:
     """Return the mean recall of the classes that have rows; scikit-learn's own warns of the
     others.
     """
     present = np.unique(scored.truth)
-    recalls = _metrics().recall_score(
-        scored.truth, scored.decided, labels=present, average="macro", zero_division=0
+    recalls = _import_metrics().recall_score(
+        scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
     )
     return float(recalls)
 
 
-def _brier(scored: Scored) -> float:
+def _compute_brier(scored: Scored) -> float:
     """Return Brier's sum over the classes; half of it for two classes, as is usual."""
     total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
     return float(total / 2 if scored.classes == 2 else total)
 
 
-def _log_loss(scored: Scored) -> float:
-    return float(_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes)))
+def _compute_log_loss(scored: Scored) -> float:
+    return float(
+        _import_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes))
+    )
 
 
 _NUMBERS: tuple[Task, ...] = ("regression",)
@@ -299,38 +308,49 @@ _ALL = (
         title="accuracy",
         share=True,
         decides=True,
-        function=lambda scored: _metrics().accuracy_score(scored.truth, scored.decided),
+        function=lambda scored: _import_metrics().accuracy_score(
+            scored.truth, scored.class_predictions
+        ),
     ),
-    Measure(name="auc", ranks=True, title="AUC", function=_auc),
+    Measure(name="auc", ranks=True, title="AUC", function=_compute_auc),
     Measure(
-        name="average_precision", ranks=True, title="average precision", function=_average_precision
+        name="average_precision",
+        ranks=True,
+        title="average precision",
+        function=_compute_average_precision,
     ),
-    Measure(name="ks", ranks=True, title="KS", function=_ks),
+    Measure(name="ks", ranks=True, title="KS", function=_compute_ks),
     Measure(
         name="gini",
         ranks=True,
         title="Gini",
         least=-1.0,
-        function=lambda scored: 2 * _auc(scored) - 1,
+        function=lambda scored: 2 * _compute_auc(scored) - 1,
     ),
     Measure(
         name="balanced_accuracy",
         title="balanced accuracy",
         share=True,
         decides=True,
-        function=_balanced,
+        function=_compute_balanced_accuracy,
     ),
-    Measure(name="f1", title="F1", decides=True, function=_f1),
-    Measure(name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_brier),
+    Measure(name="f1", title="F1", decides=True, function=_compute_f1),
     Measure(
-        name="log_loss", title="log loss", higher_is_better=False, most=math.inf, function=_log_loss
+        name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_compute_brier
+    ),
+    Measure(
+        name="log_loss",
+        title="log loss",
+        higher_is_better=False,
+        most=math.inf,
+        function=_compute_log_loss,
     ),
     Measure(
         name="r2",
         title="R2",
         tasks=_NUMBERS,
         least=-math.inf,
-        function=lambda scored: _metrics().r2_score(scored.truth, scored.scores),
+        function=lambda scored: _import_metrics().r2_score(scored.truth, scored.scores),
     ),
     Measure(
         name="mae",
@@ -338,7 +358,7 @@ _ALL = (
         tasks=_NUMBERS,
         higher_is_better=False,
         most=math.inf,
-        function=lambda scored: _metrics().mean_absolute_error(scored.truth, scored.scores),
+        function=lambda scored: _import_metrics().mean_absolute_error(scored.truth, scored.scores),
     ),
     Measure(
         name="rmse",
@@ -347,7 +367,7 @@ _ALL = (
         higher_is_better=False,
         most=math.inf,
         function=lambda scored: math.sqrt(
-            _metrics().mean_squared_error(scored.truth, scored.scores)
+            _import_metrics().mean_squared_error(scored.truth, scored.scores)
         ),
     ),
 )
@@ -374,13 +394,13 @@ def find_measure(name: str) -> Measure:
 
 
 def measure_all(scored: Scored) -> dict[str, float]:
-    found = {name: MEASURES[name].of(scored) for name in names_of(task_of(scored))}
+    found = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
-def undefined_in(scored: Scored) -> dict[str, str]:
+def explain_undefined_measures(scored: Scored) -> dict[str, str]:
     """Return, by name, why these rows do not define some measures."""
-    reasons = {name: MEASURES[name].why_not(scored) for name in names_of(task_of(scored))}
+    reasons = {name: MEASURES[name].explain_nan(scored) for name in names_of(task_of(scored))}
     return {name: why for name, why in reasons.items() if why}
 
 
@@ -390,7 +410,7 @@ THRESHOLDS: Mapping[str, str] = MappingProxyType(
 """Measures that a threshold can be chosen by: those of what is decided."""
 
 
-def balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
+def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
     """Return a weight for each class (K,): all classes count alike, and a labelled row 1 on
     average.
 
@@ -416,7 +436,7 @@ def best_threshold(scored: Scored, measure: str) -> float:
             f"threshold: chosen by one of {', '.join(THRESHOLDS)}, which read decisions; "
             f"got {measure!r}"
         )
-    return _best_threshold(scored, MEASURES[measure].of)
+    return _best_threshold(scored, MEASURES[measure].compute_value)
 
 
 def cheapest_threshold(scored: Scored, cost: float) -> float:
@@ -424,12 +444,12 @@ def cheapest_threshold(scored: Scored, cost: float) -> float:
     alarm.
     """
 
-    def spared(decided: Scored) -> float:
-        missed = (decided.truth == 1) & (decided.decided == 0)
-        alarms = (decided.truth == 0) & (decided.decided == 1)
+    def compute_negative_cost(decided: Scored) -> float:
+        missed = (decided.truth == 1) & (decided.class_predictions == 0)
+        alarms = (decided.truth == 0) & (decided.class_predictions == 1)
         return -float(cost * missed.sum() + alarms.sum())
 
-    return _best_threshold(scored, spared)
+    return _best_threshold(scored, compute_negative_cost)
 
 
 def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
@@ -443,7 +463,7 @@ def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
     if len(between) > _CANDIDATES:
         between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
     candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda at: abs(at - 0.5))
-    reached = {candidate: worth(scored.at(candidate)) for candidate in candidates}
+    reached = {candidate: worth(scored.replace_threshold(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 
 
@@ -469,7 +489,7 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
 
     if not scored.classes:
         raise DataError("measures: a calibration curve is of probabilities, got one number a row")
-    if not len(scored.truth) or not scored.finite:
+    if not len(scored.truth) or not scored.is_finite:
         return ()
     if scored.classes == 2:
         said_B = scored.scores[:, 1]
@@ -515,7 +535,7 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
     said_B = scored.scores[:, 1]
     true_B = scored.truth == 1
-    if not scored.finite or true_B.all() or not true_B.any():
+    if not scored.is_finite or true_B.all() or not true_B.any():
         return ()
     edges = np.unique(np.quantile(said_B, np.linspace(0, 1, parts + 1)[1:-1]))
     at_B = len(edges) - np.searchsorted(edges, said_B, side="right")

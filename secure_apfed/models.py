@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from secure_apfed.errors import ModelError
 from secure_apfed.rank import count_columns, most_numbers
-from secure_apfed.seeds import draws_nothing, threads
+from secure_apfed.seeds import draws_nothing, limit_threads
 from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
 
 Shape = tuple[int, ...]
@@ -35,13 +35,13 @@ _AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 
 (three rows for MNIST's two layers, one for CIFAR's three)."""
 
 
-def _linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     """Return a linear layer that is not larger than any that a run may have."""
-    require_bounded(inputs, outputs)
+    check_layer_size(inputs, outputs)
     return nn.Linear(inputs, outputs, bias=bias)
 
 
-def require_bounded(inputs: int, outputs: int) -> None:
+def check_layer_size(inputs: int, outputs: int) -> None:
     """Refuse a layer by arithmetic, before memory is taken for it.
 
     Raises:
@@ -58,15 +58,17 @@ def require_bounded(inputs: int, outputs: int) -> None:
 class NetworkFamily(Protocol):
     """A family of networks that fit together; shapes are those of one row, without the batch."""
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make the network features -> representation."""
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Make the network from a flattened representation of `size` numbers to class scores (B,
         K).
         """
 
-    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
         """Make the network representation -> features of another party; mirrors `encoder`."""
 
 
@@ -90,12 +92,17 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
 
 def projection_to(size: int, representation: Shape) -> nn.Module:
     """Return the linear projection head that an active or passive puts behind its encoder."""
-    return nn.Sequential(nn.Flatten(), _linear(math.prod(representation), size))
+    return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
 
 
 def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
     """Return fc(size, width), ReLU, dropout, fc(width, classes), as in Tables 3 and 4."""
-    layers = (_linear(size, width), nn.ReLU(), nn.Dropout(dropout), _linear(width, classes))
+    layers = (
+        _make_linear(size, width),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        _make_linear(width, classes),
+    )
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -121,7 +128,7 @@ class Convolutional:
     head_width: int
     last_relu: bool
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make the network (channels, height, width) -> map."""
         self._check_image(features)
         layers: list[nn.Module] = []
@@ -131,17 +138,19 @@ class Convolutional:
             layers += [nn.Conv2d(wide, narrow, kernel, stride, _PADDING), nn.ReLU()]
         return nn.Sequential(*layers)
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Make fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
         return two_layer_head(size, self.head_width, classes, settings.dropout)
 
-    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
         """Return the encoder's mirror: transposed convolutions from its map to the image."""
         self._check_image(features)
-        image_map = output_shape(self.encoder(features, settings), features)
+        image_map = output_shape(self.make_encoder(features, settings), features)
         layers: list[nn.Module] = []
         if len(representation) == 1:
-            layers += [_linear(representation[0], math.prod(image_map)), nn.ReLU()]
+            layers += [_make_linear(representation[0], math.prod(image_map)), nn.ReLU()]
             layers += [nn.Unflatten(1, image_map)]
         backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
         for (wide, narrow), kernel, stride in reversed(backwards):
@@ -165,32 +174,36 @@ class Perceptron:
 
     activation: ClassVar[type[nn.Module]] = nn.ReLU
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make features, flattened -> `settings.representation_size` numbers after an
         activation.
         """
         widths = (math.prod(features), *settings.hidden, settings.representation_size)
-        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation), self.activation())
+        return nn.Sequential(
+            nn.Flatten(), *_stack_layers(widths, self.activation), self.activation()
+        )
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Make fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
         width = settings.hidden[0] if settings.hidden else settings.representation_size
         return two_layer_head(size, width, classes, settings.dropout)
 
-    def decoder(self, representation: Shape, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
         """Return the encoder's widths backwards; linear at the end, since features may be
         negative.
         """
         widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
         return nn.Sequential(
-            nn.Flatten(), *_layers(widths, self.activation), nn.Unflatten(1, features)
+            nn.Flatten(), *_stack_layers(widths, self.activation), nn.Unflatten(1, features)
         )
 
 
-def _layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
+def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
-        layers += [_linear(wide, narrow), activation()]
+        layers += [_make_linear(wide, narrow), activation()]
     return layers[:-1]
 
 
@@ -201,23 +214,23 @@ class Linear(Perceptron):
     parties' layers are a regularised softmax regression on all features.
     """
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         return nn.Sequential(
-            nn.Flatten(), _linear(math.prod(features), settings.representation_size)
+            nn.Flatten(), _make_linear(math.prod(features), settings.representation_size)
         )
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), _linear(size, classes))
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), _make_linear(size, classes))
 
 
 class Identity(Perceptron):
     """The features, flattened, and one layer, where a method finds its weights by an equation."""
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         return nn.Flatten()
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return _linear(size, classes, bias=False)
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return _make_linear(size, classes, bias=False)
 
 
 class Standardised(nn.Module):
@@ -233,13 +246,13 @@ class Standardised(nn.Module):
         self.register_buffer("centre", torch.zeros(features, dtype=dtype))
         self.register_buffer("scale", torch.ones(features, dtype=dtype))
 
-    def _standardise(self, rows_NF: Tensor) -> None:
+    def _fit_scale(self, rows_NF: Tensor) -> None:
         self.centre = rows_NF.mean(0)
         scale = rows_NF.std(0, correction=0)
         # What never differed says nothing of a row, and z stays 0 where it does one day.
         self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
 
-    def standardised(self, features_B: Tensor) -> Tensor:
+    def standardise_rows(self, features_B: Tensor) -> Tensor:
         return (features_B.flatten(1) - self.centre) / self.scale
 
 
@@ -262,7 +275,7 @@ class RandomFeatures(Standardised):
     phases: Tensor
 
     def __init__(self, features: int, size: int) -> None:
-        require_bounded(features, size)
+        check_layer_size(features, size)
         super().__init__(features)
         self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
         self.register_buffer("directions", torch.randn(features, size))
@@ -271,7 +284,7 @@ class RandomFeatures(Standardised):
     def fit(self, features_NF: Tensor) -> None:
         """Standardise by these rows; the width is the median distance of some of them."""
         rows_NF = features_NF.flatten(1).to(self.centre)
-        self._standardise(rows_NF)
+        self._fit_scale(rows_NF)
         step = max(1, len(rows_NF) // _SAMPLE)
         sample_NF = (rows_NF[::step] - self.centre) / self.scale
         distances = torch.pdist(sample_NF)
@@ -280,7 +293,7 @@ class RandomFeatures(Standardised):
             self.width = distances.median()
 
     def forward(self, features_B: Tensor) -> Tensor:
-        z_BF = self.standardised(features_B)
+        z_BF = self.standardise_rows(features_B)
         size = len(self.phases)
         waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
         ones_B1 = torch.ones_like(z_BF[:, :1])
@@ -293,12 +306,12 @@ class RandomFeatureFamily(Perceptron):
     one.
     """
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make `settings.random_features` of them, beside the row itself and a constant."""
         return RandomFeatures(math.prod(features), settings.random_features)
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), _linear(size, classes, bias=False))
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), _make_linear(size, classes, bias=False))
 
 
 @draws_nothing
@@ -317,7 +330,7 @@ class Projection(Standardised):
     directions: Tensor
 
     def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
-        require_bounded(features, numbers)
+        check_layer_size(features, numbers)
         super().__init__(features, torch.float64)
         self._allow_reading_all = allow_reading_all
         directions = torch.randn(features, numbers, dtype=torch.float64)
@@ -335,10 +348,10 @@ class Projection(Standardised):
                 f"since whoever knows some people reads the others' columns from it; take {most} "
                 "numbers or fewer, or more columns"
             )
-        self._standardise(rows_NF)
+        self._fit_scale(rows_NF)
 
     def forward(self, features_B: Tensor) -> Tensor:
-        projected_BD: Tensor = self.standardised(features_B.to(self.centre)) @ self.directions
+        projected_BD: Tensor = self.standardise_rows(features_B.to(self.centre)) @ self.directions
         return projected_BD
 
     def _load_from_state_dict(
@@ -369,25 +382,25 @@ class CrossView(RandomFeatures):
     def __init__(self, features: int, numbers: int, size: int) -> None:
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
-        self.foretold = _linear(1 + features + size, numbers, bias=False)
+        self.foretold = _make_linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
         """Take centre, scale and width from these rows, with nothing foretold yet."""
         self.own.fit(features_NF)
-        self.forget(features_NF)
+        self.reset_forecast(features_NF)
 
-    def forget(self, features_NF: Tensor) -> None:
+    def reset_forecast(self, features_NF: Tensor) -> None:
         """Foretell nothing: then these rows, and others, are their x alone."""
         nn.init.zeros_(self.foretold.weight)
-        self.read(features_NF, self.foretell(features_NF))
+        self.fit_pairs(features_NF, self.predict_representation(features_NF))
 
-    def read(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
+    def fit_pairs(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
         """Fit to these rows and their h, x as long as h: neither decides alone which are near."""
         with torch.no_grad():
-            super().fit(self._beside(features_NF, forecast_ND))
+            super().fit(self._append_forecast(features_NF, forecast_ND))
 
-    def _standardise(self, rows_NF: Tensor) -> None:
-        super()._standardise(rows_NF)
+    def _fit_scale(self, rows_NF: Tensor) -> None:
+        super()._fit_scale(rows_NF)
         numbers = self.foretold.out_features
         columns = len(self.scale)
         parts = self.scale.split((columns - numbers, numbers))
@@ -395,10 +408,10 @@ class CrossView(RandomFeatures):
         pairs = zip(parts, known, strict=True)
         self.scale = torch.cat([part * (count / columns).sqrt() for part, count in pairs])
 
-    def _beside(self, features_B: Tensor, forecast_BD: Tensor) -> Tensor:
+    def _append_forecast(self, features_B: Tensor, forecast_BD: Tensor) -> Tensor:
         return torch.cat([features_B.flatten(1), forecast_BD.to(features_B)], dim=1)
 
-    def foretell(self, features_B: Tensor) -> Tensor:
+    def predict_representation(self, features_B: Tensor) -> Tensor:
         """Return the forecast of h, (B, D)."""
         forecast_BD: Tensor = self.foretold(self.own(features_B))
         return forecast_BD
@@ -406,14 +419,14 @@ class CrossView(RandomFeatures):
     def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
         """Return the code of rows and h; None: h is the forecast."""
         if forecast_BD is None:
-            forecast_BD = self.foretell(features_B)
-        return super().forward(self._beside(features_B, forecast_BD))
+            forecast_BD = self.predict_representation(features_B)
+        return super().forward(self._append_forecast(features_B, forecast_BD))
 
 
 class CrossViewFamily(RandomFeatureFamily):
     """A family of random features of a row and of a forecast of what others see of the person."""
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make `settings.random_features` of a row and a forecast of
         `settings.representation_size`.
         """
@@ -439,7 +452,7 @@ class SequenceEncoder(nn.Module):
             for _, channels in self.sequences
         )
 
-    def parts(self, features_B: Tensor) -> list[Tensor]:
+    def encode_views(self, features_B: Tensor) -> list[Tensor]:
         """Return the last states of each view, (B, 2 D)."""
         widths = [1 + steps * channels for steps, channels in self.sequences]
         split = features_B.flatten(1).split(widths, dim=1)
@@ -449,7 +462,7 @@ class SequenceEncoder(nn.Module):
         ]
 
     def forward(self, features_B: Tensor) -> Tensor:
-        return torch.cat(self.parts(features_B), dim=1)
+        return torch.cat(self.encode_views(features_B), dim=1)
 
 
 def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
@@ -469,7 +482,7 @@ def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
 class Recurrent(Perceptron):
     """A GRU a view and direction, under one linear layer without a bias."""
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make an encoder of rows of `settings.sequences`. Raises ModelError: rows of another
         shape.
         """
@@ -483,8 +496,8 @@ class Recurrent(Perceptron):
             )
         return SequenceEncoder(settings.sequences, settings.representation_size)
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
-        return _linear(size, classes, bias=False)
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return _make_linear(size, classes, bias=False)
 
 
 class Selu(Perceptron):
@@ -497,12 +510,12 @@ class Selu(Perceptron):
 
     activation: ClassVar[type[nn.Module]] = nn.SELU
 
-    def head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         """Make fc(size, K) behind `settings.head`; with the cross-entropy it is a logistic
         regression.
         """
         widths = (size, *settings.head, classes)
-        return nn.Sequential(nn.Flatten(), *_layers(widths, self.activation))
+        return nn.Sequential(nn.Flatten(), *_stack_layers(widths, self.activation))
 
 
 class Enriched(nn.Module):
@@ -541,11 +554,11 @@ class EnrichedFamily(Selu):
     the code is linear, since singular vectors have both signs.
     """
 
-    def encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         """Make the network features -> features, flattened, and `settings.representation_size`
         numbers.
         """
-        layers = list(super().encoder(features, settings).children())
+        layers = list(super().make_encoder(features, settings).children())
         return Enriched(nn.Sequential(*layers[:-1]))
 
 
@@ -570,9 +583,9 @@ def encoder_and_head(
         ModelError: the network cannot take such rows.
     """
     family = family_for(settings, features)
-    encoder = family.encoder(features, settings)
+    encoder = family.make_encoder(features, settings)
     size = math.prod(output_shape(encoder, features))
-    return encoder, family.head(size, classes, settings)
+    return encoder, family.make_head(size, classes, settings)
 
 
 @contextmanager
@@ -589,7 +602,7 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
         work = batch * sum(one * other for one, other in pairwise(widths))
         large = isinstance(family_for(settings, shape), Convolutional)
         worth = max(worth, most if large else min(most, work // _A_THREAD))
-    with threads(worth):
+    with limit_threads(worth):
         yield
 
 

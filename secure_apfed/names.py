@@ -60,7 +60,7 @@ def check_parties(names: Iterable[str]) -> None:
     """
     seen: dict[str, str] = {}
     for name in names:
-        _party(name)
+        _check_party_name(name)
         if (other := seen.get(name.casefold())) is not None:
             raise ValueError(
                 f"{other!r} and {name!r} differ in capitals at most, and would share files; "
@@ -74,7 +74,7 @@ def column_name(name: object) -> str:
     return unicodedata.normalize("NFC", str(name))
 
 
-def _party(name: str) -> str:
+def _check_party_name(name: str) -> str:
     if check_name(name).casefold() in RESERVED:
         raise ValueError(
             f"a party cannot be called {name!r}, which stands for something else in every run; "
@@ -83,17 +83,17 @@ def _party(name: str) -> str:
     return name
 
 
-def _keys(by_party: dict[str, _T]) -> dict[str, _T]:
+def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
     check_parties(by_party)
     return by_party
 
 
 Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
-PartyName: TypeAlias = Annotated[str, AfterValidator(_party)]
+PartyName: TypeAlias = Annotated[str, AfterValidator(_check_party_name)]
 ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
 """As settings have it, compared with those of files."""
 RunName: TypeAlias = Annotated[str, AfterValidator(partial(check_name, at_most=_RUN_LETTERS))]
-ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_keys)]
+ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
 
 
 def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:

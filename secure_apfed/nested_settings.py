@@ -39,14 +39,14 @@ def list_settings(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         defaults: what holds where the user set nothing, nested likewise; of other settings their
             declared default.
     """
-    found = dict(_list_declared(Config))
+    found = dict(_list_defaults(Config))
     nested = given if isinstance(given, Mapping) else {}
     method = nested.get(_METHOD, defaults.get(_METHOD))
     name = _find_method(method)
     if name in METHODS:
-        found |= _list_declared(METHODS[name].settings, (_METHOD,))
-    found |= dict(_flatten(defaults))
-    found |= dict(_flatten(nested))
+        found |= _list_defaults(METHODS[name].settings, (_METHOD,))
+    found |= dict(_flatten_settings(defaults))
+    found |= dict(_flatten_settings(nested))
     listed = {_SEPARATOR.join(path): value for path, value in found.items() if _is_set(path)}
     # Whole mappings beside their parts would be set twice.
     parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
@@ -55,7 +55,7 @@ def list_settings(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 def list_given(given: Mapping[str, Any]) -> frozenset[str]:
     """Return the flat names of the settings that the user set."""
-    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten(given))
+    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten_settings(given))
 
 
 def replace_setting(given: Any, key: str, value: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def plain_values(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _list_declared(
+def _list_defaults(
     kind: type[Settings], where: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and default of every setting that has one; of a section those within."""
@@ -122,12 +122,12 @@ def _list_declared(
             continue
         default = declared.get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Settings):
-            yield from _list_declared(type(default), (*where, name))
+            yield from _list_defaults(type(default), (*where, name))
         else:
             yield (*where, name), default
 
 
-def _flatten(
+def _flatten_settings(
     nested: Mapping[str, Any], where: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in nested.items():
@@ -136,7 +136,7 @@ def _flatten(
         if path == (_METHOD,):
             yield path, value
         if isinstance(inner, Mapping) and inner:
-            yield from _flatten(inner, path)
+            yield from _flatten_settings(inner, path)
         elif path != (_METHOD,):
             yield path, value
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import Shape, family_for, output_shape, projection_to, require_bounded
+from secure_apfed.models import Shape, check_layer_size, family_for, output_shape, projection_to
 from secure_apfed.seeds import draws_nothing
 from secure_apfed.settings.training import (
     ClusteringSettings,
@@ -90,7 +90,7 @@ class Contrastive(Objective):
     ) -> None:
         super().__init__()
         self._settings = settings
-        self.encoder = family_for(model, features).encoder(features, model)
+        self.encoder = family_for(model, features).make_encoder(features, model)
         encoded = output_shape(self.encoder, features)
         self.projection = projection_to(math.prod(representation), encoded)
 
@@ -123,7 +123,7 @@ class Reconstruction(Objective):
         model: ModelSettings,
     ) -> None:
         super().__init__()
-        self.decoder = family_for(model, features).decoder(representation, features, model)
+        self.decoder = family_for(model, features).make_decoder(representation, features, model)
         decoded = output_shape(self.decoder, representation)
         if decoded != features:
             raise ModelError(
@@ -169,8 +169,8 @@ class Clustering(Objective):
     ) -> None:
         super().__init__()
         clusters = settings.clusters
-        require_bounded(math.prod(representation), clusters)
-        require_bounded(math.prod(features), clusters)
+        check_layer_size(math.prod(representation), clusters)
+        check_layer_size(math.prod(features), clusters)
         self.readout = nn.Linear(math.prod(representation), clusters)
         self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
         self.register_buffer("spread", torch.ones(()))
@@ -193,19 +193,19 @@ class Clustering(Objective):
         self.centres_KF = centres_KF
         self.spread = torch.tensor(found.inertia_ / len(x_NF))
         self.spread.clamp_(min=torch.finfo(torch.float32).tiny)
-        self.sizes_K = self._assigned(x_NF).sum(0)
+        self.sizes_K = self._assign_clusters(x_NF).sum(0)
 
-    def _assigned(self, features_B: Tensor) -> Tensor:
+    def _assign_clusters(self, features_B: Tensor) -> Tensor:
         apart_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
         return F.softmax(-apart_BK / self.spread, dim=1)
 
-    def targets(self, features_B: Tensor) -> Tensor:
+    def compute_targets(self, features_B: Tensor) -> Tensor:
         """Return the soft targets p of these rows, (B, K'), each of which sums to 1."""
-        weighed_BK = self._assigned(features_B).square() / self.sizes_K
+        weighed_BK = self._assign_clusters(features_B).square() / self.sizes_K
         return weighed_BK / weighed_BK.sum(1, keepdim=True)
 
     def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
-        return F.cross_entropy(self.readout(z_BD.flatten(1)), self.targets(features_B))
+        return F.cross_entropy(self.readout(z_BD.flatten(1)), self.compute_targets(features_B))
 
 
 # Of `Objective`. Any: each takes its own settings.

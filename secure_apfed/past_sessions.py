@@ -12,13 +12,19 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from secure_apfed.audit_log import Agreed, Frame, Opened, read_lines
+from secure_apfed.audit_log import Agreed, Frame, Opened, iter_lines
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Flow, Kind
 from secure_apfed.exchange.links import UNNAMED_SESSION, count_overhead
-from secure_apfed.files import read_json, to_json, write_atomically
+from secure_apfed.files import load_json, to_json, write_atomically
 
-__all__ = ["NONE_BEFORE", "PastSessions", "keep_broken_off", "read_broken_off", "read_logged"]
+__all__ = [
+    "NONE_BEFORE",
+    "PastSessions",
+    "load_broken_sessions",
+    "load_logged_sessions",
+    "save_broken_sessions",
+]
 
 _ASIDE = (Kind.ABORT, Kind.ALIVE)
 """Kinds of no step that come at any time."""
@@ -77,7 +83,7 @@ class _Session:
             return 0.0
         return max(0.0, self.last_at - self.trained_from)
 
-    def add(self, frame: Frame) -> None:
+    def add_frame(self, frame: Frame) -> None:
         if frame.kind in _ASIDE:
             return
         self.last_at = frame.at
@@ -97,7 +103,7 @@ class _Counts:
     wire_bytes: int = 0
     steps: list[int] = field(default_factory=list)
 
-    def add(self, payload_bytes: int, frame: Frame) -> None:
+    def add_frame(self, payload_bytes: int, frame: Frame) -> None:
         self.messages += 1
         self.payload_bytes += payload_bytes
         self.wire_bytes += frame.size
@@ -105,7 +111,7 @@ class _Counts:
         self.steps = [*self.steps[:1], last] if self.steps else [frame.step, frame.step]
 
 
-def read_logged(path: Path) -> PastSessions:
+def load_logged_sessions(path: Path) -> PastSessions:
     """Return what the sessions came to that a party's audit log tells of; none without a log.
 
     Raises:
@@ -117,7 +123,7 @@ def read_logged(path: Path) -> PastSessions:
     agreed = 0
     sessions: list[_Session] = []
     ways: dict[tuple[str, str, Kind], _Counts] = {}
-    for line in read_lines(path):
+    for line in iter_lines(path):
         if isinstance(line, Opened):
             me = line.party
             sessions.append(_Session())
@@ -126,10 +132,10 @@ def read_logged(path: Path) -> PastSessions:
             sessions[-1].name = line.session
             sessions[-1].first = sessions[-1].next_step = line.resumes or 0
         elif isinstance(line, Frame):
-            sessions[-1].add(line)
+            sessions[-1].add_frame(line)
             ends = (me, line.peer) if line.event == "sent" else (line.peer, me)
             counts = ways.setdefault((*ends, line.kind), _Counts())
-            counts.add(_payload_size(line, *ends, sessions[-1].name), line)
+            counts.add_frame(_payload_size(line, *ends, sessions[-1].name), line)
     flows = [
         Flow(*way, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
         for way, counts in ways.items()
@@ -170,7 +176,7 @@ class _Flow(BaseModel):
     last_step: int
 
 
-class _BrokenOff(BaseModel):
+class _BrokenSessions(BaseModel):
     """The counts in a run folder beside its checkpoints when a session was broken off."""
 
     model_config = ConfigDict(extra="ignore")
@@ -181,7 +187,7 @@ class _BrokenOff(BaseModel):
     flows: tuple[_Flow, ...]
 
 
-def keep_broken_off(
+def save_broken_sessions(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
     """Write what all sessions came to until this one was broken off."""
@@ -194,12 +200,12 @@ def keep_broken_off(
     write_atomically(path, to_json(content, indent=2).encode() + b"\n")
 
 
-def read_broken_off(path: Path) -> PastSessions:
+def load_broken_sessions(path: Path) -> PastSessions:
     """Return what `keep_broken_off` wrote; none where no session was broken off."""
     if not path.is_file():
         return NONE_BEFORE
     try:
-        kept = read_json(path, _BrokenOff)
+        kept = load_json(path, _BrokenSessions)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}, or remove it: then the totals lack what came after the newest checkpoint"

@@ -42,7 +42,7 @@ def escape_text(text: str, *, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(
-        character if character.isprintable() or character in keep else _escape(character)
+        character if character.isprintable() or character in keep else _escape_character(character)
         for character in text
     )
 
@@ -100,5 +100,5 @@ def check_host(host: str) -> str:
     return host
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

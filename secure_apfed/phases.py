@@ -52,7 +52,7 @@ class Phases(dict[PhaseName, Phase]):
         self._now: PhaseName = "start"
         self._since = (_STARTED, 0.0)
 
-    def end(self) -> None:
+    def end_phase(self) -> None:
         """Add what passed since the last call to the phase that is on."""
         spent = os.times()
         most = peak_memory()
@@ -63,8 +63,8 @@ class Phases(dict[PhaseName, Phase]):
         phase.peak_bytes = max(most, *(each.peak_bytes for each in self.values()))
         self._since = now
 
-    def begin(self, name: PhaseName) -> None:
-        self.end()
+    def begin_phase(self, name: PhaseName) -> None:
+        self.end_phase()
         self._now = name
 
 
@@ -72,18 +72,18 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 
 
 @contextmanager
-def profiled() -> Iterator[Phases]:
+def profile_phases() -> Iterator[Phases]:
     """Measure what begins in this block; from the start of the process on."""
     phases = Phases()
     before = _PHASES.set(phases)
     try:
         yield phases
     finally:
-        phases.end()
+        phases.end_phase()
         _PHASES.reset(before)
 
 
-def begins(name: PhaseName) -> None:
+def begin_phase(name: PhaseName) -> None:
     """Say that this phase begins here."""
     if (phases := _PHASES.get()) is not None:
-        phases.begin(name)
+        phases.begin_phase(name)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
     from secure_apfed.exchange import Status, Waiting
-    from secure_apfed.exchange.status import Break, Meeting
+    from secure_apfed.exchange.status import LinkBreak, Meeting
     from secure_apfed.runs.outcome import Progress
 
 _PERIOD_S = 1.0
@@ -46,50 +46,50 @@ _OVER = ("connecting", "ended", "failed")  # phases in which no link is back
 
 
 @contextmanager
-def watching(
+def show_run(
     name: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator["Callable[[Progress], None]"]:
     """Show a run in this process on stderr; yields what `run` calls with each `Progress`."""
     board = Board(name=name)
-    with observing_work(board.tell_work), showing(board, as_json=quiet, console=console):
-        yield board.tell_progress
+    with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
+        yield board.update_progress
 
 
 @contextmanager
-def working(
+def show_work(
     party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
 ) -> Iterator[None]:
     """Show the long work that this block reports: see `showing`; `party`: whose it is."""
     board = Board()
 
-    def tell_work(work: Work) -> None:
-        board.tell_work(work, party)
+    def update_work(work: Work) -> None:
+        board.update_work(work, party)
 
     with (
-        observing_work(tell_work),
-        showing(board, as_json=as_json, json_events=json_events, console=console),
+        observing_work(update_work),
+        show_board(board, as_json=as_json, json_events=json_events, console=console),
     ):
         yield
 
 
 @contextmanager
-def downloading(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
     """Show downloads on stderr; yields what `fetch` calls with (file, bytes, bytes in all)."""
     from rich.progress import DownloadColumn
 
     tasks: dict[str, Any] = {}
-    with _bars(DownloadColumn(), quiet=quiet) as bars:
+    with _make_bars(DownloadColumn(), quiet=quiet) as bars:
 
-        def update(file: str, done: int, total: int | None) -> None:
+        def update_bar(file: str, done: int, total: int | None) -> None:
             if file not in tasks:
                 tasks[file] = bars.add_task(file, total=total)
             bars.update(tasks[file], completed=done, total=total)
 
-        yield update
+        yield update_bar
 
 
 @contextmanager
-def counting(
+def show_count(
     name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a count on stderr, and how long the rest takes (see `TimeLeft`): a bar, or a line a
@@ -101,29 +101,29 @@ def counting(
     time_left = TimeLeft(clock)
     printed_at = -math.inf
 
-    def left(done: int, total: int) -> str:
-        time_left.mark(done)
-        return describe_time_left(time_left.seconds(total))
+    def format_time_left(done: int, total: int) -> str:
+        time_left.note_progress(done)
+        return describe_time_left(time_left.estimate_seconds(total))
 
-    def line(done: int, total: int) -> None:
+    def print_line(done: int, total: int) -> None:
         nonlocal printed_at
-        text = f"{name}: {done} of {total}  {left(done, total)}"
+        text = f"{name}: {done} of {total}  {format_time_left(done, total)}"
         if clock() - printed_at >= _LINE_S or done == total:
             printed_at = clock()
             console.print(text.strip(), highlight=False)
 
     if not quiet and not console.is_terminal:
-        yield line
+        yield print_line
         return
     columns = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
-    with _bars(*columns, quiet=quiet) as bars:
+    with _make_bars(*columns, quiet=quiet) as bars:
         task = bars.add_task(name, total=None, left="")
         yield lambda done, total: bars.update(
-            task, completed=done, total=total, left=left(done, total)
+            task, completed=done, total=total, left=format_time_left(done, total)
         )
 
 
-def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
+def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
     """Make bars on stderr, with these columns behind; their module is loaded where one is shown."""
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -136,20 +136,20 @@ def _bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
     )
 
 
-def figures(progress: "Progress") -> str:
+def describe_figures(progress: "Progress") -> str:
     """Return loss, accuracy, epsilon and bytes in a line, where each is known."""
     from secure_apfed.measures import MEASURES
 
     measure = MEASURES[progress.measure]
     score = progress.accuracy if progress.score is None else progress.score
-    accuracy = "" if score is None else f"  {measure.title} {measure.text(score)}"
-    spent = "" if progress.promise is None else f"  {progress.promised}"
+    accuracy = "" if score is None else f"  {measure.title} {measure.format_value(score)}"
+    spent = "" if progress.promise is None else f"  {progress.promise_text}"
     loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
     return f"{loss}{accuracy}{spent}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
 
 
 def _progress_of(progress: "Progress") -> str:
-    return f"epoch {progress.epoch}/{progress.epochs}  {figures(progress)}"
+    return f"epoch {progress.epoch}/{progress.epochs}  {describe_figures(progress)}"
 
 
 class Board:
@@ -182,23 +182,23 @@ class Board:
         every = {**self._told, **own}
         return tuple(every[name] for name in sorted(every))
 
-    def tell(self, status: "Status") -> None:
+    def update_status(self, status: "Status") -> None:
         self._told = {**self._told, status.party: status}
 
-    def tell_progress(self, progress: "Progress") -> None:
+    def update_progress(self, progress: "Progress") -> None:
         if self.progress is None:  # what came before the first step is no part of a step
             self._training = TimeLeft(self._clock)
-        self._training.mark(progress.step)
+        self._training.note_progress(progress.step)
         self.progress = progress
 
-    def tell_work(self, work: Work, party: str = "") -> None:
+    def update_work(self, work: Work, party: str = "") -> None:
         """Note how far some work of a party is; work that is over is shown no more."""
         key = (party, work.name)
         every = dict(self._work)
         before = every.pop(key, None)
         if not work.is_over:
             time_left = TimeLeft(self._clock) if before is None else before[1]
-            time_left.mark(work.done)
+            time_left.note_progress(work.done)
             every[key] = work, time_left
         self._work = every  # replaced whole: another thread reads it
 
@@ -210,14 +210,16 @@ class Board:
     def works(self) -> "tuple[WorkLeft, ...]":
         """All long work that is on, with the estimate of its rest."""
         return tuple(
-            WorkLeft(work=work, party=party, seconds_left=time_left.seconds(work.total))
+            WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
             for (party, _), (work, time_left) in self._work.items()
         )
 
     @property
     def training_seconds_left(self) -> float | None:
         """The seconds that the rest of all epochs takes; None: too early to say."""
-        return None if self.progress is None else self._training.seconds(self.progress.steps)
+        return (
+            None if self.progress is None else self._training.estimate_seconds(self.progress.steps)
+        )
 
     @property
     def progress_line(self) -> str:
@@ -255,7 +257,7 @@ class WorkLeft:
 
 
 @contextmanager
-def showing(
+def show_board(
     board: Board,
     *,
     as_json: bool = False,
@@ -268,27 +270,29 @@ def showing(
     console = console or Console(stderr=True)
     if json_events:
         events = _Events(board)
-        with _ticking(events.tick):
+        with _tick_periodically(events.tick):
             yield board
     elif as_json:
         yield board
     elif console.is_terminal:
         drawn = Live(
-            console=console, get_renderable=lambda: _panel(board), refresh_per_second=_DRAWN_PER_S
+            console=console,
+            get_renderable=lambda: _render_board(board),
+            refresh_per_second=_DRAWN_PER_S,
         )
         with drawn:
             yield board
     else:
         lines = _Lines(board, console)
         try:
-            with _ticking(lines.tick):
+            with _tick_periodically(lines.tick):
                 yield board
         finally:
-            lines.end()
+            lines.print_last()
 
 
 @contextmanager
-def _ticking(tick: Callable[[], None]) -> Iterator[None]:
+def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
     """Call `tick` each period from a thread of its own, and once at the end."""
     done = threading.Event()
 
@@ -310,7 +314,7 @@ def _ticking(tick: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def metering(board: Board, path: Path | None) -> Iterator[None]:
+def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
     """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
     reads; none of None. A disk that is full later ends no run.
 
@@ -321,19 +325,19 @@ def metering(board: Board, path: Path | None) -> Iterator[None]:
         yield
         return
 
-    def tick() -> None:
-        write_atomically(path, _exposition(board).encode())
+    def write_file() -> None:
+        write_atomically(path, _format_metrics(board).encode())
 
-    tick()
-    with _ticking(tick):
+    write_file()
+    with _tick_periodically(write_file):
         yield
 
 
-def _exposition(board: Board) -> str:
+def _format_metrics(board: Board) -> str:
     """Return the text format of Prometheus, in which no character of a name has to be escaped."""
     lines: dict[str, list[str]] = {}
 
-    def tell(labels: Mapping[str, str], **values: float | None) -> None:
+    def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
         shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
@@ -344,18 +348,22 @@ def _exposition(board: Board) -> str:
 
     for own in board.statuses:
         party = {"party": own.party}
-        tell(party, session=own.session, step=own.step)
-        tell({**party, "phase": own.phase}, phase=1)
-        tell({**party, "figure": own.figure}, epsilon=own.epsilon)  # none where nothing is sent
+        add_samples(party, session=own.session, step=own.step)
+        add_samples({**party, "phase": own.phase}, phase=1)
+        add_samples(
+            {**party, "figure": own.figure}, epsilon=own.epsilon
+        )  # none where nothing is sent
         for name, peer in own.peers.items():
-            tell(
+            add_samples(
                 {**party, "peer": name},
                 sent_bytes_total=peer.sent_bytes,
                 received_bytes_total=peer.received_bytes,
                 peer_last_sign_seconds=peer.sign_s,
             )
     if (far := board.progress) is not None:
-        tell({}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps)
+        add_samples(
+            {}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps
+        )
     return "".join(line for metric in lines.values() for line in metric)
 
 
@@ -376,23 +384,23 @@ class _Events:
         if progress is not None and progress != self._progress:
             self._progress = progress
             left = board.training_seconds_left
-            _write({"progress": {**asdict(progress), "seconds_left": left}})
+            _write_event({"progress": {**asdict(progress), "seconds_left": left}})
         works = {(on.party, on.work.name): on for on in board.works}
         for key, on in works.items():
             if self._works.get(key) != on.work:
-                _write({"work": on.as_json()})
+                _write_event({"work": on.as_json()})
         for key in self._works.keys() - works.keys():
             ended = replace(self._works[key], done=self._works[key].total)
-            _write({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
+            _write_event({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
         self._works = {key: on.work for key, on in works.items()}
         for status in board.statuses:
             counts = status.sent_bytes, status.received_bytes, status.step
-            facts = _facts(status), _broken_links(status), *counts
+            facts = _list_facts(status), _broken_links(status), *counts
             past, at = self._last.get(status.party, (None, 0.0))
             now = time.monotonic()
-            if facts != past or now - at >= _AGAIN_S or status.names("silent"):
+            if facts != past or now - at >= _AGAIN_S or status.list_peers("silent"):
                 self._last[status.party] = facts, now
-                _write({"status": {"at": time.time(), **status.model_dump(mode="python")}})
+                _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
         sys.stdout.flush()
 
 
@@ -417,14 +425,14 @@ class _Lines:
         works = self._board.works
         for on in works:
             if self._is_due((on.party, on.work.name), None):
-                self._print(on.line)
+                self._print_text(on.line)
         self._forget_all_but({(on.party, on.work.name) for on in works})
         for status in self._board.statuses:
             self._print_breaks(status)
-            if self._is_due(status.party, _facts(status)):
-                self._print(_line_of(status))
+            if self._is_due(status.party, _list_facts(status)):
+                self._print_text(_line_of(status))
 
-    def end(self) -> None:
+    def print_last(self) -> None:
         """Print the newest progress, if no line showed it."""
         with contextlib.suppress(OSError, ValueError):
             if self._board.progress != self._progress:
@@ -440,12 +448,12 @@ class _Lines:
             if peer.broken is not None:
                 broken[name] = before.get(name, now - peer.broken.since_s)
                 if name not in before:
-                    self._print(
+                    self._print_text(
                         f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
                         f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
                     )
             elif name in before and peer.state in _PRESENT and status.phase not in _OVER:
-                self._print(f"{link} back, after {now - before[name]:.0f} s")
+                self._print_text(f"{link} back, after {now - before[name]:.0f} s")
         self._broken[status.party] = broken
 
     def _is_due(self, key: object, facts: object) -> bool:
@@ -464,13 +472,13 @@ class _Lines:
 
     def _print_progress(self) -> None:
         self._progress = self._board.progress
-        self._print(self._board.progress_line)
+        self._print_text(self._board.progress_line)
 
-    def _print(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         self._console.print(Text(escape_text(text)), soft_wrap=True)
 
 
-def _write(event: Mapping[str, Any]) -> None:
+def _write_event(event: Mapping[str, Any]) -> None:
     sys.stdout.write(to_json(event) + "\n")
 
 
@@ -478,38 +486,38 @@ def _broken_links(status: "Status") -> tuple[str, ...]:
     return tuple(name for name, peer in status.peers.items() if peer.broken is not None)
 
 
-def _describe_break(broken: "Break") -> str:
+def _describe_break(broken: "LinkBreak") -> str:
     why = f" ({broken.why})" if broken.why else ""
     return f"broken since {broken.since_s:.0f} s{why}"
 
 
-def _facts(status: "Status") -> tuple[object, ...]:
-    peers = tuple(tuple(status.names(state)) for state in ("expected", "silent", "left"))
+def _list_facts(status: "Status") -> tuple[object, ...]:
+    peers = tuple(tuple(status.list_peers(state)) for state in ("expected", "silent", "left"))
     return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
 
 
 def _line_of(status: "Status") -> str:
     at = status.phase if status.step is None else f"{status.phase}, step {status.step}"
-    parts = [f"{status.party}: {at}", *_troubles(status)]
+    parts = [f"{status.party}: {at}", *_list_troubles(status)]
     if status.meets:
         parts.append(_describe_meeting(status, status.meets))
     if status.waits:
-        parts.append(f"waits for {_waited(status.waits)}")
-    return "; ".join([*parts, _counted(status)])
+        parts.append(f"waits for {_describe_wait(status.waits)}")
+    return "; ".join([*parts, _describe_counts(status)])
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
     """Return for whom a party waits before a session, since when, and how many are here."""
-    missing = " and ".join(status.names("expected"))
+    missing = " and ".join(status.list_peers("expected"))
     every = len(status.peers) + 1
-    here = every - len(status.names("expected"))
+    here = every - len(status.list_peers("expected"))
     return (
         f"waits for {missing} since {meets.since_s:.0f} s, gives up after {meets.patience_s:g} s; "
         f"{here} of {every} parties are here"
     )
 
 
-def _troubles(status: "Status") -> list[str]:
+def _list_troubles(status: "Status") -> list[str]:
     told = []
     refused = dict[str, list[str]]()
     for name, peer in status.peers.items():
@@ -530,7 +538,7 @@ def _troubles(status: "Status") -> list[str]:
     return told
 
 
-def _waited(waits: "Waiting") -> str:
+def _describe_wait(waits: "Waiting") -> str:
     step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
     kinds = " or ".join(waits.kinds)
     senders = " or ".join(waits.senders)
@@ -540,13 +548,13 @@ def _waited(waits: "Waiting") -> str:
     )
 
 
-def _counted(status: "Status") -> str:
+def _describe_counts(status: "Status") -> str:
     sent = status.sent_bytes / 1e6
     received = status.received_bytes / 1e6
-    return f"{status.promised}  {sent:.1f} MB sent  {received:.1f} MB received"
+    return f"{status.promise_text}  {sent:.1f} MB sent  {received:.1f} MB received"
 
 
-def _panel(board: Board) -> Group:
+def _render_board(board: Board) -> Group:
     """Return the progress of training and other work, and each party's line, drawn anew each
     time.
     """

@@ -148,7 +148,7 @@ class Promise:
         """The figure and the epsilon alone, for a line that changes."""
         return describe_epsilon(self.figure, self.epsilon)
 
-    def title(self, *, fixed: bool = False) -> str:
+    def format_title(self, *, fixed: bool = False) -> str:
         return figure_title(self.figure, of=self.party, fixed=fixed)
 
     def as_json(self) -> dict[str, Any]:
@@ -199,13 +199,16 @@ def promises_of(
             delta and releases.
     """
     method = config.method
-    features = [*_of_representations(method, spent), *_of_passives(config, contributions)]
+    features = [
+        *_list_representation_promises(method, spent),
+        *_list_passive_promises(config, contributions),
+    ]
     features.sort(key=lambda promise: promise.figure != method.figure)
     labels = Promise(
         figure="epsilon_y",
         epsilon=spent.epsilon_y,
         delta=spent.delta,
-        why="" if math.isfinite(spent.epsilon_y) else _why_no_label_privacy(config),
+        why="" if math.isfinite(spent.epsilon_y) else _explain_label_exposure(config),
     )
     model = Promise(
         figure="epsilon_model",
@@ -216,36 +219,36 @@ def promises_of(
     return (*features, labels, model)
 
 
-def _why_no_label_privacy(config: "RunSettings") -> str:
+def _explain_label_exposure(config: "RunSettings") -> str:
     """Return why a label has no finite epsilon, with what is so all the same."""
     if config.train.meets_labels_after:
         return "no message depends on a label, but the finished model does, without noise"
     return "no label privacy and no private training"
 
 
-def _of_representations(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
+def _list_representation_promises(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
     happens = method.happens
     if "representations are sent" in happens:
         why = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED
-        yield _counted("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=why)
+        yield _make_promise("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=why)
     elif "passives take part" not in happens:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
 
 
-def _of_passives(
+def _list_passive_promises(
     config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Promise]:
     for name, account in contributions.items():
         yield promise_of_account(account, party=name)
     method = config.method
-    why = _why_without_noise(method)
-    if why and method.noise(config) is not None:
+    why = _explain_missing_noise(method)
+    if why and method.find_noise(config) is not None:
         why = "no passive has said yet what it charged"
     if why and not contributions:
         yield Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
 
 
-def _why_without_noise(method: "MethodSettings") -> str:
+def _explain_missing_noise(method: "MethodSettings") -> str:
     """Return why what passives let out beside representations is not bounded; "": nothing is."""
     return next((why for fact, why in _WITHOUT_NOISE.items() if fact in method.happens), "")
 
@@ -254,12 +257,12 @@ def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promis
     """Return what one account comes to: its figure, epsilon, delta and releases."""
     epsilon = float(account["epsilon"])
     why = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
-    return _counted(
+    return _make_promise(
         account["figure"], epsilon, account["delta"], account["releases"], party=party, why=why
     )
 
 
-def _counted(
+def _make_promise(
     figure: Figure,
     epsilon: float,
     delta: float | None,
@@ -302,27 +305,27 @@ def promise_of_party(
         return promise_of_account(max(accounts, key=lambda account: float(account["epsilon"])))
     if role not in ("active", "passive"):
         return Promise(figure=config.method.figure, epsilon=None, why="it holds no table")
-    labels = _of_labels(config) if role == "active" else None
+    labels = _find_label_promise(config) if role == "active" else None
     nothing = Promise(figure=config.method.figure, epsilon=None, why="nothing of its rows leaves")
-    return _of_features(config, role) or labels or nothing
+    return _find_feature_promise(config, role) or labels or nothing
 
 
-def _of_features(config: "RunSettings", role: str) -> Promise | None:
+def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
     """Return the promise of a party that charged nothing yet; None: its features do not leave."""
     method = config.method
     if method.representations_from == ("active" if role == "active" else "passives"):
         if config.guard.mechanism == "none":
             return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
         return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
-    why = _why_without_noise(method)
+    why = _explain_missing_noise(method)
     if not why or (role == "active" and not _OWN_ROWS_OF_ALL & method.happens):
         return None
-    if method.noise(config) is not None:
+    if method.find_noise(config) is not None:
         return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
     return Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
 
 
-def _of_labels(config: "RunSettings") -> Promise | None:
+def _find_label_promise(config: "RunSettings") -> Promise | None:
     """Return the active's promise of its labels; None: nothing that depends on them is sent."""
     why = next((why for fact, why in _LABELS_LEAVE.items() if fact in config.method.happens), "")
     if not why:

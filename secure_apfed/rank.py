@@ -93,7 +93,7 @@ def describe_rank(numbers: float, columns: int | None) -> str:
     return f"{said}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
 
 
-def describe_opened(
+def describe_opened_numbers(
     config: "RunSettings",
     classes: int,
     columns: Sequence[int] | None,

@@ -1,6 +1,6 @@
 """The secure sum that a run's settings name, looked up where a run is opened."""
 
-from apfed_protocols.sums import SECURE_SUMS, SecureSum, spelled
+from apfed_protocols.sums import SECURE_SUMS, SecureSum, format_sum_name
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import did_you_mean
 from secure_apfed.settings.training import SumSettings
@@ -12,7 +12,7 @@ def sum_kind(settings: SumSettings) -> type[SecureSum]:
     Raises:
         ConfigError: there is none of this scheme and masks; names the nearest.
     """
-    name = spelled(settings.scheme, settings.masks)
+    name = format_sum_name(settings.scheme, settings.masks)
     if name not in SECURE_SUMS:
         pairs = ", ".join(
             f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" for kind in SECURE_SUMS.values()

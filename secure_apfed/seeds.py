@@ -110,7 +110,7 @@ class Draws(TorchFunctionMode):
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def on(self, device: _Device = "cpu") -> torch.Generator:
+    def get_generator(self, device: _Device = "cpu") -> torch.Generator:
         """Return the generator of a device, which goes on from one call to the next."""
         place = torch.device("cpu" if device is None else device)
         if place not in self._generators:
@@ -126,9 +126,9 @@ class Draws(TorchFunctionMode):
         if func is F.dropout or func is torch.dropout:
             if kwargs:
                 kwargs = {_DROPOUTS_NAMES.get(name, name): kwargs[name] for name in kwargs}
-            return self._dropout(*args, **kwargs)
+            return self._draw_dropout(*args, **kwargs)
         if func in _BORROW:
-            with self._lent(*args, *kwargs.values()):
+            with self._lend_generators(*args, *kwargs.values()):
                 return func(*args, **kwargs)
         if func in _LIKE:
             like = args[0] if args else kwargs.pop("input")
@@ -139,32 +139,34 @@ class Draws(TorchFunctionMode):
         if kwargs.get("generator") is None:
             first = args[0] if args else next(iter(kwargs.values()))
             device = first.device if isinstance(first, Tensor) else kwargs.get("device")
-            kwargs = {**kwargs, "generator": self.on(device)}
+            kwargs = {**kwargs, "generator": self.get_generator(device)}
         return func(*args, **kwargs)
 
-    def _dropout(
+    def _draw_dropout(
         self, values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> Tensor:
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
-        kept = torch.empty_like(values).bernoulli_(1 - p, generator=self.on(values.device))
+        kept = torch.empty_like(values).bernoulli_(
+            1 - p, generator=self.get_generator(values.device)
+        )
         kept.div_(1 - p)
         return values.mul_(kept) if inplace else values * kept
 
     @contextmanager
-    def _lent(self, *given: object) -> Iterator[None]:
+    def _lend_generators(self, *given: object) -> Iterator[None]:
         """Lend torch's own generators to one thread at a time, at a drawn seed; restore them after.
 
         The generators are those of the devices of `given`.
         """
-        seed = int(torch.randint(2**62, (), generator=self.on()))
+        seed = int(torch.randint(2**62, (), generator=self.get_generator()))
         gpus = {one.device.index for one in given if isinstance(one, Tensor) and one.is_cuda}
         with _LENT, torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
             yield
 
 
-def seeded(seed: int, *purpose: str | int) -> Draws:
+def seed_draws(seed: int, *purpose: str | int) -> Draws:
     """Return the random numbers of one purpose of the run with this seed; each object starts
     anew.
     """
@@ -203,7 +205,7 @@ def may_draw(network: nn.Module) -> bool:
     )
 
 
-def shuffled(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
+def shuffle_rows(rows: torch.Tensor, seed: int, *purpose: str | int) -> torch.Tensor:
     """Return `rows` (N,) in an order that depends on the seed and purpose only."""
     generator = torch.Generator().manual_seed(derive_seed(seed, *purpose))
     return rows[torch.randperm(len(rows), generator=generator, device="cpu").to(rows.device)]
@@ -238,7 +240,7 @@ _DEFAULT_DTYPE = _DefaultDtype()
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def isolate_torch_modes() -> Iterator[None]:
     """Compute with gradients, in float32 unless told otherwise, on the CPU unless told otherwise.
 
     All of it is put back after. The default dtype is the process's: where it was another, other
@@ -267,7 +269,7 @@ def usable_cores() -> int:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def limit_threads(count: int) -> Iterator[None]:
     """Let torch compute with so many within."""
     callers = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -285,5 +287,5 @@ def one_thread() -> Iterator[None]:
     """
     import sklearn  # noqa: F401 - what is not here yet would not be limited, SciPy's included
 
-    with threads(1), threadpool_limits(1):
+    with limit_threads(1), threadpool_limits(1):
         yield

@@ -19,24 +19,24 @@ from apfed_protocols.sums import PlainSum
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods import METHODS, Simulation, Start
-from secure_apfed.methods.method import batches_of
+from secure_apfed.methods import METHODS, Simulation, SimulationInputs
+from secure_apfed.methods.method import split_batches
 from secure_apfed.runs.training_labels import TrainingLabels
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.tasks import Classification
 
 _NO_KEY = bytes(32)
 """No mechanism draws anything here: labels that may be learnt from stay, the others are hidden."""
 
 
-def why_not(config: Config) -> str:
+def describe_obstacles(config: Config) -> str:
     """Return why only parties that send messages can run this; empty if it can be simulated."""
     method = config.method
     train = config.train
     kind = sum_kind(config.secure_sum)
     summed = "gradients are summed" in method.happens
-    is_trained_by_steps = METHODS[method.name].simulated
+    is_trained_by_steps = METHODS[method.name].can_simulate
     is_judged_by_accuracy = config.task == Classification.name
     guard = config.guard.mechanism
     labels = config.labels.mechanism
@@ -64,34 +64,36 @@ def why_not(config: Config) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-@undisturbed()
-def simulate(config: Config) -> Mapping[str, float]:
+@isolate_torch_modes()
+def simulate_run(config: Config) -> Mapping[str, float]:
     """Train one run, aligned by the IDs that all have; return its accuracy, by inference variant.
 
     Raises:
         ConfigError: the run needs parties that send messages; see `why_not`.
         DataError, ModelError: as `secure_apfed.run`.
     """
-    session = begin(config, load_data(config.data, seed=config.seed))
-    return finish(session, step=train(session, config))
+    session = begin_simulation(config, load_data(config.data, seed=config.seed))
+    return finish_simulation(session, step=train_simulation(session, config))
 
 
-def begin(config: Config, data: VerticalData) -> Simulation:
+def begin_simulation(config: Config, data: VerticalData) -> Simulation:
     """Build the parties of a run that can be simulated, ready to train; see `simulate`."""
-    if reason := why_not(config):
+    if reason := describe_obstacles(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    held = data.own(data.active.name)
+    held = data.select_party(data.active.name)
     assert held is not None
     labels = TrainingLabels(config, held, key=_NO_KEY)
-    labels.answer(None)
+    labels.answer_stage(None)
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
-        start = Start(config=config, data=data.with_own(labels.data()), alignment=_aligned(data))
+        start = SimulationInputs(
+            config=config, data=data.replace_own(labels.build_data()), alignment=_align_tables(data)
+        )
         return Simulation(METHODS[config.method.name], start)
 
 
-def train(
+def train_simulation(
     session: Simulation, config: Config, on_epoch: Callable[[int], None] = lambda done: None
 ) -> int:
     """Train all epochs of what `begin` built; return how many steps they took. After each epoch
@@ -100,23 +102,23 @@ def train(
     method = METHODS[config.method.name]
     helpers = session.helpers
     passives = {name: helpers[name] for name in session.contract.passives}
-    step_of = method.lockstep(session.learner, passives)
+    step_of = method.make_simulated_step(session.learner, passives)
     step = 0
     for epoch in range(config.train.epochs):
-        for rows_B in batches_of(session.learner, config, epoch):
+        for rows_B in split_batches(session.learner, config, epoch):
             step_of(step, rows_B)
             step += 1
         on_epoch(epoch + 1)
     return step
 
 
-def finish(session: Simulation, *, step: int) -> Mapping[str, float]:
+def finish_simulation(session: Simulation, *, step: int) -> Mapping[str, float]:
     """Finish after the last step, and return the accuracy."""
-    session.learner.conclude_alone()
+    session.learner.finish_locally()
     return session.evaluate(next_step=step, final=True)
 
 
-def _aligned(data: VerticalData) -> dict[str, Tensor]:
+def _align_tables(data: VerticalData) -> dict[str, Tensor]:
     people = {table.name: pd.Index(table.ids) for table in data.tables}
     common = pd.Index(sorted(set.intersection(*map(set, people.values()))))
     return {name: torch.from_numpy(ids.get_indexer(common)) for name, ids in people.items()}

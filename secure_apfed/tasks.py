@@ -47,7 +47,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         """Return the task of a run, whose labels are numbers standardised so, or (None) classes.
 
         Raises:
@@ -55,28 +55,30 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def outputs(self, classes: int) -> int:
+    def count_outputs(self, classes: int) -> int:
         """Return K, the numbers that the head gives for a row."""
 
     @abstractmethod
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         """Return the mean loss of the rows of a batch that can be learnt from; 0 if none can."""
 
     @abstractmethod
-    def told(self, outputs_BK: Tensor) -> Tensor:
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         """Return the prediction for each row, as a user reads it."""
 
     @abstractmethod
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
         """Return the predictions for rows whose truth is known, for measures."""
 
 
-def scored_rows(
+def score_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
 ) -> Scored:
     """Return a model's predictions for `rows` of a table, beside their labels."""
     here = rows.to(labels_N.device)
-    return task.scored(outputs_of(predict, here), labels_N[here].cpu())
+    return task.score_outputs(outputs_of(predict, here), labels_N[here].cpu())
 
 
 class Classification(Task):
@@ -92,7 +94,7 @@ class Classification(Task):
     measured_as: ClassVar[str] = "classification"
 
     @classmethod
-    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         if targets is not None:
             raise DataError(
                 "task: classification tells classes, and these labels are numbers; say task: "
@@ -100,10 +102,12 @@ class Classification(Task):
             )
         return cls()
 
-    def outputs(self, classes: int) -> int:
+    def count_outputs(self, classes: int) -> int:
         return classes
 
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         """Return the mean cross-entropy of the rows that have a label; 0 if none of the batch has.
 
         With weights of classes each row's is multiplied by that of its class.
@@ -116,11 +120,11 @@ class Classification(Task):
         )
         return total / labelled_B.sum().clamp(min=1)
 
-    def told(self, outputs_BK: Tensor) -> Tensor:
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return outputs_BK.softmax(1)
 
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
-        return Scored.of_network(labels_B, outputs_BK)
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        return Scored.from_network_outputs(labels_B, outputs_BK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +157,7 @@ class Regression(Task):
     error: str = "squared"
 
     @classmethod
-    def of(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
         if targets is None:
             raise DataError(
                 "task: regression predicts numbers, and these labels are classes; give a table of "
@@ -161,19 +165,21 @@ class Regression(Task):
             )
         return cls(targets=targets, error=loss)
 
-    def outputs(self, classes: int) -> int:
+    def count_outputs(self, classes: int) -> int:
         return 1
 
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         labelled_B = labels_B != UNLABELLED
         error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
         return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
 
-    def told(self, outputs_BK: Tensor) -> Tensor:
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
         return self.targets.decode(outputs_BK[:, 0])
 
-    def scored(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
-        told_B = self.told(outputs_BK)
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        told_B = self.decode_outputs(outputs_BK)
         return Scored(truth=self.targets.decode(labels_B).numpy(), scores=told_B.numpy())
 
 

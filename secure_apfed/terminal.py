@@ -85,7 +85,7 @@ def failure_of(error: Exception) -> Failure:
 def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
     """Print one panel on stderr, or one JSON object on stdout; with `debug` the traceback too."""
     if debug and failure.cause is not None:
-        sys.stderr.write(_printable("".join(traceback.format_exception(failure.cause))))
+        sys.stderr.write(_make_printable("".join(traceback.format_exception(failure.cause))))
     faults, settings, remedy = _faults_of(failure.cause)
     if as_json:
         error: dict[str, Any] = {
@@ -98,7 +98,7 @@ def show_failure(failure: Failure, *, as_json: bool, debug: bool) -> None:
         print_json({"error": error})
         return
     panel = Panel(
-        Text(_printable(failure.message)),
+        Text(_make_printable(failure.message)),
         title=failure.title,
         title_align="left",
         border_style="red",
@@ -119,9 +119,9 @@ def _faults_of(error: Exception | None) -> tuple[list[str], str, tuple[str, str]
 
 def show_remedy(what_to_do: str, text: str, *, stderr: bool = False) -> None:
     """Print settings without a border, so that they can be copied."""
-    console = _console(stderr=stderr)
-    console.print(Text(_printable(f"\n{what_to_do}"), style="bold"))
-    console.print(Text(_printable(text)), soft_wrap=True)
+    console = _make_console(stderr=stderr)
+    console.print(Text(_make_printable(f"\n{what_to_do}"), style="bold"))
+    console.print(Text(_make_printable(text)), soft_wrap=True)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -130,20 +130,20 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def show_note(text: str) -> None:
-    _console(stderr=True).print(Text(_printable(text), style="dim"))
+    _make_console(stderr=True).print(Text(_make_printable(text), style="dim"))
 
 
 def show_line(text: str) -> None:
     """Print one line on stderr, as long as it is."""
-    sys.stderr.write(escape_text(_spaced(text)) + "\n")
+    sys.stderr.write(escape_text(_replace_blanks(text)) + "\n")
 
 
-def _printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     """Return the text with escapes for what a terminal would obey: a peer may have chosen words."""
-    return escape_text(_spaced(text), keep="\n")
+    return escape_text(_replace_blanks(text), keep="\n")
 
 
-def _spaced(text: str) -> str:
+def _replace_blanks(text: str) -> str:
     """Return the text with plain blanks for those before a unit, which reports make narrow."""
     return text.translate(_BLANKS)
 
@@ -168,21 +168,21 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     for at, name in enumerate(columns):
         figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
         table.add_column(
-            Text(_printable(name)),
+            Text(_make_printable(name)),
             justify="right" if figures else "left",
             header_style="dim",
             overflow="fold",
         )
     for row in rows:
-        table.add_row(*(Text(escape_text(_spaced(cell))) for cell in row))
-    console = _console()
+        table.add_row(*(Text(escape_text(_replace_blanks(cell))) for cell in row))
+    console = _make_console()
     with console.capture() as shown:
-        console.print(Text(_printable(title), style="bold"))
+        console.print(Text(_make_printable(title), style="bold"))
         console.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
 
 
-def _console(*, stderr: bool = False) -> Console:
+def _make_console(*, stderr: bool = False) -> Console:
     """Return a console for stdout or stderr; without a terminal, lines are not wrapped."""
     console = Console(stderr=stderr)
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -203,11 +203,13 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
             "learns from labels of",
             f"{told.labelled_rows:,} of {told.teaching_rows:,} rows that it could learn from",
         ),
-        ("steps", f"{told.steps:,}, each about {_duration(told.seconds_per_step)}"),
+        ("steps", f"{told.steps:,}, each about {_format_duration(told.seconds_per_step)}"),
         (
             "time on this machine",
-            f"about {_duration(sum(told.seconds.values()))}: "
-            + ", ".join(f"{phase} {_duration(seconds)}" for phase, seconds in told.seconds.items())
+            f"about {_format_duration(sum(told.seconds.values()))}: "
+            + ", ".join(
+                f"{phase} {_format_duration(seconds)}" for phase, seconds in told.seconds.items()
+            )
             + (f" ({spared})" if counted else ""),
         ),
         ("not counted", f"start, {'' if counted else f'baselines ({spared}), '}attacks, report"),
@@ -216,16 +218,22 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
         rows += [
             ("aligned at all parties", f"{told.aligned_rows:,}"),
             ("numbers sent of a row", f"{told.numbers_per_row:,}"),
-            ("sent in all", f"about {size(told.wire_bytes)}"),
+            ("sent in all", f"about {format_size(told.wire_bytes)}"),
         ]
-    rows += [(promise.title(), promise.sentence) for promise in told.promises]
+    rows += [(promise.format_title(), promise.sentence) for promise in told.promises]
     show_rows(f"Forecast of {name}", ("", ""), rows)
     if told.links and links:
         show_rows(
             "\nBy link",
             ("from", "to", "kind", "messages", "bytes"),
             [
-                (link.sender, link.receiver, link.kind, f"{link.messages:,}", size(link.wire_bytes))
+                (
+                    link.sender,
+                    link.receiver,
+                    link.kind,
+                    f"{link.messages:,}",
+                    format_size(link.wire_bytes),
+                )
                 for link in told.links
             ],
         )
@@ -240,7 +248,7 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
                     kind,
                     f"{len(some)}",
                     f"{sum(flow.messages for flow in some):,}",
-                    size(sum(flow.wire_bytes for flow in some)),
+                    format_size(sum(flow.wire_bytes for flow in some)),
                 )
                 for kind, some in of.items()
             ],
@@ -253,8 +261,8 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
                 (
                     "*" if way.chosen else "",
                     way.protocol,
-                    size(way.wire_bytes),
-                    _duration(way.seconds),
+                    format_size(way.wire_bytes),
+                    _format_duration(way.seconds),
                     "needed" if way.takes_dealer else "none",
                     "shown to the active" if way.pairwise else "hidden",
                 )
@@ -276,16 +284,21 @@ def show_departures(departures: Sequence["Departure"]) -> None:
 def show_phases(phases: "Phases") -> None:
     """Print what each phase of a run took, and all together."""
     rows = [
-        (name, _duration(one.seconds), _duration(one.processor_seconds), size(one.peak_bytes))
+        (
+            name,
+            _format_duration(one.seconds),
+            _format_duration(one.processor_seconds),
+            format_size(one.peak_bytes),
+        )
         for name, one in phases.items()
     ]
-    seconds = _duration(sum(one.seconds for one in phases.values()))
-    spent = _duration(sum(one.processor_seconds for one in phases.values()))
+    seconds = _format_duration(sum(one.seconds for one in phases.values()))
+    spent = _format_duration(sum(one.processor_seconds for one in phases.values()))
     columns = ("phase", "by the clock", "of processors", "peak memory until then")
     show_rows("Phases", columns, [*rows, ("together", seconds, spent, rows[-1][-1])])
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -293,7 +306,7 @@ def size(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     minutes, rest = divmod(round(seconds), 60)

@@ -104,7 +104,7 @@ def check_labeller(labeller: Labeller) -> None:
         PromiseError: names the class, the word and what was measured.
     """
     for seed in range(_SEEDS):
-        features_UF, labelled_n, labels_n = _people(seed)
+        features_UF, labelled_n, labels_n = _draw_people(seed)
         for is_judge in (True, False):
             check_votes(labeller, features_UF, labelled_n, labels_n, _CLASSES, is_judge=is_judge)
         if labeller.linear:
@@ -113,7 +113,7 @@ def check_labeller(labeller: Labeller) -> None:
         _check_model(labeller)
 
 
-def _people(seed: int) -> tuple[Floats, Integers, Integers]:
+def _draw_people(seed: int) -> tuple[Floats, Integers, Integers]:
     generator = np.random.default_rng(seed)
     classes_U = generator.permutation(np.arange(_PEOPLE) % _CLASSES)
     centres_KF = 3 * generator.standard_normal((_CLASSES, _COLUMNS))
@@ -127,12 +127,12 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
     name = type(labeller).__name__
     if not isinstance(labeller, LinearLabeller):
         raise PromiseError(f"{name} says linear = True, and is no LinearLabeller with a matrix")
-    matrix_Un = labeller.matrix(features_UF, labelled_n)
+    matrix_Un = labeller.compute_matrix(features_UF, labelled_n)
     require_short(labeller, matrix_Un)
     generator = np.random.default_rng(0)
     for _ in range(3):
         labels_n = generator.integers(0, _CLASSES, len(labelled_n))
-        votes_UK = labeller.label(features_UF, labelled_n, labels_n, _CLASSES)
+        votes_UK = labeller.label_rows(features_UF, labelled_n, labels_n, _CLASSES)
         apart = float(np.abs(votes_UK - matrix_Un @ np.eye(_CLASSES)[labels_n]).max())
         if not apart <= 1e-9:
             raise PromiseError(
@@ -145,7 +145,7 @@ def _check_model(labeller: Labeller) -> None:
     """Check that votes on others reveal a labelled person's features no better than mu says."""
     name = type(labeller).__name__
     mu = labeller.model.mu
-    features_UF, labelled_n, labels_n = _people(0)
+    features_UF, labelled_n, labels_n = _draw_people(0)
     two_n = np.array([0, int((labels_n != labels_n[0]).argmax())])  # of few, one decides most
     labelled_n = labelled_n[two_n]
     labels_n = labels_n[two_n]
@@ -153,14 +153,17 @@ def _check_model(labeller: Labeller) -> None:
     other_UF[labelled_n[0]] *= -1
     others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
 
-    def votes(of_UF: Floats) -> Floats:
-        asked = (labeller.about(b"measured %d" % number) for number in range(_QUESTIONS))
+    def collect_votes(of_UF: Floats) -> Floats:
+        asked = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
         return np.stack(
-            [one.label(of_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel() for one in asked]
+            [
+                one.label_rows(of_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel()
+                for one in asked
+            ]
         )
 
-    here_QV = votes(features_UF)
-    there_QV = votes(other_UF)
+    here_QV = collect_votes(features_UF)
+    there_QV = collect_votes(other_UF)
     if np.ptp(here_QV, axis=0).max() <= 1e-12:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}), but its votes on "
@@ -219,7 +222,9 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
     for released in defence.protects:
         knows = labels_B if released == "returned gradients" else None
         before_BD = gradient_BD.clone()
-        sent = [_protected(make(), gradient_BD, Leaving(3, "peer", knows), seed) for seed in (0, 1)]
+        sent = [
+            _run_defence(make(), gradient_BD, Leaving(3, "peer", knows), seed) for seed in (0, 1)
+        ]
         if not torch.equal(gradient_BD, before_BD):
             raise PromiseError(f"{name} writes to the gradient that it was given; return another")
         if any(one.shape != before_BD.shape or one.dtype != before_BD.dtype for one in sent):
@@ -239,13 +244,13 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
             )
 
 
-def _protected(
+def _run_defence(
     defence: GradientDefence, gradient_BD: Tensor, leaving: Leaving, seed: int
 ) -> Tensor:
     with keep_random_state():
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002 - what a defence must not read
-        return defence.protect(gradient_BD, leaving)
+        return defence.protect_gradient(gradient_BD, leaving)
 
 
 def check_label_mechanism(mechanism: LabelMechanism) -> None:
@@ -273,8 +278,8 @@ def check_label_mechanism(mechanism: LabelMechanism) -> None:
         weights_K = torch.arange(1, classes + 1, dtype=torch.float64)
         priors.append((weights_K / weights_K.sum()).expand(len(labels_N), classes))
     for prior_NK in priors:
-        answers_N = mechanism.answer(labels_N, key=fresh_key(), prior_NK=prior_NK)
-        counts = _counted(answers_N.numpy().reshape(classes, _ANSWERS), classes)
+        answers_N = mechanism.randomise_labels(labels_N, key=fresh_key(), prior_NK=prior_NK)
+        counts = _count_answers(answers_N.numpy().reshape(classes, _ANSWERS), classes)
         _require_odds(counts, mechanism.epsilon, name)
 
 
@@ -283,12 +288,12 @@ def check_vote_response(response: VoteResponse) -> None:
     classes = response.classes
     votes_KK = np.vstack([np.eye(classes), np.zeros((1, classes))])
     votes_UK = np.repeat(votes_KK, _ANSWERS, axis=0)
-    answers_U = response.answer(votes_UK, key=fresh_key(), about=b"measured")
-    counts = _counted(answers_U.reshape(classes + 1, _ANSWERS), classes)
+    answers_U = response.randomise_votes(votes_UK, key=fresh_key(), about=b"measured")
+    counts = _count_answers(answers_U.reshape(classes + 1, _ANSWERS), classes)
     _require_odds(counts, response.epsilon, type(response).__name__)
 
 
-def _counted(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
+def _count_answers(answers_YA: NDArray[Any], classes: int) -> NDArray[np.int64]:
     return np.stack([np.bincount(answers_A, minlength=classes) for answers_A in answers_YA])
 
 

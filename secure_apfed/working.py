@@ -18,7 +18,7 @@ __all__ = [
     "Work",
     "describe_time_left",
     "observing_work",
-    "read_work_event",
+    "parse_work_event",
     "report_work",
     "working_on",
 ]
@@ -62,7 +62,7 @@ class TimeLeft:
         self._clock = clock
         self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
-    def mark(self, done: float) -> None:
+    def note_progress(self, done: float) -> None:
         """Note that so many parts are done now; fewer than before begin anew."""
         last = self._marks[-1][1]
         if done < last:
@@ -72,7 +72,7 @@ class TimeLeft:
         if len(self._marks) > _MOST_MARKS:
             del self._marks[1:-1:2]
 
-    def seconds(self, total: float) -> float | None:
+    def estimate_seconds(self, total: float) -> float | None:
         """Return the seconds that the rest of `total` parts takes; None: too early to say."""
         ended, done = self._marks[-1]
         rest = total - done
@@ -101,7 +101,7 @@ def describe_time_left(seconds: float | None) -> str:
     return f"about {minutes / 60:.1f} h left"
 
 
-def read_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
+def parse_work_event(event: Mapping[str, Any]) -> tuple[str, Work]:
     """Return whose work it is, and the work, of an event that `WorkLeft.as_json` wrote."""
     name = str(event["name"])
     part = str(event["part"])

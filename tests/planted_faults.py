@@ -159,13 +159,13 @@ known_by_another_identity: test_exchange_agreement.py
 --- secure_apfed/methods/sum_end.py
 charged_before_counted: test_parties_apfed.py
     A question that is refused because it was answered too often costs privacy first.
--        self.count(admitted, digest)
+-        self.count_answer(admitted, digest)
 -        noise_BD = None
 -        if self.noise is not None:
 -            noise_BD = self.noise.draw(
 -                values_BD.shape,
 -                step=admitted.step,
--                known_B=self.known(admitted.counted),
+-                known_B=self.pick_known_rows(admitted.counted),
 -                digest=digest,
 -            )
 +        noise_BD = None
@@ -173,10 +173,10 @@ charged_before_counted: test_parties_apfed.py
 +            noise_BD = self.noise.draw(
 +                values_BD.shape,
 +                step=admitted.step,
-+                known_B=self.known(admitted.counted),
++                known_B=self.pick_known_rows(admitted.counted),
 +                digest=digest,
 +            )
-+        self.count(admitted, digest)
++        self.count_answer(admitted, digest)
 answer_leaves_twice: test_parties_apfed.py
     What was admitted once is answered again with other numbers.
 -        self._admitted = None
@@ -196,14 +196,14 @@ same_answer_in_every_session: test_parties_apfed.py
 +content = hashlib.blake2b()
 bound_to_rows_alone: test_parties_apfed.py
     An active that sends passives different representations gets their sum.
--return StepBinding.of(session, step, rows=rows, message=payload)
-+return StepBinding.of(session, step, rows=rows, message=rows)
+-return StepBinding.from_contents(session, step, rows=rows, message=payload)
++return StepBinding.from_contents(session, step, rows=rows, message=rows)
 refusal_not_noted: test_runs_session.py test_methods_votes.py
     Who alters sums may ask again in each resumed session.
 -        except Exception:
--            self._noted.add(
+-            self._noted.append_line(
 +        except GeneratorExit:
-+            self._noted.add(
++            self._noted.append_line(
 --- secure_apfed/learning/release.py
 row_twice_in_a_batch: test_parties_apfed.py
     A batch repeats one person, whose gradient then stands out of the sum.

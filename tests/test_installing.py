@@ -19,7 +19,7 @@ from apfed_protocols.installing import (
     OURS,
     install_checkout,
     install_extra,
-    install_required,
+    install_requirement,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,9 +138,13 @@ def test_an_extra_is_installed_by_the_packages_that_it_stands_for(
 
 
 def test_a_line_for_a_required_package_names_its_range() -> None:
-    assert install_required("torch") == "python -m pip install 'torch<3,>=2.6'"
-    assert install_required("PyNaCl").startswith("python -m pip install ")
-    assert install_required("pynacl") == install_required("PyNaCl") != install_required("none")
+    assert install_requirement("torch") == "python -m pip install 'torch<3,>=2.6'"
+    assert install_requirement("PyNaCl").startswith("python -m pip install ")
+    assert (
+        install_requirement("pynacl")
+        == install_requirement("PyNaCl")
+        != install_requirement("none")
+    )
 
 
 def test_without_metadata_a_line_says_what_works_in_a_checkout(
@@ -151,7 +155,7 @@ def test_without_metadata_a_line_says_what_works_in_a_checkout(
 
     monkeypatch.setattr(metadata, "requires", lost)
     assert install_extra("grpc").startswith("make setup")
-    assert install_required("torch").startswith("make setup")
+    assert install_requirement("torch").startswith("make setup")
 
 
 def pinned(lock: str) -> dict[str, str]:
@@ -291,7 +295,7 @@ RESOLVED = {
     **{extra: install_extra(extra) for extra in ("experiments", "grpc", "sql", "onnx")},
     "tensorboard": install_extra("tensorboard"),
     "svd": install_extra("svd", "apfed-protocols"),
-    "torch": install_required("torch"),
+    "torch": install_requirement("torch"),
 }
 
 

@@ -22,7 +22,7 @@ from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
-from secure_apfed.defences import DEFENCES, who_applies
+from secure_apfed.defences import DEFENCES, describe_runners
 from secure_apfed.learning import descent as compute
 from secure_apfed.methods import METHODS
 from secure_apfed.models import NETWORKS
@@ -71,7 +71,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretended]:
 def config_of(method: str, *, data: Mapping[str, Any] | None = None, **changes: Any) -> Config:
     """A small run on the second GPU; changes replace whole sections, of data and train keys."""
     few = small_config(method).data.model_dump(exclude_defaults=True)
-    few |= {"limit": 60 if METHODS[method].declared.reads_sequences else 100, **(data or {})}
+    few |= {"limit": 60 if METHODS[method].public_facts.reads_sequences else 100, **(data or {})}
     train = TRAIN | changes.pop("train", {})
     return small_config(method, **{"train": train, "data": few, **changes})
 
@@ -97,7 +97,7 @@ def _network(name: str) -> Config:
     return config_of("single_view", model=model, data=IMAGES)
 
 
-OF_APFED = [name for name in DEFENCES if who_applies(name, METHODS["apfed_r"].declared)]
+OF_APFED = [name for name in DEFENCES if describe_runners(name, METHODS["apfed_r"].public_facts)]
 METHOD_RUNS = {name: partial(config_of, name) for name in METHODS}
 METHOD_RUNS["apfed_c"] = partial(config_of, "apfed_c", train={"epochs": 2})
 METHOD_RUNS["apfed"] = partial(config_of, "apfed", passives=BOTH)
@@ -259,7 +259,7 @@ def test_an_attack_computes_on_its_device(name: str, seen: Pretended) -> None:
     else:
         recording = _recorded(method, seen)
         choice = AttackChoice(name=attack.name, options={**FEW, **options})
-        results = mounting.mount(recording, [choice], seed=0)
+        results = mounting.run_attacks(recording, [choice], seed=0)
     assert any(result.applicable for result in results), [result.reason for result in results]
     _check(seen)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from apfed_attacks.interface import Attack, FloatArray, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.labellers import Spreading
-from secure_apfed.seeds import derive_seed, shuffled
+from secure_apfed.seeds import derive_seed, shuffle_rows
 
 _ROUNDS = 4
 _TO_SPARE = 10
@@ -50,29 +50,29 @@ class ColumnAttack(Attack):
     most_rows: int = Field(5_000, ge=2)
     components: int = Field(256, ge=2)
 
-    def scaled(self, columns_NF: Tensor, seed: int) -> FloatArray:
+    def scale_columns(self, columns_NF: Tensor, seed: int) -> FloatArray:
         """Standardise columns, and reduce those that are wider than `components`."""
-        return standardised(columns_NF, components=self.components, seed=seed)
+        return standardise_columns(columns_NF, components=self.components, seed=seed)
 
-    def own(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
+    def scale_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> FloatArray:
         """Return the coalition's own columns x of `positions`, scaled."""
-        return self.scaled(own_columns(view, positions), seed)
+        return self.scale_columns(own_columns(view, positions), seed)
 
-    def choose(self, view: AdversaryView, seen: Tensor, seed: int) -> Tensor:
+    def choose_rows(self, view: AdversaryView, seen: Tensor, seed: int) -> Tensor:
         """Return those of `seen` (N,) that are known, others up to `most_rows`, ascending.
 
         People whom the victim does not hold are left out: of them there is nothing to guess.
         """
-        seen = seen[view.holds(view.knowledge.victim, seen)]
+        seen = seen[view.has_rows(view.knowledge.victim, seen)]
         known = torch.isin(
             seen, torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions])
         )
-        others = shuffled(seen[~known], seed, "attacks", "rows")
+        others = shuffle_rows(seen[~known], seed, "attacks", "rows")
         room = max(self.most_rows - int(known.sum()), 1)
         return torch.cat([seen[known], others[:room]]).sort().values
 
 
-def why_nothing_to_read(view: AdversaryView) -> str | None:
+def explain_missing_releases(view: AdversaryView) -> str | None:
     """Return why this view gives an attack on released representations nothing to read."""
     if view.description.released_by is None:
         return f"{view.description}: no party releases a representation"
@@ -100,14 +100,14 @@ def own_columns(view: AdversaryView, positions: Tensor) -> Tensor:
         if name in view.held:
             known_F = own_A[view.held[name]].flatten(1)
             mean_F = known_F.mean(dim=0) if len(known_F) else own_NF.new_zeros(own_NF.shape[1])
-            unknown_N1 = ~view.holds(name, positions)[:, None].to(own_NF.device)
+            unknown_N1 = ~view.has_rows(name, positions)[:, None].to(own_NF.device)
             filled_NF = torch.where(unknown_N1, mean_F, own_NF)
             own_NF = torch.hstack([filled_NF, unknown_N1.to(own_NF.dtype)])
         columns.append(own_NF)
     return torch.cat(columns, dim=1)
 
 
-def standardised(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
+def standardise_columns(columns_NF: Tensor, *, components: int, seed: int) -> FloatArray:
     """Return columns of mean 0 and variance 1; wider ones as their first principal components.
 
     Constant columns become 0. The adversary has all rows, so all of them set the scale.
@@ -141,7 +141,9 @@ def _principal_components(values_NF: Tensor, count: int, seed: int) -> Tensor:
     return found_NC
 
 
-def beside(name: str, released_NF: FloatArray, own_NF: FloatArray) -> dict[str, FloatArray]:
+def join_own_columns(
+    name: str, released_NF: FloatArray, own_NF: FloatArray
+) -> dict[str, FloatArray]:
     """Return standardised released and own columns side by side, for each weight of the former."""
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
@@ -150,7 +152,7 @@ def beside(name: str, released_NF: FloatArray, own_NF: FloatArray) -> dict[str, 
     }
 
 
-def corrected(
+def correct_priors(
     prior_NK: FloatArray, released_NF: FloatArray, labels_N: NDArray[np.int64], trust: float
 ) -> FloatArray:
     """Return class probabilities (N, K): what own features tell, corrected by released ones.
@@ -182,7 +184,7 @@ def corrected(
     return posterior_NK
 
 
-def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
+def fit_model(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
     """Fit a model of scikit-learn and return it."""
     with warnings.catch_warnings():
         # The budget may end the optimiser; that is part of the adversary's description.
@@ -190,7 +192,7 @@ def fitted(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
         return model.fit(rows_nF, wanted)
 
 
-def guessed_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str | int) -> Prediction:
+def guess_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str | int) -> Prediction:
     """Return what `guess` returns, or returned where it was made of the same; nobody changes it.
 
     Baselines are the same for every run on the same data and seed.
@@ -214,4 +216,4 @@ def own_votes(
     """
     if not len(labelled_n):
         raise AttackError("no row is labelled, so nobody can vote")
-    return Spreading().label(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)
+    return Spreading().label_rows(features_UF, labelled_n.numpy(), labels_n.numpy(), classes)

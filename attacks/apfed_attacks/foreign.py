@@ -23,15 +23,15 @@ from apfed_attacks.headlines import NOT_ATTACKED
 from apfed_attacks.interface import Attack, AttackResult, Target
 from apfed_attacks.pace import OnProgress, OutOfTime, Pace, watch_in_terminal
 from apfed_attacks.recorded import class_priors
-from apfed_attacks.run import full_suite, guesses, prepare
-from apfed_attacks.scoring import DECOY, Truth, score
+from apfed_attacks.run import compute_guesses, full_suite, prepare_attack
+from apfed_attacks.scoring import DECOY, Truth, score_guess
 from apfed_attacks.table import ATTACKS
 from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
-from apfed_protocols.labels import by_position, column_names
+from apfed_protocols.labels import column_names, order_by_position
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
-from secure_apfed.exchange import Envelope, Kind, pack
-from secure_apfed.seeds import shuffled, undisturbed
+from secure_apfed.exchange import Envelope, Kind, pack_tensors
+from secure_apfed.seeds import isolate_torch_modes, shuffle_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,7 @@ class Finding:
         return self.score - float(np.mean(self.null))
 
     @property
-    def found(self) -> bool:
+    def is_significant(self) -> bool:
         """True if luck gives this score less than once in 200 times.
 
         Where nothing leaks, score and null are draws of one distribution, and the score lies in the
@@ -112,7 +112,7 @@ class Finding:
         """The verdict in a few words; `sentence` says it to somebody who knows no attack."""
         target = self.result.target
         variant = self.result.variant
-        return f"{target} found by {variant}" if self.found else "nothing found"
+        return f"{target} found by {variant}" if self.is_significant else "nothing found"
 
     @property
     def sentence(self) -> str:
@@ -130,7 +130,7 @@ class Finding:
         else:
             figure = f"reconstructs the other party's {target} with R2 {score:.2f} where guessing"
             figure += f" without what was sent gets {null:.2f} (1 is everything)"
-        if self.found:
+        if self.is_significant:
             return f"{target.capitalize()} leak: {reader}{with_help} {figure}, by {self._name}."
         return (
             f"No leak of {target} was found: with its best attack {reader}{with_help} {figure}, "
@@ -167,29 +167,29 @@ class Evaluation:
     def __getitem__(self, attack: str) -> Finding:
         """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
         if not (found := [one for one in self.findings if one.result.attack == attack]):
-            raise AttackError(self._why_one(attack))
+            raise AttackError(self._explain_attack(attack))
         return max(found, key=lambda one: one.advantage)
 
-    def worst(self, target: Target) -> Finding | None:
+    def find_worst(self, target: Target) -> Finding | None:
         """Return the finding that says most of this target; None: it was not attacked.
 
         A leak that luck does not explain comes before one of higher advantage that it may.
         """
         of_target = [one for one in self.findings if one.result.target == target]
-        return max(of_target, key=lambda one: (one.found, one.advantage), default=None)
+        return max(of_target, key=lambda one: (one.is_significant, one.advantage), default=None)
 
     @property
     def verdicts(self) -> tuple[str, ...]:
         """One sentence for each direction: who reads whose what, or that nobody tried and why."""
         targets: list[Target] = ["labels", "features"]
         targets += [one.result.target for one in self.findings]
-        worst = {target: self.worst(target) for target in targets}
+        worst = {target: self.find_worst(target) for target in targets}
         return tuple(
-            finding.sentence if finding is not None else self._say_not_attacked(target)
+            finding.sentence if finding is not None else self._describe_omission(target)
             for target, finding in worst.items()
         )
 
-    def why(self, attack: str | None = None) -> str:
+    def explain_omission(self, attack: str | None = None) -> str:
         """Return why this attack was not mounted; None: of all that were not, a line each.
 
         AttackError: it was mounted, or there is none of this name.
@@ -199,12 +199,12 @@ class Evaluation:
             return "\n".join(f"{name}: {reason}" for name, reason in reasons.items())
         partly = self._not_tried_of(attack)
         if attack in self.lacking or partly:
-            return self._why_one(attack)
+            return self._explain_attack(attack)
         if any(one.result.attack == attack for one in self.findings):
             raise AttackError(f"{attack} was mounted: see evaluation[{attack!r}]")
-        raise AttackError(self._why_one(attack))
+        raise AttackError(self._explain_attack(attack))
 
-    def _why_one(self, attack: str) -> str:
+    def _explain_attack(self, attack: str) -> str:
         if attack in self.lacking:
             return f"{attack}: {self.lacking[attack]}"
         not_tried = self._not_tried_of(attack)
@@ -214,7 +214,7 @@ class Evaluation:
         names = [name for name in self.not_tried if name.partition(" ")[0] == attack]
         return [f"{name}: not tried, {self.not_tried[name]}" for name in names]
 
-    def _say_not_attacked(self, target: str) -> str:
+    def _describe_omission(self, target: str) -> str:
         """Say that nobody tried to read this target, and the commonest reason."""
         names = [name for name in self.lacking if ATTACKS[name].target == target]
         late = [name for name in self.not_tried if ATTACKS[name.split()[0]].target == target]
@@ -258,7 +258,7 @@ def _short_reason(reason: str) -> str:
     return reason.partition(",")[0] if reason.startswith("needs ") else "nothing to read here"
 
 
-@undisturbed()
+@isolate_torch_modes()
 def evaluate(
     *,
     h: Any,
@@ -318,10 +318,10 @@ def evaluate(
         raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
     if seconds is not None and not _is_positive(seconds):
         raise AttackError(f"seconds= is a number above 0, or None for no budget, got {seconds!r}")
-    names, places = ((), None) if labels is None else _classes(labels)
-    rows = len(_array("features", features) if places is None else places)
-    private = None if features is None else _table("features", features, rows)
-    seen = list(_steps(h, gradients, steps, rows))
+    names, places = ((), None) if labels is None else _parse_classes(labels)
+    rows = len(_parse_array("features", features) if places is None else places)
+    private = None if features is None else _parse_table("features", features, rows)
+    seen = list(_parse_steps(h, gradients, steps, rows))
     if len(widths := {of.shape[1] for _, *both in seen for of in both if of is not None}) > 1:
         raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
     truth = Truth(
@@ -330,16 +330,16 @@ def evaluate(
         trained=torch.cat([rows_B for rows_B, *_ in seen]).unique(),
         features={} if private is None else {_OTHER: private},
     )
-    at = None if known is None else _positions("known", known, rows).unique()
-    own_of = {} if own is None else {_ADVERSARY: _table("own", own, rows)}
+    at = None if known is None else _parse_positions("known", known, rows).unique()
+    own_of = {} if own is None else {_ADVERSARY: _parse_table("own", own, rows)}
     answered = gradients is not None
-    envelopes = _envelopes(seen, rows, answered)
+    envelopes = _build_envelopes(seen, rows, answered)
     given = {"labels": names, "features": features is not None, "gradients": answered}
     given["steps"] = len(envelopes) > 1
     needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
-    for attack in _attacks(attacks, drawn=known is None):
+    for attack in _prepare_attacks(attacks, drawn=known is None):
         view = AdversaryView(
             role="passive" if "passive" in attack.roles else attack.roles[0],
             parties=(_ADVERSARY,),
@@ -355,11 +355,15 @@ def evaluate(
             iterations=attack.iterations,
             device=torch.device(device),
         )
-        reasons = [*map(needs.get, attack.needs), attack.why_not(view), needs.get(attack.target)]
+        reasons = [
+            *map(needs.get, attack.needs),
+            attack.explain_inapplicability(view),
+            needs.get(attack.target),
+        ]
         try:
             if reason := next(filter(None, reasons), None):
                 raise AttackError(reason)
-            known_here = _known(attack, truth, at, view.knowledge, seed)
+            known_here = _add_known_rows(attack, truth, at, view.knowledge, seed)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
         else:
@@ -367,11 +371,11 @@ def evaluate(
     reader = _MAKER if answered else _RECEIVER
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
-        made = guesses(attack, view, seed, exchanges, note_pass)
-        return Finding(tuple(score(attack, view, one, truth, seed) for one in made), reader)
+        made = compute_guesses(attack, view, seed, exchanges, note_pass)
+        return Finding(tuple(score_guess(attack, view, one, truth, seed) for one in made), reader)
 
     with watch_in_terminal(on_progress) as report:
-        names_of = [(_title(attack), attack) for attack, _ in planned]
+        names_of = [(_format_title(attack), attack) for attack, _ in planned]
         pace = Pace(names_of, exchanges=exchanges, budget=seconds, on_progress=report)
         findings, not_tried = _mount_in_turn(planned, pace, attack_once, lacking)
     mounted = {one.result.attack for one in findings}
@@ -394,13 +398,13 @@ def _mount_in_turn(
     for number in pace.order:
         attack, view = planned[number]
         try:
-            with pace.timing(number) as note_pass:
+            with pace.time_attack(number) as note_pass:
                 findings[number] = attack_once(attack, view, note_pass)
         except OutOfTime as error:
-            not_tried[_title(attack)] = str(error)
+            not_tried[_format_title(attack)] = str(error)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
-    pace.finish()
+    pace.report_end()
     return tuple(findings[number] for number in sorted(findings)), not_tried
 
 
@@ -409,39 +413,41 @@ def _is_positive(seconds: Any) -> bool:
     return is_number and float(seconds) > 0
 
 
-def _title(attack: Attack) -> str:
+def _format_title(attack: Attack) -> str:
     """Return the attack's name and the options that are not its defaults."""
     options = attack.model_dump(exclude_defaults=True)
     said = ", ".join(f"{name} {value}" for name, value in options.items())
     return f"{attack.name} ({said})" if said else attack.name
 
 
-def _attacks(names: Iterable[str | AttackChoice] | None, *, drawn: bool) -> Iterator[Attack]:
+def _prepare_attacks(
+    names: Iterable[str | AttackChoice] | None, *, drawn: bool
+) -> Iterator[Attack]:
     """Yield the attacks to mount; a name stands for its suite where known rows are drawn."""
     quick: Mapping[str, Any] = _QUICK if names is None else {}
     for name in [names] if isinstance(names, str) else (ATTACKS if names is None else names):
         if isinstance(name, AttackChoice):
-            yield prepare(name)
+            yield prepare_attack(name)
             continue
         for choice in full_suite([name]) if drawn else [AttackChoice(name=name)]:
             options = {**choice.options, **quick.get(choice.name, {})}
-            yield prepare(AttackChoice(name=choice.name, options=options))
+            yield prepare_attack(AttackChoice(name=choice.name, options=options))
 
 
-def _known(
+def _add_known_rows(
     attack: Attack, truth: Truth, at: Tensor | None, anyway: Knowledge, seed: int
 ) -> Knowledge:
     """Add the rows whose label and features the adversary knows: those `at`, or drawn."""
 
-    def drawn(groups: list[Tensor], count: int) -> Tensor:
+    def draw_rows(groups: list[Tensor], count: int) -> Tensor:
         if count and any(len(rows) <= count for rows in groups):
             raise AttackError(f"of {min(map(len, groups))} rows {count} known ones leave none over")
-        parts = [shuffled(rows, seed, "attacks", "known")[:count] for rows in groups]
+        parts = [shuffle_rows(rows, seed, "attacks", "known")[:count] for rows in groups]
         return torch.cat([truth.trained[:0], *parts]).sort().values
 
     by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
-    labelled = drawn(by_class, attack.labels_per_class) if at is None else at
-    shadow = drawn([truth.trained], attack.shadow_rows) if at is None else at
+    labelled = draw_rows(by_class, attack.labels_per_class) if at is None else at
+    shadow = draw_rows([truth.trained], attack.shadow_rows) if at is None else at
     features = truth.features.get(_OTHER)
     return replace(
         anyway,
@@ -451,7 +457,9 @@ def _known(
     )
 
 
-def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[Envelope, ...]]:
+def _build_envelopes(
+    seen: list[Step], rows: int, answered: bool
+) -> dict[int, tuple[Envelope, ...]]:
     """Return the messages that the adversary sent and received, by pass over the rows."""
     maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
@@ -466,19 +474,19 @@ def _envelopes(seen: list[Step], rows: int, answered: bool) -> dict[int, tuple[E
             sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
         for kind, sender, receiver, tensors in sent:
             about: Any = {"step": step, "sequence": step, "sender": sender, "receiver": receiver}
-            message = Envelope(session="foreign", kind=kind, payload=pack(tensors), **about)
+            message = Envelope(session="foreign", kind=kind, payload=pack_tensors(tensors), **about)
             passes[-1].append(message)
     return dict(enumerate(map(tuple, passes)))
 
 
-def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
-    if steps is None and _in_pairs(h):
+def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
+    if steps is None and _has_pairs(h):
         steps, h = zip(*h, strict=True)
     if steps is None:
         steps = [range(rows)]
         h = [h]
         gradients = None if gradients is None else [gradients]
-    if _in_pairs(gradients):
+    if _has_pairs(gradients):
         of_rows, gradients = zip(*gradients, strict=True)
         if [list(at) for at in of_rows] != [list(at) for at in steps]:
             raise AttackError("gradients: expected those of the rows of h, step by step")
@@ -488,13 +496,13 @@ def _steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step]:
         raise AttackError(f"h, gradients: expected one array for each step, got {got}")
     _require_one_order(h, gradients)
     for at, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
-        rows_B = _positions(f"step {at}", rows_B, rows)
-        h_BD = _table(f"h, step {at}", h_B, len(rows_B))
+        rows_B = _parse_positions(f"step {at}", rows_B, rows)
+        h_BD = _parse_table(f"h, step {at}", h_B, len(rows_B))
         answer = (f"gradients, step {at}", gradient_B, len(rows_B))
-        yield rows_B, h_BD, None if gradient_B is None else _table(*answer)
+        yield rows_B, h_BD, None if gradient_B is None else _parse_table(*answer)
 
 
-def _in_pairs(values: Any) -> bool:
+def _has_pairs(values: Any) -> bool:
     pairs = isinstance(values, list | tuple) and len(values) > 0
     return pairs and all(type(of) is tuple and len(of) == 2 and np.ndim(of[1]) for of in values)
 
@@ -511,8 +519,8 @@ def _require_one_order(h: Any, gradients: Any) -> None:
             )
 
 
-def _array(name: str, values: Any) -> NDArray[Any]:
-    values = by_position(values, name, error=AttackError)
+def _parse_array(name: str, values: Any) -> NDArray[Any]:
+    values = order_by_position(values, name, error=AttackError)
     if isinstance(values, Tensor):
         values = values.detach().to("cpu", torch.float32 if values.is_floating_point() else None)
     try:
@@ -521,12 +529,12 @@ def _array(name: str, values: Any) -> NDArray[Any]:
         raise AttackError(f"{name}: expected an array, got {type(values).__name__}") from error
 
 
-def _table(name: str, values: Any, rows: int) -> Tensor:
+def _parse_table(name: str, values: Any, rows: int) -> Tensor:
     """Return numbers (A, F), in float32, as most loops compute.
 
     Raises AttackError: they are no `rows` rows of finite numbers.
     """
-    array = _array(name, values)
+    array = _parse_array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
         got = f"{array.dtype} of shape {array.shape}"
         raise AttackError(f"{name}: expected {rows} rows of numbers, got {got}")
@@ -536,12 +544,12 @@ def _table(name: str, values: Any, rows: int) -> Tensor:
     return torch.from_numpy(array)
 
 
-def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
+def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
     """Return the classes, sorted, and the place of each row's among them.
 
     Raises AttackError: they are no classes, or fewer than two.
     """
-    array = _array("labels", labels)
+    array = _parse_array("labels", labels)
     if array.dtype == object:
         array = np.array(["nan" if one is None or one != one else str(one) for one in array])
     names, places = np.unique(array, return_inverse=True)
@@ -554,8 +562,8 @@ def _classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
     return tuple(names.tolist()), places.astype(np.int64)
 
 
-def _positions(name: str, values: Any, rows: int) -> Tensor:
-    array = _array(name, values)
+def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
+    array = _parse_array(name, values)
     array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
     whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
     if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):

@@ -19,8 +19,8 @@ __all__ = [
     "NOT_ATTACKED",
     "Direction",
     "Headline",
-    "expected_directions",
     "headlines_by_direction",
+    "list_directions",
     "worst_by_kind",
 ]
 
@@ -53,14 +53,14 @@ class Direction:
     @property
     def kind(self) -> str:
         """The direction by roles alone, as tables over several runs have it."""
-        return _title(self.reader, self.target, _READ_BY.get(self.reader, "others"))
+        return _format_title(self.reader, self.target, _READ_BY.get(self.reader, "others"))
 
     @property
     def title(self) -> str:
-        return _title(self.reader, self.target, self.victim) if self.victim else self.kind
+        return _format_title(self.reader, self.target, self.victim) if self.victim else self.kind
 
 
-def _title(reader: str, target: Target, victim: str) -> str:
+def _format_title(reader: str, target: Target, victim: str) -> str:
     if target == "labels":
         return f"{reader} reads labels"
     if target == "membership":
@@ -98,7 +98,7 @@ _LEAVES: Mapping[Direction, frozenset[str]] = {
 """By direction, the facts of a method under any of which something leaves that way."""
 
 
-def expected_directions(config: RunSettings) -> dict[Direction, str]:
+def list_directions(config: RunSettings) -> dict[Direction, str]:
     """Return the directions that a run's headlines speak of, with why nothing leaves that way.
 
     That is "" where something does.
@@ -154,7 +154,7 @@ class Headline:
     @property
     def note(self) -> str:
         """The metric and attack of the advantage, or why there is none; and who declined."""
-        declined = self._declined_text()
+        declined = self._describe_refusals()
         if self.worst is not None:
             metric = str(self.worst.metric).replace("_", " ")
             found = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
@@ -167,7 +167,7 @@ class Headline:
         separator = ", " if self.worst is not None else ": "
         return f"{self.short}{separator}{self.note}"
 
-    def _declined_text(self) -> str:
+    def _describe_refusals(self) -> str:
         count = sum(self.declined.values())
         if not count:
             return ""
@@ -202,7 +202,7 @@ def headlines_by_direction(
         results: of one run.
         config: of the run; None: directions without any result are not named.
     """
-    expected = {} if config is None else expected_directions(config)
+    expected = {} if config is None else list_directions(config)
     nothing_leaves = {direction.kind: why for direction, why in expected.items()}
     by_direction: dict[Direction, list[AttackResult]] = {}
     for result in results:

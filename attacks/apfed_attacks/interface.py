@@ -19,7 +19,15 @@ from torch import Tensor
 from apfed_attacks.view import AdversaryView, AttackError, Behaviour, Role
 from secure_apfed.settings import Settings
 
-__all__ = ["Attack", "AttackResult", "FloatArray", "Guess", "Prediction", "Target", "headlines"]
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "FloatArray",
+    "Guess",
+    "Prediction",
+    "Target",
+    "select_headlines",
+]
 
 Target: TypeAlias = Literal["labels", "features", "membership"]
 FloatArray: TypeAlias = NDArray[np.float64]
@@ -43,7 +51,7 @@ class Prediction:
     clusters: bool = False
     held_out: float | None = None
 
-    def at(self, rows: NDArray[Any]) -> "Prediction":
+    def select_rows(self, rows: NDArray[Any]) -> "Prediction":
         return replace(self, values=self.values[rows])
 
 
@@ -110,14 +118,14 @@ class Attack(Settings, ABC):
     iterations: int = Field(300, ge=1)
 
     @property
-    def exchangeable(self) -> bool:
+    def is_exchangeable(self) -> bool:
         """True if it reads releases of rows, so that exchanging them makes a decoy.
 
         An attack on membership reads none: it gives its own decoys, or says why it needs none.
         """
         return self.target != "membership"
 
-    def why_not(self, view: AdversaryView) -> str | None:
+    def explain_inapplicability(self, view: AdversaryView) -> str | None:
         """Return why this party has nothing to guess here or to guess it from, or None."""
         if self.target != "membership" and not view.description.aligned:
             return (
@@ -127,10 +135,10 @@ class Attack(Settings, ABC):
         if view.role not in self.roles:
             roles = " or ".join(self.roles)
             return f"{self.name} is mounted by the {roles} party, not by the {view.role}"
-        return self.applicable(view)
+        return self.explain_missing_input(view)
 
     @abstractmethod
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why this attack finds nothing to read in the view of a party of its roles."""
 
     @abstractmethod
@@ -147,14 +155,14 @@ class Attack(Settings, ABC):
             return
 
         @wraps(run)
-        def where_it_applies(self: Attack, view: AdversaryView, seed: int) -> Guess:
+        def run_if_applicable(self: Attack, view: AdversaryView, seed: int) -> Guess:
             # A decoy holds what the view holds of which it was made.
-            if not view.is_decoy and (reason := self.why_not(view)) is not None:
+            if not view.is_decoy and (reason := self.explain_inapplicability(view)) is not None:
                 raise AttackError(f"{self.name} does not apply: {reason}")
             guess: Guess = run(self, view, seed)
             return guess
 
-        setattr(cls, "run", where_it_applies)  # noqa: B010  # mypy refuses the assignment
+        setattr(cls, "run", run_if_applicable)  # noqa: B010  # mypy refuses the assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +232,7 @@ class AttackResult:
         return asdict(self)
 
 
-def headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
+def select_headlines(results: Sequence[AttackResult]) -> tuple[AttackResult, ...]:
     """Return the worst result of each attack: the highest advantage of any adversary and options.
 
     Advantages of different attacks compare only where their `metric` is the same. Where an

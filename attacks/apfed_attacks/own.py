@@ -18,13 +18,13 @@ from torch import Tensor
 
 from apfed_attacks.foreign import evaluate
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import ALL, expand
+from apfed_attacks.run import ALL, expand_choices
 from apfed_attacks.table import ATTACKS
 from apfed_attacks.view import AttackError, Role
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.own_record import LetOut, OwnRecord
+from secure_apfed.runs.own_record import OwnRecord, SentBatch
 
 _EXCHANGES = 3
 
@@ -38,11 +38,11 @@ def measure_own(
     unknown.
     """
     choices = tuple(choices)
-    chosen = None if any(choice.name == ALL for choice in choices) else expand(choices)
+    chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
     found = list[AttackResult]()
     if record.held is not None and record.config.method.aligns:
-        for (kind, receiver), batches in record.let_out.items():
-            found += _of_one(record, kind, receiver, batches, chosen, seed)
+        for (kind, receiver), batches in record.batches_by_receiver.items():
+            found += _attack_batches(record, kind, receiver, batches, chosen, seed)
     mounted = {one.attack for one in found if one.applicable}
     lacking = dict[str, AttackResult]()
     for one in found:
@@ -51,15 +51,15 @@ def measure_own(
     for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
         if name not in mounted and name not in lacking and _may_concern(record, name):
             why = f"{record.me} let out nothing row by row of which it knows the truth"
-            lacking[name] = _lacking(record, name, "nobody", why, seed)
+            lacking[name] = _make_inapplicable_result(record, name, "nobody", why, seed)
     return (*(one for one in found if one.applicable), *lacking.values())
 
 
-def _of_one(
+def _attack_batches(
     record: OwnRecord,
     kind: Kind,
     receiver: str,
-    batches: Sequence[LetOut],
+    batches: Sequence[SentBatch],
     chosen: Sequence[AttackChoice] | None,
     seed: int,
 ) -> Iterator[AttackResult]:
@@ -67,8 +67,8 @@ def _of_one(
     if kind is Kind.CONTRIBUTION:
         who = f"{receiver}, told what the others contributed"
     told = dict[str, str]()
-    for truth, knows_N in _truths(record, kind):
-        h = list(_within(batches, knows_N))
+    for truth, knows_N in _iter_truths(record, kind):
+        h = list(_select_batches(batches, knows_N))
         given: dict[str, Any] = {"h": h, truth[0]: truth[1][knows_N], "seed": seed}
         if kind is Kind.GRADIENTS:
             given["gradients"] = h
@@ -89,10 +89,10 @@ def _of_one(
     wanted = None if chosen is None else {choice.name for choice in chosen}
     for name, why in told.items():
         if wanted is None or name in wanted:
-            yield _lacking(record, name, who, why, seed)
+            yield _make_inapplicable_result(record, name, who, why, seed)
 
 
-def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
+def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
     """Yield what it knows of aligned rows, by argument of `evaluate`, and of which rows (N,)."""
     assert record.held is not None
     rows_N = record.rows
@@ -105,7 +105,9 @@ def _truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor],
         yield ("features", table.features[rows_N].flatten(1)), own_N
 
 
-def _within(batches: Sequence[LetOut], knows_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _select_batches(
+    batches: Sequence[SentBatch], knows_N: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches' rows of which the truth is known, by their number among these."""
     place_N = torch.where(knows_N, knows_N.cumsum(0) - 1, -1)
     for batch in batches:
@@ -128,7 +130,9 @@ def _readers_of(record: OwnRecord, name: str) -> list[Role]:
     return [role for role in ATTACKS[name].roles if role != "active" or not is_active]
 
 
-def _lacking(record: OwnRecord, name: str, who: str, why: str, seed: int) -> AttackResult:
+def _make_inapplicable_result(
+    record: OwnRecord, name: str, who: str, why: str, seed: int
+) -> AttackResult:
     kind = ATTACKS[name]
     readers = _readers_of(record, name) or list(kind.roles)
     return AttackResult(

@@ -43,14 +43,14 @@ class EvaluationProgress:
     seconds_left: float
 
     def __str__(self) -> str:
-        left = f"about {_in_words(self.seconds_left)} left"
+        left = f"about {_format_seconds(self.seconds_left)} left"
         return f"evaluate: {self.done} of {self.total} attacks done, {self.attack}, {left}"
 
 
 OnProgress: TypeAlias = Callable[[EvaluationProgress], None]
 
 
-def _in_words(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
@@ -77,8 +77,8 @@ class Pace:
         on_progress: OnProgress,
     ) -> None:
         self._names = [name for name, _ in planned]
-        self._expected = [_expected_seconds(attack) for _, attack in planned]
-        self._passes = [1 + exchanges * attack.exchangeable for _, attack in planned]
+        self._expected = [_estimate_seconds(attack) for _, attack in planned]
+        self._passes = [1 + exchanges * attack.is_exchangeable for _, attack in planned]
         self._measured: dict[int, float] = {}  # seconds of a pass, by attack
         self._finished: set[int] = set()
         self._budget = budget
@@ -92,7 +92,7 @@ class Pace:
         return every if self._budget is None else sorted(every, key=self._seconds_of)
 
     @contextmanager
-    def timing(self, attack: int) -> Iterator[Callable[[], None]]:
+    def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
         """Time one attack; yield what is to be called after each of its passes.
 
         Raises:
@@ -100,7 +100,7 @@ class Pace:
         """
         try:
             self._require_time(self._least_seconds_of(attack), "it would take about")
-            self._report(attack, passes=0)
+            self._report_progress(attack, passes=0)
             begin = time.monotonic()
             passes = 0
 
@@ -112,13 +112,13 @@ class Pace:
                 if passes < self._passes[attack]:
                     done = f"after {passes} of {self._passes[attack]} passes the rest needs about"
                     self._require_time(rest, done)
-                self._report(attack, passes=passes)
+                self._report_progress(attack, passes=passes)
 
             yield note_pass
         finally:
             self._finished.add(attack)
 
-    def finish(self) -> None:
+    def report_end(self) -> None:
         """Report that nothing is left."""
         done = len(self._names)
         self._on_progress(
@@ -132,7 +132,7 @@ class Pace:
 
     def _seconds_of(self, attack: int, *, passes_done: int = 0) -> float:
         """Predict the seconds that the rest of an attack's passes take."""
-        per_pass = self._measured.get(attack, self._speed() * self._expected[attack])
+        per_pass = self._measured.get(attack, self._compute_slowdown() * self._expected[attack])
         return max(0, self._passes[attack] - passes_done) * per_pass
 
     def _least_seconds_of(self, attack: int) -> float:
@@ -144,9 +144,9 @@ class Pace:
         ratios = [seconds / self._expected[other] for other, seconds in self._measured.items()]
         fastest = min([1.0, *ratios])
         every_pass = self._passes[attack] * self._expected[attack] * fastest
-        return max(self._speed() * self._expected[attack], every_pass)
+        return max(self._compute_slowdown() * self._expected[attack], every_pass)
 
-    def _speed(self) -> float:
+    def _compute_slowdown(self) -> float:
         """Return how much longer passes took than expected; 1 before the first."""
         expected = sum(self._expected[attack] for attack in self._measured)
         return sum(self._measured.values()) / expected if expected else 1.0
@@ -160,7 +160,7 @@ class Pace:
                 f"{what} {needed:.3g} s, and of seconds={self._budget:g} {left:.3g} s are left"
             )
 
-    def _report(self, attack: int, *, passes: int) -> None:
+    def _report_progress(self, attack: int, *, passes: int) -> None:
         waiting = set(range(len(self._names))) - self._finished - {attack}
         left = self._seconds_of(attack, passes_done=passes)
         left += sum(map(self._seconds_of, waiting))
@@ -177,7 +177,7 @@ class Pace:
         )
 
 
-def _expected_seconds(attack: Attack) -> float:
+def _estimate_seconds(attack: Attack) -> float:
     if attack.name in _SECONDS_PER_ITERATION:
         return attack.iterations * _SECONDS_PER_ITERATION[attack.name]
     return _SECONDS_PER_PASS

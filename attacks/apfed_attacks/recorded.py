@@ -17,7 +17,7 @@ from apfed_attacks.people.membership import Strangers
 from apfed_attacks.scoring import Truth
 from apfed_attacks.view import (
     AdversaryView,
-    Agreed,
+    AgreedTerms,
     AttackError,
     Behaviour,
     Candidates,
@@ -25,12 +25,12 @@ from apfed_attacks.view import (
     Knowledge,
     KnownRows,
     Opened,
-    Played,
+    PlayedAttack,
     Role,
     Sent,
     Side,
-    batches,
-    requests,
+    iter_batches,
+    iter_requests,
 )
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
@@ -40,7 +40,7 @@ from secure_apfed.methods.multiview import Pull
 from secure_apfed.methods.terms import objective_of, settings_of
 from secure_apfed.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import derive_seed, shuffled
+from secure_apfed.seeds import derive_seed, shuffle_rows
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:
@@ -57,8 +57,8 @@ def truth_of(recording: Recording, victim: str | None = None) -> Truth:
     return Truth(
         classes=len(data.classes),
         labels=data.active.labels[rows],
-        trained=_trained_in_own_order(recording, victim).sort().values,
-        features=_features(recording, tuple(_tables(recording))),
+        trained=_list_training_positions(recording, victim).sort().values,
+        features=_collect_features(recording, tuple(_get_tables(recording))),
     )
 
 
@@ -66,16 +66,16 @@ def class_priors(truth: Truth) -> tuple[float, ...]:
     """Return the share of each class among the labelled training rows; none of numbers."""
     if not truth.classes:
         return ()
-    if not len(truth.labelled):
+    if not len(truth.positions_with_labels):
         raise AttackError("no aligned training row has a label, so that classes have no shares")
-    counts_K = torch.bincount(truth.labels[truth.labelled], minlength=truth.classes)
+    counts_K = torch.bincount(truth.labels[truth.positions_with_labels], minlength=truth.classes)
     return tuple((counts_K / counts_K.sum()).tolist())
 
 
 def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
     """Choose `per_class` aligned training rows of each class; fewer are a subset of more."""
     truth = truth_of(recording)
-    trained = _trained_in_own_order(recording)
+    trained = _list_training_positions(recording)
     draw = np.random.default_rng(derive_seed(seed, "attacks", "labels"))
     chosen: list[int] = []
     for label in range(truth.classes if per_class else 0):
@@ -93,7 +93,7 @@ def reveal_labels(recording: Recording, per_class: int, seed: int) -> KnownRows:
 def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> KnownRows:
     """Choose `rows` aligned training rows of `victim` whose features there become known."""
     truth = truth_of(recording)
-    trained = _trained_in_own_order(recording, victim)
+    trained = _list_training_positions(recording, victim)
     if rows and rows >= len(trained):
         raise AttackError(
             f"{victim} holds {len(trained)} aligned training rows; {rows} known ones leave none "
@@ -111,11 +111,11 @@ def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tens
     network = copy.deepcopy(recorded).requires_grad_(False)
     dtype = next(iter(network.state_dict().values())).dtype
 
-    def encode(features_N: Tensor) -> Tensor:
+    def encode_features(features_N: Tensor) -> Tensor:
         h_ND: Tensor = network.to(features_N.device)(features_N.to(dtype))
         return h_ND.flatten(1)
 
-    return encode
+    return encode_features
 
 
 def reveal_order(recording: Recording) -> dict[int, Tensor]:
@@ -125,8 +125,8 @@ def reveal_order(recording: Recording) -> dict[int, Tensor]:
     """
     ignorance = Knowledge(classes=len(recording.data.classes))
     view = view_of(recording, [recording.data.active.name], knowledge=ignorance)
-    found = {step: rows_B for epoch in view.epochs for step, rows_B, _ in batches(view, epoch)}
-    asked = (request for epoch in view.envelopes for request in requests(view, epoch))
+    found = {step: rows_B for epoch in view.epochs for step, rows_B, _ in iter_batches(view, epoch)}
+    asked = (request for epoch in view.envelopes for request in iter_requests(view, epoch))
     return found | {request.step: request.rows for request in asked}
 
 
@@ -138,17 +138,17 @@ def reveal_public(
     active = recording.data.active.name
     names = (active, *parties)
     outside = positions_of(recording.alignment[active], recording.data.test_rows)
-    for held_A in _held(recording, names).values():
+    for held_A in _find_present_rows(recording, names).values():
         outside = outside[held_A[outside]]
-    chosen = shuffled(outside, seed, "attacks", "public")[:rows]
+    chosen = shuffle_rows(outside, seed, "attacks", "public")[:rows]
     return {name: truth.features[name][chosen] for name in dict.fromkeys(names)}
 
 
-def _trained_in_own_order(recording: Recording, victim: str | None = None) -> Tensor:
+def _list_training_positions(recording: Recording, victim: str | None = None) -> Tensor:
     """Return positions of the training rows, ordered so that a draw depends on the seed alone."""
     data = recording.data
     trained = positions_of(recording.alignment[data.active.name], data.train_rows)
-    held_A = _held(recording, [victim] if victim else []).get(victim or "")
+    held_A = _find_present_rows(recording, [victim] if victim else []).get(victim or "")
     return trained if held_A is None else trained[held_A[trained]]
 
 
@@ -158,7 +158,7 @@ def view_of(
     *,
     knowledge: Knowledge,
     behaviour: Behaviour = "curious",
-    played: Played | None = None,
+    played: PlayedAttack | None = None,
     iterations: int = 300,
     device: torch.device | None = None,
 ) -> AdversaryView:
@@ -167,7 +167,7 @@ def view_of(
     An "outsider", who sees nothing of the training, is an adversary too. What the active decoded
     gets only a coalition with it.
     """
-    tables = _tables(recording)
+    tables = _get_tables(recording)
     active = recording.data.active.name
     known = (*tables, "aggregator", "outsider")  # whoever holds a table, or none
     if not parties or len(set(parties)) != len(parties) or not set(parties) <= set(known):
@@ -189,16 +189,16 @@ def view_of(
         description=exchange,
         envelopes={
             epoch: tuple(item for item in envelopes if {item.sender, item.receiver} & members)
-            for epoch, envelopes in transcript.kept.items()
+            for epoch, envelopes in transcript.envelopes_by_epoch.items()
         },
-        opened=transcript.opened if active in members else {},
-        agreed=_agreed(recording),
+        opened=transcript.sums_by_step if active in members else {},
+        agreed=_collect_terms(recording),
         played=played,
-        features=_features(recording, parties),
-        labels=_labels(recording, parties),
-        held=_held(recording, tuple(tables) if active in members else parties),
+        features=_collect_features(recording, parties),
+        labels=_collect_labels(recording, parties),
+        held=_find_present_rows(recording, tuple(tables) if active in members else parties),
         networks={name: copy.deepcopy(of) for name, of in networks.items() if name in members},
-        answers=_answers(recording) if first == "outsider" else None,
+        answers=_build_model_query(recording) if first == "outsider" else None,
         knowledge=knowledge,
         iterations=iterations,
         device=device or torch.device("cpu"),
@@ -232,27 +232,27 @@ def exchange_of(config: Config) -> Exchange:
     )
 
 
-def _tables(recording: Recording) -> dict[str, PartyTable]:
+def _get_tables(recording: Recording) -> dict[str, PartyTable]:
     return {table.name: table for table in recording.data.tables}
 
 
-def _agreed(recording: Recording) -> dict[str, Agreed]:
+def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
     config = recording.config
     if exchange_of(config).opens != "gradients":
         return {}
     names = [table.name for table in recording.data.passives]
     clip = config.secure_sum.clip
     return {
-        name: Agreed(
+        name: AgreedTerms(
             objective=objective_of(config, name), weight=settings_of(config, name).weight, clip=clip
         )
         for name in names
     }
 
 
-def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+def _collect_features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
-    tables = _tables(recording)
+    tables = _get_tables(recording)
     found = {}
     for name in parties:
         if name in tables and (rows := recording.alignment.get(name)) is not None:
@@ -262,11 +262,11 @@ def _features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]
     return found
 
 
-def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A,) own labels by alignment position of those parties that train on any."""
     found = {}
     for name in parties:
-        own = recording.data.own(name)
+        own = recording.data.select_party(name)
         if own is None or own.table.labels is None or name not in recording.alignment:
             continue
         labels_N = torch.full_like(own.table.labels, UNLABELLED)
@@ -276,14 +276,14 @@ def _labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     return found
 
 
-def _held(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
+def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return of whom these parties have a row, (A,) bool; without those that hold everybody."""
     alignment = recording.alignment
     held = {name: alignment[name] >= 0 for name in parties if name in alignment}
     return {name: held_A for name, held_A in held.items() if not held_A.all()}
 
 
-def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
+def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     """Return the finished model behind an interface that answers log-probabilities (n, K).
 
     None: the recording has no model.
@@ -293,12 +293,12 @@ def _answers(recording: Recording) -> Callable[[Tensor], Tensor] | None:
     like = next(model.parameters())
 
     @torch.no_grad()
-    def ask(features_N: Tensor) -> Tensor:
+    def query_model(features_N: Tensor) -> Tensor:
         # Where its owner runs it.
         scores_NK: Tensor = model(features_N.to(like.device, like.dtype))
         return scores_NK.log_softmax(1).to(features_N.device)
 
-    return ask
+    return query_model
 
 
 def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candidates, Tensor]:
@@ -310,10 +310,14 @@ def reveal_candidates(recording: Recording, most: int, seed: int) -> tuple[Candi
     config = recording.config
     active = recording.data.active
     aligned = recording.alignment.get(active.name)  # None: it trained alone
-    trained = rows_among(data.train_rows, None if config.train.trains_unaligned else aligned)
-    inside, outside = (_labelled([(active, rows)]) for rows in (trained, data.test_rows))
+    trained = rows_among(data.train_rows, None if config.train.trains_unaligned_rows else aligned)
+    inside, outside = (
+        _select_rows_with_labels([(active, rows)]) for rows in (trained, data.test_rows)
+    )
     there_are = f"{len(inside[0])} rows with a label trained and {len(outside[0])} did not"
-    candidates, rows_n, inside_n = _mixed(recording, inside, outside, most, seed, there_are)
+    candidates, rows_n, inside_n = _mix_candidates(
+        recording, inside, outside, most, seed, there_are
+    )
     aligned_n = torch.isin(rows_n, rows_n[:0] if aligned is None else aligned)
     return candidates, torch.stack([inside_n, aligned_n], dim=1)
 
@@ -328,22 +332,24 @@ def reveal_people(
     """
     data = recording.data
 
-    def trained(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
-        found = ((table, data.own(table.name)) for table in tables)
+    def list_training_rows(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
+        found = ((table, data.select_party(table.name)) for table in tables)
         return [(table, own.train_rows) for table, own in found if own is not None]
 
     outside = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
-        outside = trained(table for table in data.passives if table.name not in (adversary, victim))
-    members = _labelled(trained([_tables(recording)[victim]]))
-    rest = _labelled(outside)
+        outside = list_training_rows(
+            table for table in data.passives if table.name not in (adversary, victim)
+        )
+    members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
+    rest = _select_rows_with_labels(outside)
     there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
-    found = _mixed(recording, members, rest, most, seed, f"{there_are} ({strangers})")
+    found = _mix_candidates(recording, members, rest, most, seed, f"{there_are} ({strangers})")
     candidates, _, inside_n = found
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
 
 
-def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
+def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
     """Return features, labels and numbers of those of these rows of tables with a label."""
     found = []
     for table, rows in parts:
@@ -354,7 +360,7 @@ def _labelled(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
     return whole or [torch.empty(0, dtype=torch.int64)] * 3
 
 
-def _mixed(
+def _mix_candidates(
     recording: Recording,
     inside: Sequence[Tensor],
     outside: Sequence[Tensor],
@@ -367,15 +373,18 @@ def _mixed(
     if count < 2:
         raise AttackError(f"{there_are}; an attack on membership needs two of each")
     chosen = [
-        [part[shuffled(torch.arange(len(part)), seed, "attacks", name)[:count]] for part in parts]
+        [
+            part[shuffle_rows(torch.arange(len(part)), seed, "attacks", name)[:count]]
+            for part in parts
+        ]
         for name, parts in (("members", inside), ("others", outside))
     ]
-    order = shuffled(torch.arange(2 * count), seed, "attacks", "candidates")
+    order = shuffle_rows(torch.arange(2 * count), seed, "attacks", "candidates")
     features, labels, rows = (torch.cat(parts)[order] for parts in zip(*chosen, strict=True))
     return Candidates(features, labels, recording.config.train), rows, order < count
 
 
-def trained_alike(
+def build_local_training(
     recording: Recording, seed: int
 ) -> Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]]:
     """Return how a party would train alone (`Knowledge.alike`), with GRUs as they were averaged."""
@@ -385,28 +394,30 @@ def trained_alike(
     assert isinstance(model, nn.Sequential)
     encoder, classes = copy.deepcopy(model[0]), len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
-    settings = AveragingSettings.of(config)
-    of_views = settings.of_views([*data.active.views], len(columns))
+    settings = AveragingSettings.from_run_settings(config)
+    of_views = settings.for_views([*data.active.views], len(columns))
 
     @torch.no_grad()
-    def parts(rows_N: Tensor) -> list[Tensor]:
+    def split_views(rows_N: Tensor) -> list[Tensor]:
         if isinstance(encoder, SequenceEncoder):
             rows_N = rows_N.to(next(encoder.to(rows_N.device).parameters()).dtype)
-            return [part.double().cpu() for part in encoder.parts(rows_N)]
+            return [part.double().cpu() for part in encoder.encode_views(rows_N)]
         return [rows_N.flatten(1)[:, view].double().cpu() for view in columns]
 
-    def train(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
+    def train_views(rows_n: Tensor, labels_n: Tensor) -> Callable[[Tensor], Tensor]:
         eta_n1 = torch.full((len(rows_n), 1), settings.eta, dtype=torch.float64)
         truth_nK = F.one_hot(labels_n, classes).double()
         pull = Pull(truth_nK.numpy(), eta_n1.numpy())
-        views = LinearViews.begin(of_views, parts(rows_n), pull, owner="adversary", seed=seed)
+        views = LinearViews.from_views(
+            of_views, split_views(rows_n), pull, owner="adversary", seed=seed
+        )
         views.train(0)
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 
-        def scores(rows_N: Tensor) -> Tensor:
-            scored = [part @ by for part, by in zip(parts(rows_N), weights, strict=True)]
+        def score_rows(rows_N: Tensor) -> Tensor:
+            scored = [part @ by for part, by in zip(split_views(rows_N), weights, strict=True)]
             return torch.stack(scored).mean(dim=0)
 
-        return scores
+        return score_rows
 
-    return train
+    return train_views

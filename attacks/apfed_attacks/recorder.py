@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from apfed_attacks.view import AttackError
-from apfed_protocols.labels import by_position
+from apfed_protocols.labels import order_by_position
 
 __all__ = ["Recorder"]
 
@@ -60,7 +60,7 @@ class Recorder:
     def step(self, rows: Any) -> None:
         """Announce that the next output is of the rows at these positions (B,)."""
         plain = rows.tolist() if isinstance(rows, Tensor) else rows
-        self._rows = np.array(by_position(plain, "step(rows)", error=AttackError))
+        self._rows = np.array(order_by_position(plain, "step(rows)", error=AttackError))
 
     def close(self) -> None:
         """Stop watching; what was recorded stays."""
@@ -77,7 +77,7 @@ class Recorder:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()  # one that does not watch
 
-    def arrays(self) -> dict[str, Any]:
+    def to_arrays(self) -> dict[str, Any]:
         """Return `h`, `gradients` (None: of a step that had none) and `steps`, for `evaluate`."""
         if not self._h:
             raise AttackError("nothing was recorded; call step(rows) before each forward pass")
@@ -101,15 +101,15 @@ class Recorder:
             warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
             return
         at = len(self._h)
-        self._h.append(_copied(output).numpy())
+        self._h.append(_copy_to_cpu(output).numpy())
         self._steps.append(rows)
         if output.requires_grad:
-            output.register_hook(lambda gradient: self._add(at, gradient))
+            output.register_hook(lambda gradient: self._add_gradient(at, gradient))
 
-    def _add(self, at: int, gradient: Tensor) -> None:
-        copy = _copied(gradient)
+    def _add_gradient(self, at: int, gradient: Tensor) -> None:
+        copy = _copy_to_cpu(gradient)
         self._gradients[at] = copy + self._gradients[at] if at in self._gradients else copy
 
 
-def _copied(values: Tensor) -> Tensor:
+def _copy_to_cpu(values: Tensor) -> Tensor:
     return values.detach().to("cpu", torch.float32, copy=True)

@@ -19,15 +19,21 @@ from apfed_attacks import ATTACKS, recorded
 from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.membership import AveragedMembership
-from apfed_attacks.scoring import Truth, not_applicable, score
-from apfed_attacks.view import AdversaryView, AttackError, Knowledge, Played, positions_seen
+from apfed_attacks.scoring import Truth, make_inapplicable_result, score_guess
+from apfed_attacks.view import (
+    AdversaryView,
+    AttackError,
+    Knowledge,
+    PlayedAttack,
+    list_seen_positions,
+)
 from secure_apfed.config import AttackChoice
-from secure_apfed.config.file import describe
+from secure_apfed.config.file import describe_errors
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.descent import find_device
 from secure_apfed.models import threads_for
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import derive_seed, shuffled, undisturbed
+from secure_apfed.seeds import derive_seed, isolate_torch_modes, shuffle_rows
 from secure_apfed.settings import unknown_name
 from secure_apfed.tasks import TASKS
 from secure_apfed.working import report_work
@@ -35,13 +41,13 @@ from secure_apfed.working import report_work
 __all__ = [
     "ALL",
     "Trial",
-    "exchanged",
-    "expand",
+    "add_decoys",
+    "compute_guesses",
+    "exchange_releases",
+    "expand_choices",
     "full_suite",
-    "guesses",
-    "mount",
-    "prepare",
-    "with_decoys",
+    "prepare_attack",
+    "run_attacks",
 ]
 
 ALL = "all"
@@ -53,11 +59,11 @@ def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...
     return tuple(
         AttackChoice(name=name, options=dict(options))
         for name in names
-        for options in type(prepare(AttackChoice(name=name))).suite
+        for options in type(prepare_attack(AttackChoice(name=name))).suite
     )
 
 
-def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
+def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
     """Return the same choices, checked as by `prepare`, with the full suite in place of "all"."""
     found: list[AttackChoice] = []
     for choice in choices:
@@ -68,11 +74,11 @@ def expand(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
             )
         found += full_suite() if choice.name == ALL else [choice]
     for choice in found:
-        prepare(choice)
+        prepare_attack(choice)
     return tuple(found)
 
 
-def prepare(choice: AttackChoice) -> Attack:
+def prepare_attack(choice: AttackChoice) -> Attack:
     """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
     if choice.name not in ATTACKS:
         raise ConfigError(f"attacks: {unknown_name(choice.name, ATTACKS)}")
@@ -82,13 +88,13 @@ def prepare(choice: AttackChoice) -> Attack:
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, path))} {problem}"
-            for path, problem in describe(kind, error, choice.options)
+            for path, problem in describe_errors(kind, error, choice.options)
         )
         raise ConfigError(f"attacks: {choice.name}: options: {problems}") from error
 
 
-@undisturbed()
-def mount(
+@isolate_torch_modes()
+def run_attacks(
     recording: Recording,
     choices: Iterable[AttackChoice],
     *,
@@ -100,7 +106,7 @@ def mount(
 
     All options are checked, as by `prepare`, before the first attack starts; see `Trial`.
     """
-    attacks = [prepare(choice) for choice in expand(choices)]
+    attacks = [prepare_attack(choice) for choice in expand_choices(choices)]
     how: Any = {"seed": seed, "device": device, "on_score": on_score}
     shapes = [of.shape for of in recording.data.tables]
     batch = recording.config.train.batch_size
@@ -108,7 +114,7 @@ def mount(
         trials = [
             Trial(attack, recording, parties, victim, **how)
             for attack in attacks
-            for parties, victim in _pairs(attack, recording)
+            for parties, victim in _iter_pairs(attack, recording)
         ]
         return tuple(_results_of(trials))
 
@@ -117,11 +123,11 @@ def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
     """Yield what each trial found, and report how many are done."""
     for done, trial in enumerate(trials):
         report_work("attacks", done, len(trials), trial.attack.name)
-        yield trial.result()
+        yield trial.compute_result()
     report_work("attacks", len(trials), len(trials))
 
 
-def _pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_pairs(attack: Attack, recording: Recording) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield every adversary of the attack's roles, with every party that has what it is after."""
     active = recording.data.active.name
     passives = tuple(party.name for party in recording.data.passives)
@@ -161,28 +167,32 @@ class Trial:
     seed: int
     device: torch.device | None = None
     on_score: Callable[[AttackResult, Guess], None] | None = None
-    played: Played | None = None
+    played: PlayedAttack | None = None
 
-    def result(self) -> AttackResult:
+    def compute_result(self) -> AttackResult:
         attack = self.attack
-        view = self.view(self.ignorance())
+        view = self.build_view(self.make_empty_knowledge())
         task = self.recording.config.task
         if (other_task := TASKS[task].not_attacked.get(attack.target)) is not None:
-            return not_applicable(attack, view, f"task is {task}: {other_task}", self.seed)
+            return make_inapplicable_result(
+                attack, view, f"task is {task}: {other_task}", self.seed
+            )
         try:
-            knowledge, truth = self.known()
-            view = self.view(knowledge)
-            if (reason := attack.why_not(view)) is not None:
-                return not_applicable(attack, view, reason, self.seed)
-            (guess,) = guesses(attack, view, self.seed)
-            result = score(attack, view, guess, truth, self.seed)
+            knowledge, truth = self.reveal_knowledge()
+            view = self.build_view(knowledge)
+            if (reason := attack.explain_inapplicability(view)) is not None:
+                return make_inapplicable_result(attack, view, reason, self.seed)
+            (guess,) = compute_guesses(attack, view, self.seed)
+            result = score_guess(attack, view, guess, truth, self.seed)
         except AttackError as error:
-            return not_applicable(attack, view, attack.why_not(view) or str(error), self.seed)
+            return make_inapplicable_result(
+                attack, view, attack.explain_inapplicability(view) or str(error), self.seed
+            )
         if self.on_score is not None:
             self.on_score(result, guess)
         return result
 
-    def view(self, knowledge: Knowledge) -> AdversaryView:
+    def build_view(self, knowledge: Knowledge) -> AdversaryView:
         return recorded.view_of(
             self.recording,
             self.parties,
@@ -197,10 +207,10 @@ class Trial:
     def _device(self) -> torch.device:
         return self.device or find_device(self.recording.config.train.device)
 
-    def ignorance(self) -> Knowledge:
+    def make_empty_knowledge(self) -> Knowledge:
         return Knowledge(classes=len(self.recording.data.classes), victim=self.victim)
 
-    def known(self) -> tuple[Knowledge, Truth]:
+    def reveal_knowledge(self) -> tuple[Knowledge, Truth]:
         """Return what the adversary is told, and the truth that its guess is compared with."""
         attack = self.attack
         recording = self.recording
@@ -214,12 +224,12 @@ class Trial:
                 candidates, members = recorded.reveal_people(
                     recording, self.parties[0], victim, attack.candidates, seed, attack.strangers
                 )
-                facts = {"alike": recorded.trained_alike(recording, seed)}
+                facts = {"alike": recorded.build_local_training(recording, seed)}
             else:
                 candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
                 facts = {"architecture": recording.config.model}
             facts["candidates"] = candidates
-            truth = Truth.of_members(members, classes=len(recording.data.classes))
+            truth = Truth.for_members(members, classes=len(recording.data.classes))
         else:
             truth = recorded.truth_of(recording, victim)
             facts = {
@@ -232,10 +242,10 @@ class Trial:
             if isinstance(attack, AnsweringAttack):
                 names = *self.parties, victim
                 facts["public"] = recorded.reveal_public(recording, names, attack.people, seed)
-        return replace(self.ignorance(), **facts).to(self._device), truth
+        return replace(self.make_empty_knowledge(), **facts).to(self._device), truth
 
 
-def guesses(
+def compute_guesses(
     attack: Attack,
     view: AdversaryView,
     seed: int,
@@ -250,20 +260,22 @@ def guesses(
     with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
         found = [attack.run(view, seed)] * exchanges
         on_pass()
-        for number, guess in enumerate(found if attack.exchangeable else ()):
-            decoy = exchanged(view, derive_seed(seed, "exchange", number) if number else seed)
+        for number, guess in enumerate(found if attack.is_exchangeable else ()):
+            decoy = exchange_releases(
+                view, derive_seed(seed, "exchange", number) if number else seed
+            )
             if decoy is None:
                 continue
             try:
                 lucky = attack.run(decoy, seed)
             except AttackError:
                 continue  # what the attack found is told, whatever becomes of its decoy
-            found[number] = with_decoys(guess, lucky)
+            found[number] = add_decoys(guess, lucky)
             on_pass()
         return found
 
 
-def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
+def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     """Return `view` with every release attributed to another row; None if it shows no two rows.
 
     Columns of noise beside the own features make a probe better or worse by chance, and of many
@@ -278,7 +290,7 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
     pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
     people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
     """
-    observed, answered = positions_seen(view)
+    observed, answered = list_seen_positions(view)
     asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
     groups = {
         "asked": asked.unique(),
@@ -290,14 +302,14 @@ def exchanged(view: AdversaryView, seed: int) -> AdversaryView | None:
         return None
     stands_for = torch.arange(int(every.max()) + 1)
     for name, group in groups.items():
-        held_N = view.holds(view.knowledge.victim, group)
+        held_N = view.has_rows(view.knowledge.victim, group)
         for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
-            order = shuffled(rows, seed, "attacks", "decoy", part)
+            order = shuffle_rows(rows, seed, "attacks", "decoy", part)
             stands_for[order] = order.roll(1)  # so that of two rows or more none keeps its own
     return replace(view, stands_for=stands_for)
 
 
-def with_decoys(guess: Guess, decoy: Guess) -> Guess:
+def add_decoys(guess: Guess, decoy: Guess) -> Guess:
     """Return `guess` with what the attack guessed from exchanged releases as its decoys.
 
     Those rows are kept that both guess; epochs may lack some.
@@ -320,13 +332,17 @@ def with_decoys(guess: Guess, decoy: Guess) -> Guess:
     order = decoy.positions.argsort()
     found = order[torch.searchsorted(decoy.positions[order], positions)]
 
-    def kept(predictions: Mapping[str, Prediction], rows: Tensor) -> dict[str, Prediction]:
-        return {name: prediction.at(rows.numpy()) for name, prediction in predictions.items()}
+    def select_shared_rows(
+        predictions: Mapping[str, Prediction], rows: Tensor
+    ) -> dict[str, Prediction]:
+        return {
+            name: prediction.select_rows(rows.numpy()) for name, prediction in predictions.items()
+        }
 
     return Guess(
         positions=positions,
-        attacks=kept(guess.attacks, common_N),
-        baselines=kept(guess.baselines, common_N),
-        references=kept(guess.references, common_N),
-        decoys=kept(decoy.attacks, found),
+        attacks=select_shared_rows(guess.attacks, common_N),
+        baselines=select_shared_rows(guess.baselines, common_N),
+        references=select_shared_rows(guess.references, common_N),
+        decoys=select_shared_rows(decoy.attacks, found),
     )

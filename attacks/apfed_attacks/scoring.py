@@ -64,7 +64,7 @@ def _class_scores(prediction: Prediction, labels_N: Array) -> Array:
     return scores_NK[:, cluster_of_class]
 
 
-def explained(guess_NF: Array, truth_NF: Array) -> float | None:
+def compute_r2(guess_NF: Array, truth_NF: Array) -> float | None:
     """Return R^2 over all features together, each by its variance; None where nothing varies."""
     spread = float(np.square(truth_NF - truth_NF.mean(axis=0)).sum())
     return 1 - float(np.square(guess_NF - truth_NF).sum()) / spread if spread else None
@@ -171,7 +171,7 @@ def _measure_features(guess_NF: Array, truth_N: Array) -> Figures:
     similarity = _structural_similarity(guess_NF, truth_N)
     return {
         "mse": mse,
-        "r2": explained(guess_NF, truth_NF),
+        "r2": compute_r2(guess_NF, truth_NF),
         "psnr": 10 * math.log10(peak**2 / mse) if mse and peak else None,
         **({} if similarity is None else {"ssim": similarity}),
     }
@@ -210,12 +210,12 @@ class Truth:
     members: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.bool))
 
     @property
-    def labelled(self) -> Tensor:
+    def positions_with_labels(self) -> Tensor:
         """The labelled rows of `trained`: the only ones that labels are drawn and scored from."""
         return self.trained[self.labels[self.trained] != UNLABELLED]
 
     @classmethod
-    def of_members(cls, members: Tensor, *, classes: int) -> "Truth":
+    def for_members(cls, members: Tensor, *, classes: int) -> "Truth":
         nothing = torch.empty(0, dtype=torch.int64)
         return cls(classes, nothing, nothing, {}, members)
 
@@ -248,7 +248,7 @@ SCALES: Mapping[Target, Scale] = {
 }
 
 
-def score(
+def score_guess(
     attack: Attack, view: AdversaryView, guess: Guess, truth: Truth, seed: int
 ) -> AttackResult:
     """Return the result of `guess`, which `attack` made from `view`.
@@ -257,11 +257,15 @@ def score(
     test rows as well), and guesses of labels where there is none. AttackError: it is about no
     training row, one row twice or one that was known, or has values of another shape.
     """
-    known = _known(attack, view)
-    truth_A = _actual(attack, view, truth)
+    known = _get_known_positions(attack, view)
+    truth_A = _select_truth(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
-    _check(attack, guess, known, columns[attack.target])
-    asked = {"features": truth.trained, "labels": truth.labelled, "membership": guess.positions}
+    _check_guess(attack, guess, known, columns[attack.target])
+    asked = {
+        "features": truth.trained,
+        "labels": truth.positions_with_labels,
+        "membership": guess.positions,
+    }
     scored_N = torch.isin(guess.positions, asked[attack.target]).numpy()
     if not scored_N.any():
         raise AttackError(
@@ -271,11 +275,11 @@ def score(
     actual = truth_A[guess.positions.numpy()[scored_N]]
     scale = SCALES[attack.target]
 
-    def values(prediction: Prediction) -> Array:
-        return scale.values(prediction.at(scored_N), actual)
+    def scale_values(prediction: Prediction) -> Array:
+        return scale.values(prediction.select_rows(scored_N), actual)
 
     attacks, baselines, decoys, references = (
-        {name: dict(scale.measure(values(item), actual)) for name, item in items.items()}
+        {name: dict(scale.measure(scale_values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
     without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
@@ -288,11 +292,11 @@ def score(
     if all(item.held_out is None for item in guess.attacks.values()):
         held_out = {}  # baselines alone have been held against known rows
     # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
-    variant, best = _choose({**attacks, **baselines}, held_out, scale.metric)
-    baseline, floor = _choose(without, held_out, scale.metric)
-    chosen = values({**guess.baselines, **guess.attacks}[variant])
+    variant, best = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
+    baseline, floor = _choose_variant(without, held_out, scale.metric)
+    chosen = scale_values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
-        **_declared(attack, view, seed, scored=len(actual)),
+        **_list_common_fields(attack, view, seed, scored=len(actual)),
         applicable=True,
         metric=scale.metric,
         variant=variant,
@@ -307,13 +311,17 @@ def score(
     )
 
 
-def not_applicable(attack: Attack, view: AdversaryView, reason: str, seed: int) -> AttackResult:
+def make_inapplicable_result(
+    attack: Attack, view: AdversaryView, reason: str, seed: int
+) -> AttackResult:
     """Return the result of an attack that says nothing here, for a stated reason."""
-    declared = _declared(attack, view, seed, scored=0)
+    declared = _list_common_fields(attack, view, seed, scored=0)
     return AttackResult(**declared, applicable=False, reason=reason)
 
 
-def _declared(attack: Attack, view: AdversaryView, seed: int, *, scored: int) -> dict[str, Any]:
+def _list_common_fields(
+    attack: Attack, view: AdversaryView, seed: int, *, scored: int
+) -> dict[str, Any]:
     """Return the fields that a result has whatever was found."""
     knowledge = view.knowledge
     return {
@@ -337,12 +345,12 @@ def _declared(attack: Attack, view: AdversaryView, seed: int, *, scored: int) ->
             "epochs": len(view.epochs),
             "iterations": view.iterations,
         },
-        "counts": {"known": len(_known(attack, view)), "scored": scored},
+        "counts": {"known": len(_get_known_positions(attack, view)), "scored": scored},
         "seed": seed,
     }
 
 
-def _check(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
+def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
     positions = guess.positions
     if not len(positions) or len(set(positions.tolist())) != len(positions):
         raise AttackError(
@@ -362,12 +370,12 @@ def _check(attack: Attack, guess: Guess, known: Tensor, columns: int) -> None:
             )
 
 
-def _known(attack: Attack, view: AdversaryView) -> Tensor:
+def _get_known_positions(attack: Attack, view: AdversaryView) -> Tensor:
     of_target = view.knowledge.labels if attack.target == "labels" else view.knowledge.shadow
     return of_target.positions
 
 
-def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
+def _select_truth(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
     """Return labels (A,), the victim's features (A, ...), or membership and alignment (n, 2)."""
     if attack.target == "labels":
         return truth.labels.numpy()
@@ -379,7 +387,7 @@ def _actual(attack: Attack, view: AdversaryView, truth: Truth) -> Array:
     return truth.features[victim].double().numpy()
 
 
-def _choose(
+def _choose_variant(
     figures: Mapping[str, Figures], held_out: Mapping[str, float], metric: str
 ) -> tuple[str, float]:
     """Return the name and figure of what predicts known rows best that it was not fitted to; of
@@ -391,14 +399,14 @@ def _choose(
         if math.isfinite(held_out.get(name, math.nan)) and measured[metric] is not None
     }
     if not judged:
-        return _best(figures, metric)
+        return _find_best(figures, metric)
     name = max(judged, key=judged.__getitem__)
     figure = figures[name][metric]
     assert figure is not None
     return name, figure
 
 
-def _best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
+def _find_best(figures: Mapping[str, Figures], metric: str) -> tuple[str, float]:
     """Return the name and figure of the first entry with the highest `metric`."""
     values = {
         name: value

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.frames import Frame
 from secure_apfed.errors import ApfedError
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdversaryView",
-    "Agreed",
-    "Asked",
+    "AgreedTerms",
     "AttackError",
     "Behaviour",
     "Candidates",
@@ -41,26 +40,27 @@ __all__ = [
     "KnownRows",
     "Observed",
     "Opened",
-    "Played",
+    "PlayedAttack",
     "Request",
     "Role",
     "Sent",
     "Side",
-    "asked",
-    "batches",
-    "contributions",
-    "epochs_asked",
-    "gradients",
-    "opened_epochs",
-    "opened_sums",
-    "over_time",
-    "positions_seen",
-    "pseudo_labels",
-    "released",
-    "released_positions",
-    "representations",
-    "requests",
-    "votes_read",
+    "VoteRequest",
+    "collect_gradients",
+    "collect_opened_sums",
+    "collect_pseudo_labels",
+    "collect_releases",
+    "collect_representations",
+    "collect_votes",
+    "combine_epochs",
+    "find_vote_request",
+    "iter_batches",
+    "iter_contributions",
+    "iter_requests",
+    "list_epochs_by_request",
+    "list_opened_epochs",
+    "list_released_positions",
+    "list_seen_positions",
 ]
 
 Role: TypeAlias = Literal["passive", "active", "aggregator", "outsider"]
@@ -87,13 +87,13 @@ _ROWS = TensorSpec(torch.int64, (None,))
 _FORMS = ({"rows": _ROWS}, {"rows": _ROWS, "z": TensorSpec(torch.float64, (None, None))})
 
 
-def _placed(values: Tensor, device: torch.device) -> Tensor:
+def _move_floats(values: Tensor, device: torch.device) -> Tensor:
     """Move numbers to the device; positions, labels and masks, which are bookkeeping, stay."""
     return values.to(device) if values.is_floating_point() else values
 
 
-def _all_placed(named: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
-    return {name: _placed(values, device) for name, values in named.items()}
+def _move_all_floats(named: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
+    return {name: _move_floats(values, device) for name, values in named.items()}
 
 
 class AttackError(ApfedError):
@@ -166,14 +166,14 @@ class Knowledge:
         asked = self.candidates
         return replace(
             self,
-            shadow=replace(self.shadow, values=_placed(self.shadow.values, device)),
-            candidates=asked and replace(asked, features=_placed(asked.features, device)),
-            public=_all_placed(self.public, device),
+            shadow=replace(self.shadow, values=_move_floats(self.shadow.values, device)),
+            candidates=asked and replace(asked, features=_move_floats(asked.features, device)),
+            public=_move_all_floats(self.public, device),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreed:
+class AgreedTerms:
     """The terms of one passive in the contract; every party knows them.
 
     `weight` is lambda_p, `clip` the L2 bound of a row of its contribution; None: it does not clip.
@@ -227,7 +227,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class PlayedAttack:
     """A malicious attack's part in a live run, and what the adversary kept for itself."""
 
     attack: str
@@ -271,8 +271,8 @@ class AdversaryView:
     description: Exchange
     envelopes: Mapping[int, tuple[Envelope, ...]] = field(repr=False)
     opened: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
-    agreed: Mapping[str, Agreed] = field(default_factory=dict)
-    played: Played | None = None
+    agreed: Mapping[str, AgreedTerms] = field(default_factory=dict)
+    played: PlayedAttack | None = None
     stands_for: Tensor | None = field(default=None, repr=False)
     features: Mapping[str, Tensor] = field(repr=False)
     labels: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -289,11 +289,11 @@ class AdversaryView:
         device = self.device
         played = self.played
         placed = {
-            "features": _all_placed(self.features, device),
-            "opened": _all_placed(self.opened, device),
+            "features": _move_all_floats(self.features, device),
+            "opened": _move_all_floats(self.opened, device),
             "networks": {name: network.to(device) for name, network in self.networks.items()},
             "knowledge": self.knowledge.to(device),
-            "played": played and replace(played, notes=_all_placed(played.notes, device)),
+            "played": played and replace(played, notes=_move_all_floats(played.notes, device)),
         }
         for name, value in placed.items():
             object.__setattr__(self, name, value)  # the view is frozen once it is made
@@ -307,31 +307,33 @@ class AdversaryView:
         """True if releases are other rows'; baselines read none, and need no fit."""
         return self.stands_for is not None
 
-    def attributed(self, positions: Tensor) -> Tensor:
+    def attribute_positions(self, positions: Tensor) -> Tensor:
         """Return whose releases those of `positions` are taken for: their own, but for decoys."""
         return positions if self.stands_for is None else self.stands_for[positions]
 
-    def holds(self, party: str | None, positions: Tensor) -> Tensor:
+    def has_rows(self, party: str | None, positions: Tensor) -> Tensor:
         """Return whether the party has a row of each of `positions` (N,), bool."""
         held_A = None if party is None else self.held.get(party)
         everybody_N = torch.ones(len(positions), dtype=torch.bool)
         return everybody_N if held_A is None else held_A[positions]
 
-    def messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
+    def iter_messages(self, kind: Kind, epoch: int | None = None) -> Iterator[Envelope]:
         """Yield those of a kind that the coalition saw, in an epoch or in all, in that order."""
         for number in sorted(self.envelopes) if epoch is None else [epoch]:
             yield from (sent for sent in self.envelopes.get(number, ()) if sent.kind is kind)
 
     def epochs_with(self, kind: Kind) -> tuple[int, ...]:
-        return tuple(epoch for epoch in sorted(self.envelopes) if any(self.messages(kind, epoch)))
+        return tuple(
+            epoch for epoch in sorted(self.envelopes) if any(self.iter_messages(kind, epoch))
+        )
 
     @property
     def epochs(self) -> tuple[int, ...]:
         return self.epochs_with(Kind.REPRESENTATIONS)
 
-    def senders(self, epoch: int) -> frozenset[str]:
+    def list_senders(self, epoch: int) -> frozenset[str]:
         """Return who released representations in this epoch, as far as the coalition saw."""
-        return frozenset(sent.sender for sent in self.messages(Kind.REPRESENTATIONS, epoch))
+        return frozenset(sent.sender for sent in self.iter_messages(Kind.REPRESENTATIONS, epoch))
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +346,7 @@ class Observed:
     positions: Tensor
     z: Tensor
 
-    def at(self, positions: Tensor) -> Tensor:
+    def select_positions(self, positions: Tensor) -> Tensor:
         """Return (len(positions), D) of positions that were all observed."""
         return self.z[torch.searchsorted(self.positions, positions)]
 
@@ -363,7 +365,7 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class VoteRequest:
     """A request for votes on rows (U,): who of them is labelled (n,), and these labels, if shown.
 
     Positions are as the sender wrote them; who reads what was said of them exchanges it in a decoy.
@@ -374,7 +376,7 @@ class Asked:
     labels: Tensor | None
 
 
-def representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
+def collect_representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:
     """Return what the view holds of `epoch`, the latest release of each position.
 
     Representations of several senders (TVFL's passives) stand side by side, in the order of
@@ -384,53 +386,59 @@ def representations(view: AdversaryView, epoch: int, sender: str | None = None) 
         AttackError: it holds none, as in the functions below.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    found = [(message.sender, rows, h) for message, rows, h in _released(view, epoch, sender)]
-    return _latest(view, "representations", epoch, found)
+    found = [(message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)]
+    return _stack_latest(view, "representations", epoch, found)
 
 
-def gradients(view: AdversaryView, epoch: int) -> Observed:
+def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
     """Return the task loss's gradients that passives of the coalition received in `epoch`.
 
     A gradient's rows are those of the representations that it answers or, where these went into a
     sum, of the request for them.
     """
     found = [
-        (message.receiver, rows_B, _tensors(view, message, "gradient")["gradient"].flatten(1))
-        for message, rows_B in _answers(view, epoch)
+        (
+            message.receiver,
+            rows_B,
+            _unpack_tensors(view, message, "gradient")["gradient"].flatten(1),
+        )
+        for message, rows_B in _match_gradients(view, epoch)
     ]
-    return _latest(view, "gradients", epoch, found)
+    return _stack_latest(view, "gradients", epoch, found)
 
 
-def _answers(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
+def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
     """Yield the gradients of an epoch, and the rows of the representations that each answers."""
-    if not (returned := list(view.messages(Kind.GRADIENTS, epoch))):
+    if not (returned := list(view.iter_messages(Kind.GRADIENTS, epoch))):
         return
-    rows = {(request.receiver, request.step): request.rows for request in requests(view, epoch)}
-    rows |= {(sent.sender, sent.step): rows_B for sent, rows_B, _ in _released(view, epoch)}
+    rows = {
+        (request.receiver, request.step): request.rows for request in iter_requests(view, epoch)
+    }
+    rows |= {(sent.sender, sent.step): rows_B for sent, rows_B, _ in _iter_releases(view, epoch)}
     for message in returned:
         if (answered := rows.get((message.receiver, message.step))) is not None:
             yield message, answered
 
 
-def batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (step, rows (B,), representations (B, D)) of an epoch, each step once.
 
     What one sender sends to several receivers in a step is the same.
     """
     seen = set()
-    for message, rows_B, h_BD in _released(view, epoch):
+    for message, rows_B, h_BD in _iter_releases(view, epoch):
         if message.step not in seen:
             seen.add(message.step)
             yield message.step, rows_B, h_BD
 
 
-def contributions(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Frame]]:
+def iter_contributions(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Frame]]:
     """Yield (rows (B,), frame) of what `sender` contributed to sums, in every kept epoch.
 
     Whose rows these are the view's knowledge must tell (`Knowledge.order`). Messages that are no
     frame of a sum, or of other rows, are left out.
     """
-    for message in view.messages(Kind.CONTRIBUTION):
+    for message in view.iter_messages(Kind.CONTRIBUTION):
         rows_B = view.knowledge.order.get(message.step)
         if message.sender != sender or rows_B is None:
             continue
@@ -439,10 +447,10 @@ def contributions(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Fr
         except RemoteProtocolError:
             continue
         if frame.rows == len(rows_B):
-            yield view.attributed(rows_B), frame
+            yield view.attribute_positions(rows_B), frame
 
 
-def over_time(
+def combine_epochs(
     read: Callable[[AdversaryView, int], Observed], view: AdversaryView, epochs: Iterable[int]
 ) -> dict[str, Observed]:
     """Return what `read` finds "first" and "last" of each position in ascending `epochs`.
@@ -473,22 +481,22 @@ def over_time(
     return {name: Observed(positions, z_ND) for name, z_ND in found.items()}
 
 
-def released(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
+def collect_releases(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
     """Return the last representation of each position as "h" and, of many epochs, "mean h"."""
-    found = over_time(partial(representations, sender=sender), view, view.epochs)
+    found = combine_epochs(partial(collect_representations, sender=sender), view, view.epochs)
     names = {"h": "last", "mean h": "mean"}
     return {name: found[which] for name, which in names.items() if which in found}
 
 
-def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
+def iter_requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
     """Yield the requests about rows of an epoch; the others are about none."""
-    for message in view.messages(Kind.REQUEST, epoch):
+    for message in view.iter_messages(Kind.REQUEST, epoch):
         for expected in _FORMS:
             try:
-                tensors, _ = unpack(message.payload, expected, sender=message.sender)
+                tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
             except RemoteProtocolError:
                 continue
-            rows_B = view.attributed(tensors["rows"])
+            rows_B = view.attribute_positions(tensors["rows"])
             z_BK = tensors.get("z")
             if z_BK is not None:
                 z_BK = z_BK.to(view.device) if len(z_BK) == len(rows_B) else None
@@ -496,67 +504,73 @@ def requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
             break
 
 
-def released_positions(view: AdversaryView) -> Tensor:
+def list_released_positions(view: AdversaryView) -> Tensor:
     """Return the positions (N,) of which the view holds any representation, ascending."""
-    return _every_position(rows_B for _, rows_B, _ in _released(view))
+    return _every_position(rows_B for _, rows_B, _ in _iter_releases(view))
 
 
-def positions_seen(view: AdversaryView) -> tuple[Tensor, Tensor]:
+def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
     """Return the positions that were released or asked about, ascending, and those of more.
 
     Of the latter a gradient or pseudo-labels came besides, or something of them was opened.
     """
-    requested = [request for epoch in view.envelopes for request in requests(view, epoch)]
+    requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
     answered = [item.rows for item in requested if item.z is not None or item.step in view.opened]
-    answered += [rows_B for epoch in view.envelopes for _, rows_B in _answers(view, epoch)]
-    answered += [view.attributed(rows_B) for rows_B in view.knowledge.order.values()]
-    voted = [] if (ballot := asked(view)) is None else [ballot.rows]
-    observed = [released_positions(view), *(request.rows for request in requested), *voted]
+    answered += [rows_B for epoch in view.envelopes for _, rows_B in _match_gradients(view, epoch)]
+    answered += [view.attribute_positions(rows_B) for rows_B in view.knowledge.order.values()]
+    voted = [] if (ballot := find_vote_request(view)) is None else [ballot.rows]
+    observed = [list_released_positions(view), *(request.rows for request in requested), *voted]
     return _every_position(observed), _every_position(answered)
 
 
-def pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
+def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
     """Return the pseudo-labels that the active sent in `epoch`, the last of each position."""
-    sent = [("", asked.rows, asked.z) for asked in requests(view, epoch) if asked.z is not None]
-    return _latest(view, "pseudo-labels", epoch, sent)
+    sent = [
+        ("", asked.rows, asked.z) for asked in iter_requests(view, epoch) if asked.z is not None
+    ]
+    return _stack_latest(view, "pseudo-labels", epoch, sent)
 
 
-def epochs_asked(view: AdversaryView, which: Callable[[Request], bool]) -> tuple[int, ...]:
+def list_epochs_by_request(
+    view: AdversaryView, which: Callable[[Request], bool]
+) -> tuple[int, ...]:
     """Return the epochs, ascending, with such a request."""
     return tuple(
-        epoch for epoch in sorted(view.envelopes) if any(map(which, requests(view, epoch)))
+        epoch for epoch in sorted(view.envelopes) if any(map(which, iter_requests(view, epoch)))
     )
 
 
-def opened_epochs(view: AdversaryView) -> tuple[int, ...]:
+def list_opened_epochs(view: AdversaryView) -> tuple[int, ...]:
     """Return the epochs, ascending, of which the view holds anything opened row by row."""
     if view.description.opens == "projections":
         return (0,) if view.opened else ()
-    return epochs_asked(view, lambda request: request.step in view.opened)
+    return list_epochs_by_request(view, lambda request: request.step in view.opened)
 
 
-def opened_sums(view: AdversaryView, epoch: int) -> Observed:
+def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
     """Return what the active opened of each position that it asked about in `epoch`."""
     if view.description.opens == "projections":  # of everybody, in one question without positions
         told_ND = view.opened[min(view.opened)]
-        everybody = view.attributed(torch.arange(len(told_ND)))
-        return _latest(view, "sums", epoch, [("", everybody, told_ND)])
-    rows = {asked.step: asked.rows for asked in requests(view, epoch) if asked.step in view.opened}
+        everybody = view.attribute_positions(torch.arange(len(told_ND)))
+        return _stack_latest(view, "sums", epoch, [("", everybody, told_ND)])
+    rows = {
+        asked.step: asked.rows for asked in iter_requests(view, epoch) if asked.step in view.opened
+    }
     sums = [("", rows_B, view.opened[step]) for step, rows_B in rows.items()]
-    return _latest(view, "sums", epoch, sums)
+    return _stack_latest(view, "sums", epoch, sums)
 
 
-def asked(view: AdversaryView) -> Asked | None:
+def find_vote_request(view: AdversaryView) -> VoteRequest | None:
     """Return the first request for votes that the view holds."""
     is_shown = view.description.labels == "shown"
-    message = next(view.messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
+    message = next(view.iter_messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
     if message is None:
         return None
     shown = {"labels": _ROWS} if is_shown else {}
     expected = {"rows": _ROWS, "labelled": _ROWS, **shown}
     payload = message.payload if is_shown else _ballot_beside_ciphertexts(message)
-    tensors, _ = unpack(payload, expected, sender=message.sender)
-    return Asked(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
+    tensors, _ = unpack_tensors(payload, expected, sender=message.sender)
+    return VoteRequest(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
 
 
 def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
@@ -570,43 +584,43 @@ def _ballot_beside_ciphertexts(message: Envelope) -> bytes:
     return ballot
 
 
-def votes_read(view: AdversaryView) -> dict[str, Observed]:
+def collect_votes(view: AdversaryView) -> dict[str, Observed]:
     """Return what the active read: "sum", or each passive's answers as unit vectors, by name."""
-    ballot = asked(view)
+    ballot = find_vote_request(view)
     if ballot is None:
         return {}
-    positions, order = view.attributed(ballot.rows).sort()
+    positions, order = view.attribute_positions(ballot.rows).sort()
     if view.description.opens == "sum of votes":
         opened = view.opened
         return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
     found: dict[str, Observed] = {}
-    for message in view.messages(Kind.VOTES):
+    for message in view.iter_messages(Kind.VOTES):
         expected = {"votes": TensorSpec(torch.int16, (len(positions),))}
-        tensors, _ = unpack(message.payload, expected, sender=message.sender)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
         answer_UK = nn.functional.one_hot(tensors["votes"].long(), view.knowledge.classes)
         answer = Observed(positions, answer_UK.double().to(view.device)[order])
         found.setdefault(message.sender, answer)
     return found
 
 
-def _released(
+def _iter_releases(
     view: AdversaryView, epoch: int | None = None, sender: str | None = None
 ) -> Iterator[tuple[Envelope, Tensor, Tensor]]:
     """Yield messages of representations, of one or all, their rows (B,) and these (B, D)."""
-    for message in view.messages(Kind.REPRESENTATIONS, epoch):
+    for message in view.iter_messages(Kind.REPRESENTATIONS, epoch):
         if sender in (None, message.sender):
-            tensors = _tensors(view, message, "z", rows=_ROWS)
-            yield message, view.attributed(tensors["rows"]), tensors["z"].flatten(1)
+            tensors = _unpack_tensors(view, message, "z", rows=_ROWS)
+            yield message, view.attribute_positions(tensors["rows"]), tensors["z"].flatten(1)
 
 
-def _tensors(
+def _unpack_tensors(
     view: AdversaryView, message: Envelope, name: str, **others: TensorSpec
 ) -> dict[str, Tensor]:
     refusals = []
     for dtype, dimensions in _LAYOUTS:
         expected = {name: TensorSpec(dtype, (None,) * dimensions), **others}
         try:
-            tensors, _ = unpack(message.payload, expected, sender=message.sender)
+            tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
         except RemoteProtocolError as refusal:
             refusals.append(refusal)
             continue
@@ -624,7 +638,7 @@ def _every_position(rows: Iterable[Tensor]) -> Tensor:
     return positions
 
 
-def _latest(
+def _stack_latest(
     view: AdversaryView, what: str, epoch: int, batches: Iterable[tuple[str, Tensor, Tensor]]
 ) -> Observed:
     """Return the last vector of each row, parties side by side.
@@ -644,4 +658,4 @@ def _latest(
         positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
         blocks.append(Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)]))
     common = torch.from_numpy(reduce(np.intersect1d, [block.positions.numpy() for block in blocks]))
-    return Observed(common, torch.cat([block.at(common) for block in blocks], dim=1))
+    return Observed(common, torch.cat([block.select_positions(common) for block in blocks], dim=1))

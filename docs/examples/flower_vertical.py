@@ -18,7 +18,7 @@ from flwr.simulation import run_simulation
 from sklearn.datasets import load_breast_cancer
 from sklearn.preprocessing import scale
 
-from apfed_protocols import answer_hub, fresh_identity, hub_pump, put_away, secure_sum
+from apfed_protocols import answer_hub, fresh_identity, hub_pump, secure_sum, suspend_role
 from apfed_protocols.seal import Identity
 
 HOSTS, STEPS, RATE = ("clinic", "laboratory", "pharmacy"), 40, 0.5
@@ -41,7 +41,10 @@ def settled(folder):
 
 
 def signed_by(me):
-    return {"identity": Identity.restored((DISK / me / "identity").read_bytes()), "peers": KNOWN}
+    return {
+        "identity": Identity.from_secret_bytes((DISK / me / "identity").read_bytes()),
+        "peers": KNOWN,
+    }
 
 
 host, server = ClientApp(), ServerApp()
@@ -59,9 +62,9 @@ def answer(message: Message, context: Context) -> Message:
     total, key = sum_of(context.run_id), (DISK / me / "key").read_bytes()
     book = DISK / me / "book"
     if kept := context.state.get("role"):
-        role = total.take_up(me, kept["sealed"], key, book=book)
+        role = total.resume_role(me, kept["sealed"], key, book=book)
     else:
-        role = total.contributor(me)
+        role = total.make_contributor(me)
 
     def scores(packed):
         residual = np.frombuffer(packed).reshape(LABELS.shape)
@@ -71,7 +74,7 @@ def answer(message: Message, context: Context) -> Message:
         return COLUMNS[me] @ w
 
     packet = answer_hub(role, message.content["hub"]["packet"], scores, **signed_by(me))
-    context.state["role"] = ConfigRecord({"sealed": put_away(role, key, book=book)})
+    context.state["role"] = ConfigRecord({"sealed": suspend_role(role, key, book=book)})
     took = {"ms": (time.perf_counter() - began) * 1000, "process": os.getpid()}
     answered = ConfigRecord({"packet": packet, **took})
     return Message(RecordDict({"hub": answered}), reply_to=message)
@@ -111,7 +114,7 @@ def main(grid: Grid, context: Context) -> None:
         processes.add((sender, told["process"]))
         return sender, told["packet"]
 
-    ends = {"server": sum_of(context.run_id).receiver()}
+    ends = {"server": sum_of(context.run_id).make_receiver()}
     hub = hub_pump(ends, send, receive, **signed_by("server"))
     took.clear()
     residual, began = np.zeros_like(LABELS), time.perf_counter()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from sklearn.datasets import load_breast_cancer
 
-from apfed_protocols import answer_hub, fresh_identity, hub_pump, put_away, secure_sum
+from apfed_protocols import answer_hub, fresh_identity, hub_pump, secure_sum, suspend_role
 from apfed_protocols.seal import Identity
 
 HOSTS, RADII = ("clinic", "hospital", "practice"), (10, 15, 20)
@@ -32,20 +32,20 @@ def counts(rows, question):
 def signed_by(me, folder):
     """Who this party is, and by which keys it knows the others."""
     known = {path.parent.name: path.read_bytes() for path in folder.glob("*/public")}
-    identity = Identity.restored((folder / me / "identity").read_bytes())
+    identity = Identity.from_secret_bytes((folder / me / "identity").read_bytes())
     return {"identity": identity, "peers": known}
 
 
 def host(me, folder):
     own = folder / me
     key, sealed = (own / "key").read_bytes(), own / "role"
-    role = SUM.contributor(me)
+    role = SUM.make_contributor(me)
     if sealed.exists():
-        role = SUM.take_up(me, sealed.read_bytes(), key, book=own / "book")
+        role = SUM.resume_role(me, sealed.read_bytes(), key, book=own / "book")
     packet = (own / "packet").read_bytes()
     signed = signed_by(me, folder)
     answer = answer_hub(role, packet, lambda question: counts(OWN[me], question), **signed)
-    sealed.write_bytes(put_away(role, key, book=own / "book"))
+    sealed.write_bytes(suspend_role(role, key, book=own / "book"))
     (own / "answer").write_bytes(answer)
 
 
@@ -62,7 +62,7 @@ def registry(folder):
         return me, (folder / me / "answer").read_bytes()
 
     signed = signed_by("registry", folder)
-    hub = hub_pump({"registry": SUM.receiver()}, send, receive, **signed)
+    hub = hub_pump({"registry": SUM.make_receiver()}, send, receive, **signed)
     for radius in RADII:
         question = json.dumps(radius).encode()
         total = hub.step(question, like=np.zeros(2, int))

@@ -58,7 +58,10 @@ if __name__ == "__main__":
         guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=EPOCHS, rows=len(y))
         exchanged = []
         alone, plain = train(seed, lambda h, rows: 0 * h), train(seed, lambda h, rows: h)
-        private, spent = train(seed, guard, guard.off, exchanged.append), guard.spent().epsilon_x
+        private, spent = (
+            train(seed, guard, guard.disable_noise, exchanged.append),
+            guard.get_privacy_spent().epsilon_x,
+        )
         print(f"alone {alone:.3f}  plain {plain:.3f}  private {private:.3f}  epsilon {spent:.4g}")
     print(guard.report())
     rows, sent, returned = zip(*exchanged[-len(y) // BATCH :], strict=True)  # last seed and epoch

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from apfed_bench import psi_case
-from apfed_bench.rows import Bench, Group, Row, played, row, why_no_crypten
+from apfed_bench.rows import Bench, Group, Row, find_crypten_error, make_row, run_script
 
 _REPETITIONS = {1_000: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 _QUICK = {1_000: 1, 10_000: 1}
@@ -42,7 +42,7 @@ PSI = Bench(
                 for case in psi_case.CASES
                 if case != "openmined" or size <= _MOST_OF_OPENMINED
             ],
-            partial(intersect, size, repetitions),
+            partial(compare_intersections, size, repetitions),
         )
         for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
     ],
@@ -50,7 +50,7 @@ PSI = Bench(
 )
 
 
-def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """Yield the rows of one size; compare what is wanted with its rival."""
     shown = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
     needed = {*shown, *(_RIVAL[case] for case in shown if case in _RIVAL)}
@@ -58,30 +58,30 @@ def intersect(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[
         case: [] for case in psi_case.CASES if case in needed
     }
     missing: dict[str, str] = {}
-    if _ON_CRYPTEN in runs and (reason := why_no_crypten()):
+    if _ON_CRYPTEN in runs and (reason := find_crypten_error()):
         missing[_ON_CRYPTEN] = reason
     for _ in range(repetitions):
         for case in [case for case in runs if case not in missing]:
             try:
-                runs[case].append(_intersected(case, size))
+                runs[case].append(_run_case(case, size))
             except (RuntimeError, OSError) as error:
                 if case not in _THEIRS:
                     raise
                 last = str(error).splitlines()[-1]
                 missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter that has it"
-    medians = {case: _medians(each) for case, each in runs.items() if case not in missing}
+    medians = {case: _compute_medians(each) for case, each in runs.items() if case not in missing}
     for case in shown:
         if case in missing:
-            yield row(f"{case}/{size}", reason=missing[case])
+            yield make_row(f"{case}/{size}", reason=missing[case])
             continue
         found = medians[case]
         rival = _RIVAL.get(case)
         ratio = found["seconds"] / medians[rival]["seconds"] if rival in medians else None
         peer = None if rival is None else f"{rival}/{size}"
-        yield {**row(f"{case}/{size}", peer=peer, ratio=ratio), **found}
+        yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **found}
 
 
-def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # the lower of two middle ones: bytes stay whole numbers
     return {
         field: statistics.median_low([run[field] for run in runs])
@@ -90,11 +90,13 @@ def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _intersected(case: str, size: int) -> Mapping[str, Any]:
+def _run_case(case: str, size: int) -> Mapping[str, Any]:
     """Run one case in an interpreter of its own; RuntimeError: it failed, or found other IDs."""
     ours = case not in _THEIRS
     python = sys.executable if ours else os.environ.get(_PEER_PYTHON, sys.executable)
-    found = played(psi_case.__file__, case, size, python=python, ours=ours, patience_s=_PATIENCE_S)
+    found = run_script(
+        psi_case.__file__, case, size, python=python, ours=ours, patience_s=_PATIENCE_S
+    )
     if found["common"] != size - size // 2:
         raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
     return found

@@ -29,21 +29,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_bench.rows import Bench, Row, compared, single
-from apfed_experiments.study import absent
+from apfed_bench.rows import Bench, Row, compare_calls, make_single_group
+from apfed_experiments.study import describe_missing_data
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
-from secure_apfed.exchange import drive
+from secure_apfed.exchange import run_script
 from secure_apfed.files import make_private
 from secure_apfed.learning.descent import ActiveNetworks, Descent
-from secure_apfed.methods import METHODS, Learner, Simulation, lead, new_session, open_session
+from secure_apfed.methods import (
+    METHODS,
+    ActiveRole,
+    Simulation,
+    new_session,
+    open_session,
+    start_active,
+)
 from secure_apfed.methods.method import end_all
 from secure_apfed.models import family_for, output_shape, projection_to
 from secure_apfed.objectives import Contrastive
-from secure_apfed.runs.local import WAYS, Way, prepare_parties, relaying
-from secure_apfed.runs.party import Joined, PartyFile, joined
-from secure_apfed.seeds import one_thread, shuffled
+from secure_apfed.runs.local import WAYS, Way, prepare_parties, run_relay
+from secure_apfed.runs.party import ConnectedParty, PartyFile, join_session
+from secure_apfed.seeds import one_thread, shuffle_rows
 from secure_apfed.settings.training import ContrastiveSettings
 
 _PATIENCE_S = 60.0
@@ -69,7 +76,7 @@ def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config,
         Config.model_validate({**settings, "data": {"dataset": dataset, **shape}})
         for dataset in ("fashion_mnist", "mnist")
     ]
-    config = next((config for config in configs if not absent(config)), configs[-1])
+    config = next((config for config in configs if not describe_missing_data(config)), configs[-1])
     return config, load_data(config.data, seed=0)
 
 
@@ -86,7 +93,7 @@ def _table_run(batch: int) -> tuple[Config, VerticalData]:
     return config, load_data(config.data, seed=0)
 
 
-def _opened(config: Config, data: VerticalData) -> Simulation:
+def _open_quietly(config: Config, data: VerticalData) -> Simulation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         session = open_session(config, data)
@@ -94,29 +101,29 @@ def _opened(config: Config, data: VerticalData) -> Simulation:
     return session
 
 
-def _batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
+def _iter_batches(rows: Tensor, size: int = _BATCH) -> Iterator[tuple[int, Tensor]]:
     """Yield whole batches without end, each with its step."""
     steps = itertools.count()
     for epoch in itertools.count():
-        order = shuffled(rows, 0, "bench", epoch)
+        order = shuffle_rows(rows, 0, "bench", epoch)
         for rows_B in order[: len(rows) // size * size].split(size):
             yield next(steps), rows_B
 
 
-def _turns(quick: bool) -> int:
+def _count_turns(quick: bool) -> int:
     return 7 if quick else 31
 
 
 @one_thread()
-def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
+def _measure_exchange(case: str, repetitions: int, config: Config, data: VerticalData) -> Row:
     """Measure a training step, and its ratio to the plain loop's (targets: 1.10; tables 2.5)."""
-    session = _opened(config, data)
+    session = _open_quietly(config, data)
     warm_up = 2
-    batches = _batches(session.learner.training_rows, config.train.batch_size)
+    batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes
-    found = compared(
+    found = compare_calls(
         case,
-        lambda: session.step(*next(batches)),
+        lambda: session.train_step(*next(batches)),
         _plain_step(config, data),
         peer="plain torch loop",
         repetitions=repetitions,
@@ -128,14 +135,18 @@ def _exchanged(case: str, repetitions: int, config: Config, data: VerticalData) 
 
 EXCHANGE = Bench(
     groups=lambda quick: [
-        single(
+        make_single_group(
             "apfed_c/fmnist/2-1/b256",
-            lambda case: _exchanged(case, _turns(quick), *_image_run("bench-exchange", clip=None)),
+            lambda case: _measure_exchange(
+                case, _count_turns(quick), *_image_run("bench-exchange", clip=None)
+            ),
         ),
         *(
-            single(
+            make_single_group(
                 f"mlp/3-10/b{batch}",
-                lambda case, batch=batch: _exchanged(case, 10 * _turns(quick), *_table_run(batch)),
+                lambda case, batch=batch: _measure_exchange(
+                    case, 10 * _count_turns(quick), *_table_run(batch)
+                ),
             )
             for batch in (64, 256)
         ),
@@ -150,9 +161,9 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     model = config.model
     shape = tuple(active.features.shape[1:])
     family = family_for(model, shape)
-    encoder = family.encoder(shape, model)
+    encoder = family.make_encoder(shape, model)
     encoded = output_shape(encoder, shape)
-    head = family.head(math.prod(encoded), len(data.classes), model)
+    head = family.make_head(math.prod(encoded), len(data.classes), model)
     networks = ActiveNetworks(encoder, head, projection_to(_SENT, encoded))
     objectives = [
         Contrastive(
@@ -163,19 +174,19 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
     parties = (networks, *objectives)
     descents = [Descent("plain", {"networks": module}, config.train) for module in parties]
 
-    def in_order(passive: PartyTable) -> Tensor:
+    def order_features(passive: PartyTable) -> Tensor:
         row_of = {identity: row for row, identity in enumerate(passive.ids)}
         return passive.features[[row_of.get(identity, 0) for identity in active.ids]]
 
-    beside = list(zip(objectives, map(in_order, data.passives), strict=True))
+    beside = list(zip(objectives, map(order_features, data.passives), strict=True))
     assert active.labels is not None
     labels_N = active.labels
-    batches = _batches(data.train_rows, config.train.batch_size)
+    batches = _iter_batches(data.train_rows, config.train.batch_size)
 
-    def step() -> float:
+    def run_step() -> float:
         _, rows_B = next(batches)
         for descent in descents:
-            descent.begin()
+            descent.zero_grad()
         scores_BK, z_BD = networks(active.features[rows_B])
         task = F.cross_entropy(scores_BK, labels_N[rows_B])
         helped = [objective(z_BD, features_N[rows_B]) for objective, features_N in beside]
@@ -184,22 +195,24 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
             descent.step()
         return task.item()
 
-    return step
+    return run_step
 
 
 @one_thread()
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
     """Measure a training step, and its ratio to one process's (targets: 1.3, over gRPC 1.5)."""
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
-    with _apart(config, data, way=way) as (here, learner):
-        session = _opened(config, data)
-        batches, others = (_batches(end.training_rows) for end in (learner, session.learner))
-        return compared(
+    with _start_parties(config, data, way=way) as (here, learner):
+        session = _open_quietly(config, data)
+        batches, others = (_iter_batches(end.training_rows) for end in (learner, session.learner))
+        return compare_calls(
             case,
-            lambda: drive(
-                learner.step(here.links, *next(batches)), here.transport, timeout_s=_PATIENCE_S
+            lambda: run_script(
+                learner.train_step(here.links, *next(batches)),
+                here.transport,
+                timeout_s=_PATIENCE_S,
             ),
-            lambda: session.step(*next(others)),
+            lambda: session.train_step(*next(others)),
             peer="memory",
             repetitions=repetitions,
             warm_up=2,
@@ -208,7 +221,7 @@ def _apart_row(case: str, way: Way, repetitions: int) -> Row:
 
 TRANSPORT = Bench(
     groups=lambda quick: [
-        single(f"{name}/m{_PASSIVES}/b{_BATCH}", _apart_row, way, _turns(quick))
+        make_single_group(f"{name}/m{_PASSIVES}/b{_BATCH}", _apart_row, way, _count_turns(quick))
         for name, way in WAYS.items()
     ],
     fields=("peer_seconds",),
@@ -216,27 +229,31 @@ TRANSPORT = Bench(
 
 
 @contextmanager
-def _apart(config: Config, data: VerticalData, *, way: Way) -> Iterator[tuple[Joined, Learner]]:
+def _start_parties(
+    config: Config, data: VerticalData, *, way: Way
+) -> Iterator[tuple[ConnectedParty, ActiveRole]]:
     """Yield a session that is set up: its active here, each other party in its own process."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = Path(folder)
         make_private(path)
         files = dict(prepare_parties(config, path, data=data, timeout_s=_PATIENCE_S, over=way))
-        stack.enter_context(relaying(files.values()))
-        active = PartyFile.read(files.pop(data.active.name))
+        stack.enter_context(run_relay(files.values()))
+        active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():
-            stack.enter_context(_process(file))
-        here = stack.enter_context(joined(active))
-        script = lead(here.own, here.links, METHODS[config.method.name], session=new_session())
-        entered, learner = drive(script, here.transport, timeout_s=_PATIENCE_S)
+            stack.enter_context(_start_party(file))
+        here = stack.enter_context(join_session(active))
+        script = start_active(
+            here.own, here.links, METHODS[config.method.name], session=new_session()
+        )
+        entered, learner = run_script(script, here.transport, timeout_s=_PATIENCE_S)
         yield here, learner
-        end_all(here.links, list(entered.contract.names("passive")), 0)
-        end_all(here.links, list(entered.contract.names("aggregator")), 0)
+        end_all(here.links, list(entered.contract.list_names("passive")), 0)
+        end_all(here.links, list(entered.contract.list_names("aggregator")), 0)
         here.transport.close()
 
 
 @contextmanager
-def _process(file: Path) -> Iterator[None]:
+def _start_party(file: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "secure_apfed.cli", "party", "--config", str(file)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(  # noqa: S603 - this very program

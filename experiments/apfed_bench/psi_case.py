@@ -73,7 +73,7 @@ def _floor_seconds(size: int) -> float:
     return (time.perf_counter() - began) * calls / sample
 
 
-def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
+def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument."""
     new = multiprocessing.get_context("spawn")
     name_of = {}
@@ -97,7 +97,7 @@ def _play(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> 
     }
 
 
-def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
+def _meet_parties(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]]:
     """Wait until all parties are up; return what waits for the next message of any."""
     for end in ends.values():
         end.send_bytes(b"up")
@@ -105,16 +105,16 @@ def _meet(ends: Mapping[str, Connection]) -> Callable[[float], tuple[str, bytes]
         end.recv_bytes()
     name_of = {end: name for name, end in ends.items()}
 
-    def receive(patience_s: float) -> tuple[str, bytes]:
+    def receive_next(patience_s: float) -> tuple[str, bytes]:
         ready = cast(list[Connection], wait(list(name_of), patience_s))
         if not ready:
             raise TimeoutError("the other parties sent nothing")
         return name_of[ready[0]], ready[0].recv_bytes()
 
-    return receive
+    return receive_next
 
 
-def _party(
+def _run_party(
     me: str,
     protocol: str,
     folder: str,
@@ -139,23 +139,23 @@ def _party(
         load_crypten()
     agreement = IntersectionAgreement(session="bench", dealer="dealer")
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
-    receive = _meet(ends)
+    receive = _meet_parties(ends)
     began = time.perf_counter()
     sent = list[int]()
     path = Path(folder) / f"{me}.csv"
     table = csv.read_csv(path) if path.exists() else None
     ids = [] if table is None else encode_ids(me, table.column("id"), IdNormalisation())
 
-    def send(peer: str, body: bytes) -> None:
+    def send_body(peer: str, body: bytes) -> None:
         sent.append(len(body))
         ends[peer].send_bytes(body)
 
     role = {
-        "hub": lambda: backend.hub("hub", ["member"], ids),
-        "member": lambda: backend.member("member", "hub", ids),
-        "dealer": lambda: backend.dealer("hub", ["member"]),
+        "hub": lambda: backend.make_hub("hub", ["member"], ids),
+        "member": lambda: backend.make_member("member", "hub", ids),
+        "dealer": lambda: backend.make_dealer("hub", ["member"]),
     }[me]()
-    take_part(role, send=send, receive=receive, patience_s=_PATIENCE_S)
+    take_part(role, send=send_body, receive=receive, patience_s=_PATIENCE_S)
     found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
     if protocol in ("vole", "opprf"):  # correlations know no ID, and are counted apart
         dealt = found["bytes"] if me == "dealer" else 0
@@ -166,7 +166,7 @@ def _party(
     report.send(found)
 
 
-def _ours(protocol: str, size: int) -> Measured:
+def _run_ours(protocol: str, size: int) -> Measured:
     """Run each party as a process of its own with one thread, over sockets of this machine."""
     parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
@@ -175,7 +175,9 @@ def _ours(protocol: str, size: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         for name in _PARTIES[:2]:
             _write_csv(Path(folder) / f"{name}.csv", name, size)
-        return _play(_party, {name: (name, protocol, folder, size, ends[name]) for name in parties})
+        return _run_parties(
+            _run_party, {name: (name, protocol, folder, size, ends[name]) for name in parties}
+        )
 
 
 def _write_csv(path: Path, party: str, size: int) -> None:
@@ -197,7 +199,7 @@ def _write_ids(path: Path, first: int, size: int) -> None:
             file.write_table(pa.table({"id": names, "amount": amounts}, schema))
 
 
-def _sealed(me: str, peer: str, meeting: Connection, links: Any) -> None:
+def _seal_link(me: str, peer: str, meeting: Connection, links: Any) -> None:
     """Agree on keys of the link, as a session does after its contract."""
     from apfed_protocols.seal import SealedLink, fresh_run_key
 
@@ -216,18 +218,18 @@ def _bucket_party(
     """Play one party in buckets, from its file to its rows, and report it."""
     from secure_apfed.alignment import IdFile
     from secure_apfed.alignment.over_links import align_hub, align_member, signs_of_alignment
-    from secure_apfed.exchange import Links, drive
-    from secure_apfed.exchange.resumable_link import Linked
+    from secure_apfed.exchange import Links, run_script
+    from secure_apfed.exchange.resumable_link import LinkTransport
     from secure_apfed.exchange.sockets import SocketConnection
     from secure_apfed.settings.alignment import AlignmentSettings
 
     peer = "member" if me == "hub" else "hub"
     connection, sent = SocketConnection(near), list[int]()
-    connection.trust()
-    transport = Linked(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
-    links = Links(me, [peer], transport.post, lambda _, wire_bytes: sent.append(wire_bytes))
-    _sealed(me, peer, meeting, links)
-    links.signs.allow({peer: signs_of_alignment(size, 1)})
+    connection.trust_peer()
+    transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
+    links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
+    _seal_link(me, peer, meeting, links)
+    links.signs.set_limits({peer: signs_of_alignment(size, 1)})
     settings = AlignmentSettings(threads=1, maximum_ids=size)
     kept = Path(folder) / me
     began = time.perf_counter()
@@ -237,14 +239,14 @@ def _bucket_party(
         script = align_hub(links, [peer], ids, settings, **asked)
     else:
         script = align_member(links, peer, ids, settings, members=[me], **asked)
-    rows = drive(script, transport, timeout_s=60)
+    rows = run_script(script, transport, timeout_s=60)
     seconds = time.perf_counter() - began
     transport.close()
     found = {"seconds": seconds, "peak_memory": peak_memory(), "common": len(rows)}
     report.send(found | {"bytes": sum(sent)})
 
 
-def _in_buckets(_protocol: str, size: int) -> Measured:
+def _run_buckets(_protocol: str, size: int) -> Measured:
     """Run two processes on sealed links; a minute of silence ends it."""
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -257,7 +259,7 @@ def _in_buckets(_protocol: str, size: int) -> Measured:
             party: (party, folder, size, near, meeting)
             for party, near, meeting in zip(parties, sockets, meetings, strict=True)
         }
-        return _play(_bucket_party, jobs)
+        return _run_parties(_bucket_party, jobs)
 
 
 def _spu_party(
@@ -287,7 +289,7 @@ def _spu_party(
     report.send({"seconds": seconds, "peak_memory": peak_memory(), "common": common})
 
 
-def _spu(protocol: str, size: int) -> Measured:
+def _run_spu(protocol: str, size: int) -> Measured:
     """Run two processes on the loopback; spu does not tell bytes."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
@@ -297,10 +299,10 @@ def _spu(protocol: str, size: int) -> Measured:
         for rank, party in enumerate(("hub", "member")):
             _write_csv(Path(folder) / f"in{rank}.csv", party, size)
         jobs = {f"party {rank}": (rank, folder, protocol, addresses) for rank in range(2)}
-        return _play(_spu_party, jobs)
+        return _run_parties(_spu_party, jobs)
 
 
-def _openmined(_protocol: str, size: int) -> Measured:
+def _run_openmined_psi(_protocol: str, size: int) -> Measured:
     """Run client and server in turn in this process, as the library's example does."""
     from private_set_intersection import python as psi
 
@@ -318,14 +320,14 @@ def _openmined(_protocol: str, size: int) -> Measured:
 
 
 CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
-    "circuit": (_ours, "circuit"),
-    "circuit-crypten": (_ours, "circuit_crypten"),
-    "ecdh": (_ours, "ecdh"),
-    "ecdh-buckets": (_in_buckets, "ecdh"),
-    "vole": (_ours, "vole"),
-    "opprf": (_ours, "opprf"),
-    "spu-rr22": (_spu, "RR22"),
-    "openmined": (_openmined, "ECDH"),
+    "circuit": (_run_ours, "circuit"),
+    "circuit-crypten": (_run_ours, "circuit_crypten"),
+    "ecdh": (_run_ours, "ecdh"),
+    "ecdh-buckets": (_run_buckets, "ecdh"),
+    "vole": (_run_ours, "vole"),
+    "opprf": (_run_ours, "opprf"),
+    "spu-rr22": (_run_spu, "RR22"),
+    "openmined": (_run_openmined_psi, "ECDH"),
 }
 
 

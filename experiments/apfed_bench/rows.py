@@ -24,7 +24,7 @@ Row: TypeAlias = dict[str, Any]
 """One line of a bench, see `row`."""
 
 
-def row(
+def make_row(
     case: str,
     seconds: float | None = None,
     *,
@@ -66,7 +66,7 @@ class Bench:
     fields: Sequence[str] = ()
 
 
-def single(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
+def make_single_group(case: str, measure: Callable[..., Row], *arguments: Any) -> Group:
     """Return the group of one case, whose row `measure` makes of its name and these arguments."""
     return Group((case,), lambda _: [measure(case, *arguments)])
 
@@ -85,7 +85,7 @@ def interleave(
     return seconds
 
 
-def compared(
+def compare_calls(
     case: str,
     ours: Callable[[], object],
     theirs: Callable[[], object],
@@ -97,7 +97,7 @@ def compared(
 ) -> Row:
     """Measure a call and its peer's in turns; return the row."""
     both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
-    return row(
+    return make_row(
         case,
         statistics.median(both["ours"]),
         peer=peer,
@@ -107,7 +107,7 @@ def compared(
     )
 
 
-def played(
+def run_script(
     script: str,
     *arguments: object,
     python: str = sys.executable,
@@ -143,10 +143,10 @@ def median_ratio(ours: list[float], theirs: list[float]) -> float:
     Raises as `quotient`.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
-    return statistics.median(ratios) if ratios else quotient(0.0, 0.0)
+    return statistics.median(ratios) if ratios else divide_seconds(0.0, 0.0)
 
 
-def quotient(ours: float, theirs: float) -> float:
+def divide_seconds(ours: float, theirs: float) -> float:
     """Divide seconds by seconds; RuntimeError: the clock stood still, as coarse ones do."""
     if not theirs:
         raise RuntimeError("the clock did not move while a turn was measured; measure again")
@@ -164,7 +164,7 @@ def clock_step() -> float:
     return min(steps)
 
 
-def why_no_crypten() -> str:
+def find_crypten_error() -> str:
     """Return what is wrong with CrypTen here; nothing if it loads."""
     try:
         load_crypten()

@@ -21,7 +21,15 @@ import numpy as np
 import tenseal as ts
 from numpy.typing import NDArray
 
-from apfed_bench.rows import Bench, Group, Row, clock_step, quotient, row, why_no_crypten
+from apfed_bench.rows import (
+    Bench,
+    Group,
+    Row,
+    clock_step,
+    divide_seconds,
+    find_crypten_error,
+    make_row,
+)
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
@@ -66,9 +74,9 @@ class OurPath:
             kind = SECURE_SUMS[CASES[name]]
             described = kind(agreement, allow_single_reader=not kind.needs_all)
         self._rounds = described.rounds
-        self._receiver = described.receiver()
-        self._combiner = described.combiner()
-        self._contributors = {me: described.contributor(me) for me in agreement.contributors}
+        self._receiver = described.make_receiver()
+        self._combiner = described.make_combiner()
+        self._contributors = {me: described.make_contributor(me) for me in agreement.contributors}
         roles = {agreement.receiver: self._receiver, agreement.combiner: self._combiner}
         converse({**roles, **self._contributors})
         self._shape = (values[0].shape[0], values[0].shape[1])
@@ -125,12 +133,12 @@ class TutorialPath:
 _NAMES = (*CASES, _TUTORIAL)
 
 
-def _measured(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason."""
     every = {name: f"{name}/m{passives}" for name in _NAMES}
     named = {name: case for name, case in every.items() if case in wanted}
-    if _ON_CRYPTEN in named and (reason := why_no_crypten()):
-        yield row(named.pop(_ON_CRYPTEN), reason=reason)
+    if _ON_CRYPTEN in named and (reason := find_crypten_error()):
+        yield make_row(named.pop(_ON_CRYPTEN), reason=reason)
     if named:
         with one_thread():
             yield from _against_tutorial(passives, repetitions, named)
@@ -140,7 +148,7 @@ BENCH = Bench(
     groups=lambda quick: [
         Group(
             tuple(f"{name}/m{passives}" for name in _NAMES),
-            partial(_measured, passives, 3 if passives > 4 else 9 if quick else 31),
+            partial(_measure_sums, passives, 3 if passives > 4 else 9 if quick else 31),
         )
         for passives in ((4,) if quick else _SHAPES)
     ],
@@ -151,28 +159,28 @@ BENCH = Bench(
 
 def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     shape = _SHAPES[passives]
-    values = _values(shape, passives)
+    values = _draw_gradients(shape, passives)
     ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
     paths: dict[str, OurPath | TutorialPath] = {**ours, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
-            spent = _turn(path)
+            spent = _time_turn(path)
             if repetition >= 0:
                 seconds[name].append(spent)
     for name, case in case_of.items():
         sent = paths[name].contribution_bytes
-        yield row(
+        yield make_row(
             case,
             min(seconds[name]),
             peer=f"{_TUTORIAL}/m{passives}",
             sent=sent,
-            ratio=quotient(min(seconds[_TUTORIAL]), min(seconds[name])),
+            ratio=divide_seconds(min(seconds[_TUTORIAL]), min(seconds[name])),
             bytes_per_value=sent / math.prod(shape),
         )
 
 
-def _turn(path: OurPath | TutorialPath) -> float:
+def _time_turn(path: OurPath | TutorialPath) -> float:
     """Return the seconds of the fastest run of a turn.
 
     Short paths run several times, so that caches are warm. Where the clock moves too coarsely to
@@ -186,7 +194,7 @@ def _turn(path: OurPath | TutorialPath) -> float:
     return min(runs) if enough == _TURN else sum(runs) / len(runs)
 
 
-def _values(shape: Shape, passives: int) -> Values:
+def _draw_gradients(shape: Shape, passives: int) -> Values:
     """Draw gradients of about a tenth of the clip bound."""
     rng = np.random.default_rng(0)
     scale = 0.1 / shape[1] ** 0.5

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from apfed_bench import apart, parties, secure_sum, user
-from apfed_bench.rows import Bench, Group, Row, clock_step, row
+from apfed_bench.rows import Bench, Group, Row, clock_step, make_row
 from apfed_experiments.columns import Column, Table, write_text
-from apfed_experiments.machine import machine
+from apfed_experiments.machine import describe_machine
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.files import to_json
 
@@ -55,7 +55,7 @@ def run_benches(
     Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
     each bench when it ends. ConfigError: `cases` names no case of any.
     """
-    chosen = {name: found for name in names if (found := _chosen(BENCHES[name], quick, cases))}
+    chosen = {name: found for name in names if (found := _pick_cases(BENCHES[name], quick, cases))}
     if not chosen:
         there = [
             case for name in names for group in BENCHES[name].groups(quick) for case in group.cases
@@ -66,13 +66,13 @@ def run_benches(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, groups in chosen.items():
-        measured = _measured(name, groups, quick, cases)
+        measured = _measure_bench(name, groups, quick, cases)
         if folder is not None:
             write_text(folder / f"{name}.json", to_json(measured, indent=1) + "\n")
         yield measured
 
 
-def _chosen(bench: Bench, quick: bool, cases: str) -> _Chosen:
+def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
     wanted = (
         (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
@@ -80,20 +80,20 @@ def _chosen(bench: Bench, quick: bool, cases: str) -> _Chosen:
     return [(group, names) for group, names in wanted if names]
 
 
-def _measured(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
-    head = {"bench": name, "quick": quick, "cases": cases, "machine": machine()}
+def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
+    head = {"bench": name, "quick": quick, "cases": cases, "machine": describe_machine()}
     began = datetime.now(UTC).date().isoformat()
-    before = _ticks()
+    before = _count_ticks()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     first = clock_step()
-    rows = [found for group, names in chosen for found in _rows(group, names)]
+    rows = [found for group, names in chosen for found in _measure_rows(group, names)]
     step = max(first, clock_step())
-    stolen, passed = (now - past for now, past in zip(_ticks(), before, strict=True))
+    stolen, passed = (now - past for now, past in zip(_count_ticks(), before, strict=True))
     share = round(stolen / passed if passed else 0.0, 4)
     return {**head, "date": began, "load": load, "stolen": share, "clock_step": step, "rows": rows}
 
 
-def _ticks() -> tuple[int, int]:
+def _count_ticks() -> tuple[int, int]:
     """Read the processor time that the host gave to others, and all.
 
     Both are 0 where the system does not tell.
@@ -106,7 +106,7 @@ def _ticks() -> tuple[int, int]:
         return 0, 0
 
 
-def _rows(group: Group, names: Sequence[str]) -> list[Row]:
+def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
     """Return one row for each of these cases; the reason in its place where measuring failed."""
     found: dict[str, Row] = {}
     reason = "its bench made no row of it"
@@ -116,14 +116,14 @@ def _rows(group: Group, names: Sequence[str]) -> list[Row]:
     except Exception as error:  # noqa: BLE001 - whatever it is, other cases can be measured
         traceback.print_exc(file=sys.stderr)
         reason = f"it failed: {type(error).__name__}: {str(error).strip()[:500]}"
-    return [found.get(name) or row(name, reason=reason, failed=True) for name in names]
+    return [found.get(name) or make_row(name, reason=reason, failed=True) for name in names]
 
 
-def read_measured(path: Path) -> Measured:
+def load_measurement(path: Path) -> Measured:
     """Read what a bench measured. Raises DataError: the file is not what a bench wrote."""
     try:
         measured: Measured = json.loads(path.read_bytes())
-        block(measured)
+        format_bench(measured)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
@@ -132,7 +132,7 @@ def read_measured(path: Path) -> Measured:
     return measured
 
 
-def block(measured: Measured, only: str = "*") -> str:
+def format_bench(measured: Measured, only: str = "*") -> str:
     """Return a bench's table, what it was measured on, and why what is missing is missing."""
     on = measured["machine"]
     step = measured["clock_step"]
@@ -145,7 +145,7 @@ def block(measured: Measured, only: str = "*") -> str:
             missing.setdefault(reason, []).append(f"`{line['case']}`")
     shown = "" if cases == "*" else f", cases `{cases}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
-    clock = f" The clock moved by {_scaled(_SECONDS, step)}." if step > _COARSE_S else ""
+    clock = f" The clock moved by {_format_unit(_SECONDS, step)}." if step > _COARSE_S else ""
     told = (
         f"{measured['date']}{', quick' if measured['quick'] else ''}{shown}: {on['processor']}, "
         f"{on['cores']} cores, {on['gpu'] or 'no GPU'}{load}, {measured['stolen']:.1%} stolen. "
@@ -153,7 +153,7 @@ def block(measured: Measured, only: str = "*") -> str:
     )
     table = table_of({**measured, "rows": rows})
     reasons = [f"Not measured: {', '.join(of)}: {reason}" for reason, of in missing.items()]
-    tables = [table.markdown().rstrip()] if table.rows else []
+    tables = [table.format_markdown().rstrip()] if table.rows else []
     return "\n\n".join([told, *tables, *reasons])
 
 
@@ -162,26 +162,26 @@ def table_of(measured: Measured) -> Table:
     rows = [line for line in measured["rows"] if "reason" not in line]
     fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
     shown = [name for name in fields if any(line.get(name) is not None for line in rows)]
-    return Table([_column(name) for name in shown], rows, f"bench {measured['bench']}")
+    return Table([_make_column(name) for name in shown], rows, f"bench {measured['bench']}")
 
 
-def _column(name: str) -> Column:
+def _make_column(name: str) -> Column:
     """Return a field's column: numbers with their unit, which the field's name tells."""
     title = _HEADS.get(name, name.removesuffix("_seconds").replace("_", " "))
     if name == "case":
         return Column(name=name, title=title, form="`{}`".format)
     if name.endswith("seconds"):
-        return Column(name=name, title=title, form=partial(_scaled, _SECONDS))
+        return Column(name=name, title=title, form=partial(_format_unit, _SECONDS))
     if name.endswith(("bytes", "memory")):
-        return Column(name=name, title=title, form=partial(_scaled, _BYTES))
-    return Column(name=name, title=title, form=_short)
+        return Column(name=name, title=title, form=partial(_format_unit, _BYTES))
+    return Column(name=name, title=title, form=_format_number)
 
 
-def _short(value: object) -> str:
+def _format_number(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _scaled(scales: Sequence[tuple[float, str]], value: float) -> str:
+def _format_unit(scales: Sequence[tuple[float, str]], value: float) -> str:
     factor, name = next((scale for scale in scales if value >= scale[0]), scales[-1])
     digits = 0 if name == "B" else max(0, 3 - len(str(int(value / factor))))
     return f"{value / factor:.{digits}f} {name}"

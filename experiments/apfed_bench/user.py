@@ -28,7 +28,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apfed_bench.rows import Bench, Group, Row, compared, interleave, median_ratio, row, single
+from apfed_bench.rows import (
+    Bench,
+    Group,
+    Row,
+    compare_calls,
+    interleave,
+    make_row,
+    make_single_group,
+    median_ratio,
+)
 from apfed_protocols.ids import IdNormalisation, encode_ids
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.phases import PhaseName
@@ -103,16 +112,16 @@ def _write_run(folder: Path, method: str, form: str) -> None:
     (folder / "run.yaml").write_text(as_yaml(run))
 
 
-def _played(method: str, form: str, rows: int) -> Row:
+def _measure_run(method: str, form: str, rows: int) -> Row:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
-        foretold = _command("plan", "run.yaml", "--baselines", "--json", at=folder)
-        told = _command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
+        foretold = _run_command("plan", "run.yaml", "--baselines", "--json", at=folder)
+        told = _run_command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
     planned = json.loads(foretold)["seconds"]
     phases = json.loads(told)["phases"]
-    return row(
+    return make_row(
         f"{method}/{form}/{rows}",
         sum(phase["seconds"] for phase in phases.values()),
         processor_seconds=sum(phase["processor_seconds"] for phase in phases.values()),
@@ -123,13 +132,15 @@ def _played(method: str, form: str, rows: int) -> Row:
     )
 
 
-def _runs(method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]) -> Iterator[Row]:
+def _measure_runs(
+    method: str, form: str, sizes: tuple[int, ...], wanted: Collection[str]
+) -> Iterator[Row]:
     before: Row | None = None
     for rows in sizes:
         if f"{method}/{form}/{rows}" not in wanted:
             before = None
             continue
-        found = _played(method, form, rows)
+        found = _measure_run(method, form, rows)
         if before is not None:
             found["growth"] = max(
                 math.log10(found[field] / before[field])
@@ -144,7 +155,7 @@ USER = Bench(
     groups=lambda quick: [
         Group(
             [f"{method}/{form}/{rows}" for rows in (_QUICK if quick else _SIZES)],
-            partial(_runs, method, form, _QUICK if quick else _SIZES),
+            partial(_measure_runs, method, form, _QUICK if quick else _SIZES),
         )
         for method in _METHODS
         for form in _FORMATS
@@ -163,11 +174,11 @@ USER = Bench(
 )
 
 
-def _command(*arguments: str, at: Path) -> str:
-    return _printed("-m", "secure_apfed.cli", *arguments, at=at)
+def _run_command(*arguments: str, at: Path) -> str:
+    return _run_python("-m", "secure_apfed.cli", *arguments, at=at)
 
 
-def _printed(*arguments: str, at: Path) -> str:
+def _run_python(*arguments: str, at: Path) -> str:
     """Return what a process of its own prints; RuntimeError: the end of what it complained of."""
     done = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
@@ -182,12 +193,12 @@ def _printed(*arguments: str, at: Path) -> str:
     return done.stdout
 
 
-def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
+def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write_tables(folder, _FEW, "csv")
         _write_run(folder, "apfed_c", "csv")
-        _command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
+        _run_command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
         pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
         calls: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
@@ -196,16 +207,16 @@ def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
             "run": ("run", "run.yaml", "--no-baselines", "--output"),
         }
 
-        def play(case: str) -> str:
+        def run_case(case: str) -> str:
             fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
-            return _command(*calls[case], *fresh, at=folder)
+            return _run_command(*calls[case], *fresh, at=folder)
 
-        shown = {case: partial(play, case) for case in calls if case in wanted}
-        peer = {"import torch": partial(_printed, "-c", "import torch", at=folder)}
+        shown = {case: partial(run_case, case) for case in calls if case in wanted}
+        peer = {"import torch": partial(_run_python, "-c", "import torch", at=folder)}
         seconds = interleave(peer | shown, repetitions=repetitions)
         for case in shown:
             floor = seconds["import torch"]
-            yield row(
+            yield make_row(
                 case,
                 statistics.median(seconds[case]),
                 peer="import torch",
@@ -215,14 +226,14 @@ def _started(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
 
 
 STARTUP = Bench(
-    groups=lambda quick: [Group(_STARTS, partial(_started, 1 if quick else 5))],
+    groups=lambda quick: [Group(_STARTS, partial(_measure_starts, 1 if quick else 5))],
     fields=("peer_seconds",),
 )
 
 
-def _encoded(case: str, rows: int, repetitions: int) -> Row:
+def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
     texts, rules = [f"person-{at:07d}" for at in range(rows)], IdNormalisation()
-    found = compared(
+    found = compare_calls(
         case,
         lambda: encode_ids("active", texts, rules),
         lambda: [each.encode() for each in texts],
@@ -234,7 +245,7 @@ def _encoded(case: str, rows: int, repetitions: int) -> Row:
 
 IDS = Bench(
     groups=lambda quick: [
-        single(f"encode/{rows}", _encoded, rows, 3 if quick else 11)
+        make_single_group(f"encode/{rows}", _measure_encoding, rows, 3 if quick else 11)
         for rows in ((100_000,) if quick else (100_000, 1_000_000))
     ],
     fields=("peer_seconds", "per_id_seconds"),

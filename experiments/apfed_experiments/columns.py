@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import pandas as pd
 
-from apfed_attacks.headlines import NOT_ATTACKED, expected_directions
-from apfed_experiments.summary import Gain, Interval, Row, holm
+from apfed_attacks.headlines import NOT_ATTACKED, list_directions
+from apfed_experiments.summary import Gain, Interval, Row, adjust_p_values
 from secure_apfed.files import to_csv, write_atomically
 from secure_apfed.promises import epsilon_words
 from secure_apfed.settings.run import RunSettings
@@ -23,7 +23,7 @@ Form: TypeAlias = Callable[[Any], str]
 """How a value is written for people."""
 
 
-def within(
+def make_form(
     form: str, *, scale: float = 1.0, least: float = -math.inf, most: float = math.inf
 ) -> Form:
     """Return how an interval or a number is written; a text stays as it is.
@@ -34,12 +34,12 @@ def within(
         least, most: that the value can be, before the scale; intervals end there.
     """
 
-    def text(value: Interval | float | str) -> str:
+    def format_value(value: Interval | float | str) -> str:
         if isinstance(value, Interval):
-            return value.cut(least, most).text(scale=scale, form=form)
+            return value.clip_ends(least, most).format_text(scale=scale, form=form)
         return value if isinstance(value, str) else f"{scale * value:{form}}"
 
-    return text
+    return format_value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,32 +63,32 @@ class Column:
     keys: tuple[str, ...] | None = None
     scale: float = 1.0
 
-    def cell(self, row: Row) -> str:
+    def format_cell(self, row: Row) -> str:
         value = row.get(self.name)
         if value is None:
             return self.missing
         note = self.note(row)
         return f"{self.form(value)} ({note})" if note else self.form(value)
 
-    def plain(self, row: Row) -> Row:
+    def export_fields(self, row: Row) -> Row:
         keys = (self.name,) if self.keys is None else self.keys
         if self.name not in row or not keys:
             return {}
         value = row[self.name]
         if len(keys) == 1:
-            return {keys[0]: self.scale * value if self.scale != 1.0 else plain(value)}
+            return {keys[0]: self.scale * value if self.scale != 1.0 else export_value(value)}
         if value is None:
             value = (math.nan,) * len(keys)
         ends = value if isinstance(value, tuple) else astuple(value)
         return {key: self.scale * end for key, end in zip(keys, ends, strict=True)}
 
 
-def spent(epsilon: float) -> str:
+def format_epsilon(epsilon: float) -> str:
     """Return an epsilon that was spent: a figure, or in words that none is promised or needed."""
     return epsilon_words(epsilon or None)
 
 
-EPSILON = Column(name="epsilon", title="epsilon", form=spent)
+EPSILON = Column(name="epsilon", title="epsilon", form=format_epsilon)
 P_HOLM = Column(
     name="p_holm",
     title="p, Holm",
@@ -98,7 +98,7 @@ P_HOLM = Column(
 
 def share_of_rows(form: str = ".1f") -> Form:
     """Return how an accuracy is written in per cent."""
-    return within(form, scale=100, least=0.0, most=1.0)
+    return make_form(form, scale=100, least=0.0, most=1.0)
 
 
 ACCURACY_SHARE = Column(
@@ -111,22 +111,22 @@ ACCURACY_SHARE = Column(
 
 def difference_of_shares(form: str = "+.1f") -> Form:
     """Return how a difference of two accuracies is written in points."""
-    return within(form, scale=100, least=-1.0, most=1.0)
+    return make_form(form, scale=100, least=-1.0, most=1.0)
 
 
 def missing_leak(config: RunSettings, kind: str) -> str:
     """Return what a table says of a direction of which no attack ran: never a figure."""
-    expected = {direction.kind: why for direction, why in expected_directions(config).items()}
+    expected = {direction.kind: why for direction, why in list_directions(config).items()}
     why = expected.get(kind, "")
     return f"not applicable: {why}" if why else NOT_ATTACKED
 
 
-def stored(*names: str) -> tuple[Column, ...]:
+def make_hidden_columns(*names: str) -> tuple[Column, ...]:
     """Return columns that programs find under these names, and people do not see."""
     return tuple(Column(name=name) for name in names)
 
 
-def shown(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
+def make_visible_column(name: str, title: str, form: Form = str, *, missing: str = "") -> Column:
     """Return a column that people see, and programs do not find."""
     return Column(name=name, title=title, form=form, missing=missing, keys=())
 
@@ -144,22 +144,26 @@ class Table:
     @property
     def cells(self) -> list[tuple[str, ...]]:
         shown = [column for column in self.columns if column.title is not None]
-        return [tuple(column.cell(row) for column in shown) for row in self.rows]
+        return [tuple(column.format_cell(row) for column in shown) for row in self.rows]
 
-    def plain(self) -> list[Row]:
+    def export_rows(self) -> list[Row]:
         return [
-            {key: value for column in self.columns for key, value in column.plain(row).items()}
+            {
+                key: value
+                for column in self.columns
+                for key, value in column.export_fields(row).items()
+            }
             for row in self.rows
         ]
 
-    def markdown(self, notes: Iterable[str] = ()) -> str:
-        return markdown(self.header, self.cells) + "".join(f"\n{note}\n" for note in notes)
+    def format_markdown(self, notes: Iterable[str] = ()) -> str:
+        return format_markdown(self.header, self.cells) + "".join(f"\n{note}\n" for note in notes)
 
-    def csv(self) -> str:
-        return to_csv(pd.json_normalize(self.plain()))
+    def format_csv(self) -> str:
+        return to_csv(pd.json_normalize(self.export_rows()))
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of these texts, each row as long as the header; it ends with a line break."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -168,36 +172,36 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def table_of(rows: Sequence[Row]) -> Table:
     """Return a table of all that occurs in these rows, with three digits of each number."""
 
-    def text(value: object) -> str:
-        return within(".3g")(value) if isinstance(value, Interval | float) else str(value)
+    def format_value(value: object) -> str:
+        return make_form(".3g")(value) if isinstance(value, Interval | float) else str(value)
 
     def text_of_epsilon(value: object) -> str:
         if isinstance(value, Interval) and value.low == value.high:
             value = value.mean
-        return spent(value) if isinstance(value, float) else text(value)
+        return format_epsilon(value) if isinstance(value, float) else format_value(value)
 
     names = dict.fromkeys(name for row in rows for name in row)
     columns = [
-        Column(name=name, title=name, form=text_of_epsilon if name == "epsilon" else text)
+        Column(name=name, title=name, form=text_of_epsilon if name == "epsilon" else format_value)
         for name in names
     ]
     return Table(columns, rows)
 
 
-def plain(value: Any) -> Any:
+def export_value(value: Any) -> Any:
     """Return a value of a row for programs: a dataclass as a dictionary, unless it says how."""
     if hasattr(value, "as_json"):
         return value.as_json()
     if isinstance(value, Mapping):
-        return {key: plain(inner) for key, inner in value.items()}
+        return {key: export_value(inner) for key, inner in value.items()}
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def adjust(rows: Sequence[Row], seeds: int) -> None:
+def add_p_values(rows: Sequence[Row], seeds: int) -> None:
     """Note `p_holm` of every row: of its `gain`, adjusted for all that these rows compare."""
     gains = [row.get("gain") for row in rows]
     over = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
-    for row, p in zip(rows, holm(over, seeds), strict=True):
+    for row, p in zip(rows, adjust_p_values(over, seeds), strict=True):
         row["p_holm"] = p
 
 

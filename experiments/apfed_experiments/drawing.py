@@ -114,7 +114,7 @@ class Picture:
 
 
 @contextmanager
-def drawing(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
+def open_figure(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
     """Yield a figure, `size` in inches, and write it as a PNG when the block ends."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
@@ -143,7 +143,7 @@ def draw_line(
         fmt: of matplotlib, a marker and a line style.
     """
     means = [scale * one.mean for one in intervals]
-    arms = np.reshape([one.arms(scale, most=most) for one in intervals], (-1, 2)).T
+    arms = np.reshape([one.compute_error_bars(scale, most=most) for one in intervals], (-1, 2)).T
     marker_alone = fmt.rstrip("-:.") or fmt
     shape = fmt if len(means) > 1 else marker_alone
     axes.errorbar(places, means, yerr=arms, capsize=2.5, fmt=shape, **look)

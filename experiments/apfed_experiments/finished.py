@@ -13,19 +13,19 @@ import torch
 
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.solo import RunGain, SoloRecord, measure_gain, read_solo
+from apfed_experiments.solo import RunGain, SoloRecord, load_solo, measure_gain
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import make_private, read_json
+from secure_apfed.files import load_json, make_private
 from secure_apfed.promises import Promise, worst_promise
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import (
     Outcome,
     Recording,
+    load_outcome,
     load_recording,
     promises_in,
-    read_outcome,
 )
 from secure_apfed.runs.worth import WhoHelped
 
@@ -72,7 +72,7 @@ class FinishedRun:
         return self.promise.epsilon or 0.0
 
 
-def read_finished_run(path: Path) -> FinishedRun:
+def load_finished_run(path: Path) -> FinishedRun:
     """Read the results of a finished run.
 
     Raises CheckpointError: a file is missing or not as this version writes it, or the run has not
@@ -85,20 +85,20 @@ def read_finished_run(path: Path) -> FinishedRun:
         unfinished = "the run has not finished; continue it with --resume"
         reason = unfinished if folder.config.is_file() else "it is no run folder"
         raise CheckpointError(f"{path}: has no result.json: {reason}")
-    folder.check(folder.config, folder.result)
+    folder.check_digests(folder.config, folder.result)
     attacks = path / "attacks.json"
-    outcome = read_outcome(folder)  # a newer version's is refused before its settings are read
+    outcome = load_outcome(folder)  # a newer version's is refused before its settings are read
     config = folder.load_config()
-    solo = read_solo(config, folder.solo) if folder.solo.is_file() else None
+    solo = load_solo(config, folder.solo) if folder.solo.is_file() else None
     gain = None if solo is None else solo.gain or measure_gain(folder, config, solo)
     return FinishedRun(
         config=config,
         outcome=outcome,
-        attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         solo=solo,
         gain=gain,
         who_helped=(
-            read_json(folder.who_helped, WhoHelped) if folder.who_helped.is_file() else None
+            load_json(folder.who_helped, WhoHelped) if folder.who_helped.is_file() else None
         ),
     )
 
@@ -124,15 +124,15 @@ def mount_attacks(
     chosen = tuple(config.attacks if choices is None else choices)
     results: tuple[AttackResult, ...] = ()
     if chosen:  # slow to import
-        from apfed_attacks.run import expand, mount
+        from apfed_attacks.run import expand_choices, run_attacks
 
-        chosen = expand(chosen)
+        chosen = expand_choices(chosen)
         seed = config.seed if seed is None else seed
-        results = mount(recording, chosen, seed=seed, device=device)
+        results = run_attacks(recording, chosen, seed=seed, device=device)
     path = folder / "attacks.json"
     mounted = {choice.name for choice in chosen}
     try:
-        past_results = read_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
+        past_results = load_json(path, tuple[AttackResult, ...]) if path.is_file() else ()
     except CheckpointError as error:
         raise CheckpointError(f"{error}; or remove it and attack again") from None
     earlier = (result for result in past_results if result.attack not in mounted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, drawing
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, Picture, open_figure
 from apfed_experiments.summary import Interval
 
 PointT = TypeVar("PointT")
@@ -70,7 +70,7 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
     front = sorted(
         (line for line, other in dominated if other is None), key=lambda line: line.read.mean
     )
-    told = [f"On the front of gain against features read: {_list(front)}."]
+    told = [f"On the front of gain against features read: {_describe_lines(front)}."]
     told += [
         f"{line.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
         f"{100 * line.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {line.read.mean:.2f}."
@@ -80,7 +80,7 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
     return " ".join(told)
 
 
-def _list(lines: Sequence[FrontLine]) -> str:
+def _describe_lines(lines: Sequence[FrontLine]) -> str:
     return "; ".join(
         f"{line.name} ({100 * line.gain.mean:+.1f} points, R2 {line.read.mean:.2f})"
         for line in lines
@@ -89,7 +89,7 @@ def _list(lines: Sequence[FrontLine]) -> str:
 
 def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture:
     """Draw gain against features read, the front as a line."""
-    with drawing(path, (7.5, 4.4)) as figure:
+    with open_figure(path, (7.5, 4.4)) as figure:
         axes = figure.subplots()
         front = find_front(
             lines, read=lambda line: line.read.mean, worth=lambda line: line.gain.mean
@@ -107,8 +107,8 @@ def draw_front(path: Path, lines: Sequence[FrontLine], *, title: str) -> Picture
             axes.errorbar(
                 line.read.mean,
                 100 * line.gain.mean,
-                xerr=line.read.arms(),
-                yerr=line.gain.arms(100),
+                xerr=line.read.compute_error_bars(),
+                yerr=line.gain.compute_error_bars(100),
                 fmt="o",
                 color=colour,
                 markerfacecolor="white" if is_dominated else colour,

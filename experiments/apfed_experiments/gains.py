@@ -18,8 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from apfed_experiments.columns import EPSILON, P_HOLM, Column, Table, adjust, within, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, draw_line, drawing
+from apfed_experiments.columns import (
+    EPSILON,
+    P_HOLM,
+    Column,
+    Table,
+    add_p_values,
+    make_form,
+    write_text,
+)
+from apfed_experiments.drawing import COLOURS, OTHER, draw_line, open_figure
 from apfed_experiments.own_tables import sets_in
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
 from apfed_experiments.solo import influence_kept, taught_alone
@@ -27,10 +35,10 @@ from apfed_experiments.study import (
     MASKED,
     STUDENT,
     OnDone,
-    Played,
     Point,
     Study,
-    absent,
+    TrialOutcome,
+    describe_missing_data,
     rows_of,
     shuffle_passives_rows,
 )
@@ -72,7 +80,7 @@ QUICK = ("votes/digits/n50", "votes-randomised/digits/n50/eps4", "votes/wine/n9"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Set:
+class _DataSet:
     """A data set, and what its runs say beside it.
 
     Attributes:
@@ -89,7 +97,7 @@ class _Set:
     known: float | None = None
 
 
-_DIABETES = _Set(
+_DIABETES = _DataSet(
     data={"dataset": "diabetes"},
     said={"task": "regression"},
     votes={"prior": "labeller", "labeller": "ridge"},
@@ -104,7 +112,7 @@ _DIABETES = _Set(
         },
     },
 )
-_CREDIT_CARD = _Set(
+_CREDIT_CARD = _DataSet(
     data={"dataset": "credit_card"},
     said={"measure": "auc"},
     network={
@@ -119,21 +127,21 @@ _APART: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "allow_single_passive": True},
 }
 _KNOWN = {
-    f"{name}-known-{known}": _Set(data=data, said=_APART, known=known / 100)
+    f"{name}-known-{known}": _DataSet(data=data, said=_APART, known=known / 100)
     for name, data in (("digits", {**_DIGITS, "limit": 800}), ("breast-cancer-errors", _ERRORS))
     for known in (20, 50, 80)
 }
-_SETS: Mapping[str, _Set] = {
-    "digits": _Set(data=_DIGITS),
-    "breast-cancer-errors": _Set(data=_ERRORS),
-    "wine": _Set(data={"dataset": "wine"}),
+_SETS: Mapping[str, _DataSet] = {
+    "digits": _DataSet(data=_DIGITS),
+    "breast-cancer-errors": _DataSet(data=_ERRORS),
+    "wine": _DataSet(data={"dataset": "wine"}),
     **{
-        f"handwritten-{name}": _Set(data={"dataset": "handwritten", "active_view": view})
+        f"handwritten-{name}": _DataSet(data={"dataset": "handwritten", "active_view": view})
         for name, view in (("fou", 1), ("kar", 3), ("zer", 5))
     },
-    "handwritten-mor": _Set(data={"dataset": "handwritten_six", "active_view": 6}),
-    "mnist-3-1": _Set(data={"dataset": "mnist", "views": 3, "limit": 3000}),
-    "fashion-mnist-3-1": _Set(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
+    "handwritten-mor": _DataSet(data={"dataset": "handwritten_six", "active_view": 6}),
+    "mnist-3-1": _DataSet(data={"dataset": "mnist", "views": 3, "limit": 3000}),
+    "fashion-mnist-3-1": _DataSet(data={"dataset": "fashion_mnist", "views": 3, "limit": 3000}),
     "credit-card": _CREDIT_CARD,
     "diabetes": _DIABETES,
     **_KNOWN,
@@ -243,14 +251,14 @@ class _GainPoint(Point):
     known: float | None
     mixed: bool
 
-    def data(self, seed: int) -> VerticalData:
-        data = super().data(seed)
+    def load_tables(self, seed: int) -> VerticalData:
+        data = super().load_tables(seed)
         if self.known is not None:
-            data = with_own_people(data, self.known, seed=seed)
+            data = sample_people(data, self.known, seed=seed)
         return shuffle_passives_rows(data, seed=seed) if self.mixed else data
 
 
-def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
+def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
     """Leave each passive its own share of the active's training people, and all test people."""
     train = [data.active.ids[row] for row in data.train_rows.tolist()]
     passives = []
@@ -265,12 +273,12 @@ def with_own_people(data: VerticalData, known: float, *, seed: int) -> VerticalD
 class _NoHelpPoint(_GainPoint):
     """The student of votes, which nobody casts: taught by its prior alone."""
 
-    def played(self, config: Config) -> Played:
+    def measure_run(self, config: Config) -> TrialOutcome:
         began = time.monotonic()
-        data = self.data(config.seed)
-        scored = taught_alone(config, data).scored(data.test_rows)
-        reached = {config.measure: MEASURES[config.measure].of(scored)}
-        return Played(
+        data = self.load_tables(config.seed)
+        scored = taught_alone(config, data).score_rows(data.test_rows)
+        reached = {config.measure: MEASURES[config.measure].compute_value(scored)}
+        return TrialOutcome(
             influence=influence_kept(config.data, scored, MEASURES[config.measure]),
             method=config.method.name,
             accuracy={_NO_HELP: reached[config.measure]},
@@ -293,10 +301,10 @@ class GainCase:
     data: str
     labelled: int | None
     epsilon: float | None = None
-    own: _Set | None = None
+    own: _DataSet | None = None
 
     @property
-    def of(self) -> _Set:
+    def data_set(self) -> _DataSet:
         return self.own or _SETS[self.data]
 
     @property
@@ -317,14 +325,14 @@ class GainCase:
         has_noise = method in (_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
         return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
-    def point(self, folder: Path) -> Point:
+    def make_point(self, folder: Path) -> Point:
         kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
         return kind(
             config=self.config,
             folder=folder,
             figures_only=True,
             alone=self.alone,
-            known=self.of.known,
+            known=self.data_set.known,
             mixed=self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED),
         )
 
@@ -336,7 +344,7 @@ class GainCase:
         if self.method in (_NOISED, _NOISED_MIXED):
             return _ONE_EPOCH
         if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
-            return self.of.network
+            return self.data_set.network
         return {}
 
     @property
@@ -347,7 +355,7 @@ class GainCase:
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
-        of = self.of
+        of = self.data_set
         settings = {**usual, **_METHODS[self.method]}
         settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
         if self.method in _VOTES:
@@ -374,7 +382,7 @@ class GainCase:
         return Config.model_validate(settings)
 
 
-def _cases() -> dict[str, GainCase]:
+def _make_cases() -> dict[str, GainCase]:
     wanted: list[tuple[str, str, int | None, float | None]] = [
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
@@ -478,7 +486,7 @@ def _cases() -> dict[str, GainCase]:
     return {case.name: case for case in cases}
 
 
-CASES: Mapping[str, GainCase] = _cases()
+CASES: Mapping[str, GainCase] = _make_cases()
 
 
 def cases_on(folder: Path) -> Mapping[str, GainCase]:
@@ -489,7 +497,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
             data=name,
             labelled=labelled,
             epsilon=epsilon,
-            own=_Set(data=of["data"], said={"measure": of["measure"]}),
+            own=_DataSet(data=of["data"], said={"measure": of["measure"]}),
         )
         for name, of in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
@@ -526,7 +534,7 @@ def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -
     return list(found.values())
 
 
-_points = within("+.1f", scale=100)
+_points = make_form("+.1f", scale=100)
 COLUMNS = (
     Column(name="case", title="case"),
     Column(name="seeds"),
@@ -534,14 +542,14 @@ COLUMNS = (
         name="solo",
         title="best solo",
         scale=100,
-        form=within(".1f", scale=100),
+        form=make_form(".1f", scale=100),
         note=lambda row: row["baseline"],
     ),
     Column(name="measure", title="measure"),
     Column(
         name="reached",
         title="reached",
-        form=within(".1f", scale=100),
+        form=make_form(".1f", scale=100),
         scale=100,
         keys=("accuracy",),
     ),
@@ -584,9 +592,9 @@ COLUMNS = (
 )
 
 
-def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
-    summary = Summary.of(found)
-    gain = Gain.of(found, control)
+def _make_row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
+    summary = Summary.from_rows(found)
+    gain = Gain.from_rows(found, control)
     assert gain is not None  # the study measures baselines
     averaged: Row = {}
     if gain.mean is not None:
@@ -605,7 +613,7 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
         "control": case.control.name,
         "no_help": gain.control,
         "gain_no_help": gain.over_control,
-        "help_used": _used(found),
+        "help_used": _describe_use(found),
         "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared,
@@ -613,7 +621,7 @@ def _row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame)
     }
 
 
-def _used(runs: pd.DataFrame) -> str | None:
+def _describe_use(runs: pd.DataFrame) -> str | None:
     """Return in how many runs the model learnt from votes, and in how many it is averaged."""
     by_seed = runs.drop_duplicates("seed")
     told = by_seed["help_used"].dropna()
@@ -623,7 +631,7 @@ def _used(runs: pd.DataFrame) -> str | None:
     return f"{int(told.sum())} of {len(told)}" + (f", averaged in {averaged}" if averaged else "")
 
 
-def told_apart(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
+def compare_validation(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
     """By seed: whether labelled rows let help in (`used`), and what help would have brought over
     the model that stays without it (`gain`), on the test rows.
     """
@@ -636,7 +644,7 @@ def told_apart(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - own)})
 
 
-def calibration(told: pd.DataFrame) -> Table:
+def count_verdicts(told: pd.DataFrame) -> Table:
     """Count runs by what validation said of help, and by what test rows say of it."""
     rows: list[Row] = []
     for used, said in ((True, "used"), (False, "not used")):
@@ -664,10 +672,10 @@ def run_gains(
     and unjudged how well labelled rows judged.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    missing = {case.name: absent(case.config) for case in cases}
+    missing = {case.name: describe_missing_data(case.config) for case in cases}
     there = [case for case in cases if not missing[case.name]]
     every = [*there, *(case.control for case in there)]
-    points = {case.name: case.point(folder) for case in every}
+    points = {case.name: case.make_point(folder) for case in every}
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
     )
@@ -677,27 +685,29 @@ def run_gains(
             why = missing[case.name]
             rows.append({"case": case.name, "seeds": 0, "missing": why, "paid": why})
         else:
-            own, control = (results.of(points[of.name]) for of in (case, case.control))
-            rows.append(_row(case, seeds, own, control))
-    adjust([row for row in rows if "gain" in row], seeds)
+            own, control = (results.select_rows(points[of.name]) for of in (case, case.control))
+            rows.append(_make_row(case, seeds, own, control))
+    add_p_values([row for row in rows if "gain" in row], seeds)
     tables = [Table(COLUMNS, rows, "What help is worth")]
     told = [
-        told_apart(results.of(points[case.name]), results.of(points[of.name]))
+        compare_validation(
+            results.select_rows(points[case.name]), results.select_rows(points[of.name])
+        )
         for case in there
         for of in there
         if (case.method, of.method) in _PAIRED and case == replace(of, method=case.method)
     ]
-    stored = {"rows": tables[0].plain()}
+    stored = {"rows": tables[0].export_rows()}
     if told:
-        tables.append(calibration(pd.concat(told)))
-        stored["calibration"] = tables[1].plain()
+        tables.append(count_verdicts(pd.concat(told)))
+        stored["calibration"] = tables[1].export_rows()
     write_text(folder / "gains.json", to_json(stored))
-    write_text(folder / "gains.md", "\n".join(of.markdown() for of in tables))
-    _draw(folder / "gains.png", rows)
+    write_text(folder / "gains.md", "\n".join(of.format_markdown() for of in tables))
+    _draw_gains(folder / "gains.png", rows)
     return tables
 
 
-def _draw(path: Path, rows: Sequence[Row]) -> None:
+def _draw_gains(path: Path, rows: Sequence[Row]) -> None:
     lines: dict[str, list[Row]] = {}
     for row in rows:
         if "gain" in row and row["of"].epsilon is not None:
@@ -706,7 +716,7 @@ def _draw(path: Path, rows: Sequence[Row]) -> None:
     lines = {name: of_line for name, of_line in lines.items() if len(of_line) > 1}
     if not lines:
         return
-    with drawing(path, (7.5, 4.2)) as figure:
+    with open_figure(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
         for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
             draw_line(

@@ -17,8 +17,8 @@ from apfed_attacks.foreign import Evaluation, Finding
 from apfed_attacks.interface import Target
 from apfed_experiments.drawing import STYLE
 from apfed_experiments.summary import Interval, Leakage, Row
-from apfed_experiments.tradeoff import Board, draw
-from apfed_experiments.words import number
+from apfed_experiments.tradeoff import Board, draw_board
+from apfed_experiments.words import format_number
 from secure_apfed.errors import DataError
 
 __all__ = ["tradeoff_figure"]
@@ -62,7 +62,7 @@ def tradeoff_figure(
     rows = [_row_of(point, name, shown) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        draw(figure, Board(rows), shown, describe=_describe_point)
+        draw_board(figure, Board(rows), shown, describe=_describe_point)
         (axes,) = figure.axes
         axes.set_title(title or f"Accuracy against leakage: {shown}")
     return figure
@@ -79,26 +79,26 @@ def _check_keys(point: Any, place: int) -> None:
 
 def _describe_point(row: Row) -> str:
     epsilon = row["epsilon"]
-    return "no guarantee" if math.isinf(epsilon) else f"epsilon {number(epsilon)}"
+    return "no guarantee" if math.isinf(epsilon) else f"epsilon {format_number(epsilon)}"
 
 
 def _row_of(point: Point, name: str, target: str) -> Row:
-    accuracies = _numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
+    accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
     where = f"point {name!r}: epsilon"
-    spent = math.inf if epsilon is None else _number(epsilon, where, low=0, high=math.inf)
+    spent = math.inf if epsilon is None else _parse_number(epsilon, where, low=0, high=math.inf)
     return {
         "reference": False,
         "gain": None,
         "defence": name,
         "label": name,
-        "accuracy": Interval.of(accuracies),
+        "accuracy": Interval.from_values(accuracies),
         "epsilon": spent,
         "leakage": {target: _leakage_of(point["attack"], name, target)},
     }
 
 
-def _evaluations(attack: Any) -> list[Evaluation]:
+def _list_evaluations(attack: Any) -> list[Evaluation]:
     """Return the evaluations that a point gives; none where it gives numbers."""
     every = list(attack) if isinstance(attack, list | tuple) else [attack]
     return every if every and all(isinstance(one, Evaluation) for one in every) else []
@@ -108,7 +108,7 @@ def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     of_points = [
         {finding.result.target for one in evaluations for finding in one.findings}
         for point in points
-        if (evaluations := _evaluations(point["attack"]))
+        if (evaluations := _list_evaluations(point["attack"]))
     ]
     if not of_points:
         return "attack"
@@ -123,17 +123,17 @@ def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
 
 
 def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
-    evaluations = _evaluations(attack)
+    evaluations = _list_evaluations(attack)
     if not evaluations:
-        advantages = _numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
-        return _leakage(target, "attack", "score", advantages)
+        advantages = _parse_numbers(attack, f"point {name!r}: attack", low=-math.inf, high=math.inf)
+        return _make_leakage(target, "attack", "score", advantages)
     by_setting: dict[str, list[Finding]] = {}
     for evaluation in evaluations:
         for finding in evaluation.findings:
             if finding.result.target == target:
                 by_setting.setdefault(finding.result.setting, []).append(finding)
     if not by_setting:
-        reasons = evaluations[0].why().splitlines()
+        reasons = evaluations[0].explain_omission().splitlines()
         first = f" ({reasons[0]})" if reasons else ""
         raise DataError(f"point {name!r}: no attack on {target} was mounted{first}")
     worst = max(
@@ -141,28 +141,28 @@ def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
     )
     findings = by_setting[worst]
     metric = str(findings[0].result.metric)
-    return _leakage(target, worst, metric, [one.advantage for one in findings])
+    return _make_leakage(target, worst, metric, [one.advantage for one in findings])
 
 
-def _leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
+def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
     return Leakage(
         target=target,
         attack=attack,
         metric=metric,
-        advantage=Interval.of(advantages),
+        advantage=Interval.from_values(advantages),
         score=math.nan,
         baseline=math.nan,
         missing="",
     )
 
 
-def _numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
+def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
     several = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
     every = list(values) if several else [values]
-    return [_number(one, where, low=low, high=high) for one in every]
+    return [_parse_number(one, where, low=low, high=high) for one in every]
 
 
-def _number(value: Any, where: str, *, low: float, high: float) -> float:
+def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
     """Return a number from `low` to `high`; infinity only where `low` is finite, as of epsilon."""
     value = value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value
     is_number = isinstance(value, Real) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Describe this machine, the same from one measurement to the next.
 
     The processor's model is given where the system tells.

@@ -28,10 +28,10 @@ from apfed_experiments.columns import (
     P_HOLM,
     Column,
     Table,
-    adjust,
+    add_p_values,
     difference_of_shares,
+    make_form,
     missing_leak,
-    within,
     write_text,
 )
 from apfed_experiments.drawing import (
@@ -40,8 +40,8 @@ from apfed_experiments.drawing import (
     OURS,
     Picture,
     draw_epsilons,
-    drawing,
     name_rows,
+    open_figure,
 )
 from apfed_experiments.front import FrontLine, describe_front, draw_front
 from apfed_experiments.report import write_report
@@ -57,7 +57,7 @@ from apfed_experiments.study import (
     Study,
     Trial,
     base_config,
-    finish,
+    finish_trial,
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Interval, Row, Summary, measure_difference
@@ -121,22 +121,22 @@ _DIRECTIONS: Mapping[str, tuple[str, str]] = {
 _KINDS = frozenset(kind for kind, _ in _DIRECTIONS.values())
 
 
-def _read(key: str) -> Column:
+def _make_leak_column(key: str) -> Column:
     """Advantage of the attack of this direction that gained most; a text where none ran."""
     kind, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
     width = measure.most - measure.least
 
-    def note(row: Row) -> str:
+    def note_missing(row: Row) -> str:
         leak = row["summary"].leakage.get(kind)
         return "" if leak is None else str(leak.missing)
 
     return Column(
         name=key,
         title=kind,
-        form=within(".3f", least=-width, most=width),
+        form=make_form(".3f", least=-width, most=width),
         missing=NOT_ATTACKED,
-        note=note,
+        note=note_missing,
         keys=(key, f"{key}_low", f"{key}_high"),
     )
 
@@ -160,7 +160,7 @@ COLUMNS = (
     ),
     Column(name="bytes", title="bytes", form=lambda sent: f"{sent / 1e6:.1f} MB" if sent else "0"),
     EPSILON,
-    *map(_read, _DIRECTIONS),
+    *map(_make_leak_column, _DIRECTIONS),
 )
 _NO_GUARD = {"guard": {"mechanism": "none"}}
 _PLAIN = {**_NO_GUARD, "secure_sum": {"scheme": "plain", "masks": "none"}}
@@ -180,7 +180,7 @@ _MASKED_CLIPPED = {**_BY_CURVE, "secure_sum": {**MASKED["secure_sum"], "clip": 1
 _SHUFFLED = "-shuffled"
 
 
-def _variant(
+def _make_variant(
     key: str,
     label: str,
     method: str,
@@ -201,7 +201,7 @@ def _variant(
 
 
 MAIN_LINES: tuple[Line, ...] = (
-    _variant(
+    _make_variant(
         "alone",
         "SingleVL",
         "single_view",
@@ -209,15 +209,15 @@ MAIN_LINES: tuple[Line, ...] = (
         protected=False,
         changes={**_PLAIN, **_BY_CURVE, "train": {**JOINT_TRAINING, "device": "cpu"}},
     ),
-    _variant("apfed_r", "APFed-R", "apfed_r", "CKKS + guard, epsilon 1", ablated=True),
-    _variant(
+    _make_variant("apfed_r", "APFed-R", "apfed_r", "CKKS + guard, epsilon 1", ablated=True),
+    _make_variant(
         "apfed_r-8",
         "APFed-R",
         "apfed_r",
         "masks + guard, epsilon 8",
         changes={**_MASKED_CLIPPED, "guard": {**FROZEN, "epsilon": 8.0}},
     ),
-    _variant(
+    _make_variant(
         "apfed_c",
         "APFed-C",
         "apfed_c",
@@ -225,14 +225,14 @@ MAIN_LINES: tuple[Line, ...] = (
         ablated=True,
         changes=_MASKED_CLIPPED,
     ),
-    _variant(
+    _make_variant(
         "apfed",
         "APFed, mixed objectives",
         "apfed",
         "masks + guard, epsilon 1",
         changes={**_MASKED_CLIPPED, "passives": MIXED_OBJECTIVES},
     ),
-    _variant(
+    _make_variant(
         "votes-randomised",
         "Votes",
         "votes_randomised",
@@ -241,7 +241,7 @@ MAIN_LINES: tuple[Line, ...] = (
         changes={**_STUDENT, **_BY_CURVE},
         epsilon=4.0,
     ),
-    _variant(
+    _make_variant(
         "joint-teacher",
         "Joint teacher",
         "joint_teacher_sum",
@@ -251,12 +251,14 @@ MAIN_LINES: tuple[Line, ...] = (
     ),
 )
 METHOD_LINES: tuple[Line, ...] = (
-    _variant(
+    _make_variant(
         "alone", "SingleVL", "single_view", "nothing is sent", protected=False, changes=_PLAIN
     ),
-    _variant("votes", "Votes", "votes", "secure sum", changes=_STUDENT),
-    _variant("votes-noise", "Votes", "votes", "secure sum + noise", changes=_STUDENT, epsilon=4.0),
-    _variant(
+    _make_variant("votes", "Votes", "votes", "secure sum", changes=_STUDENT),
+    _make_variant(
+        "votes-noise", "Votes", "votes", "secure sum + noise", changes=_STUDENT, epsilon=4.0
+    ),
+    _make_variant(
         "votes-randomised",
         "Votes",
         "votes_randomised",
@@ -264,9 +266,11 @@ METHOD_LINES: tuple[Line, ...] = (
         changes=_STUDENT,
         epsilon=4.0,
     ),
-    _variant("votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT),
-    _variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
-    _variant(
+    _make_variant(
+        "votes-encrypted", "Votes", "votes_encrypted", "labels encrypted", changes=_STUDENT
+    ),
+    _make_variant("apfed_code", "APFed by code", "apfed_code", "secure sum", changes=_CODED),
+    _make_variant(
         "joint-teacher",
         "Joint teacher",
         "joint_teacher_sum",
@@ -274,7 +278,7 @@ METHOD_LINES: tuple[Line, ...] = (
         changes=_TAUGHT_JOINTLY,
         labels="spreading",
     ),
-    _variant(
+    _make_variant(
         "tvfl",
         "TVFL",
         "tvfl",
@@ -282,8 +286,8 @@ METHOD_LINES: tuple[Line, ...] = (
         protected=False,
         changes={**_PLAIN, "train": {**_JOINTLY, "epochs": 100, "evaluate_every": 100}},
     ),
-    _variant("apfed_c", "APFed-C", "apfed_c", "none", protected=False, changes=_PLAIN),
-    _variant("apfed_c-protected", "APFed-C", "apfed_c", "guard + secure sum"),
+    _make_variant("apfed_c", "APFed-C", "apfed_c", "none", protected=False, changes=_PLAIN),
+    _make_variant("apfed_c-protected", "APFed-C", "apfed_c", "guard + secure sum"),
 )
 
 
@@ -319,15 +323,15 @@ METHOD_COMPARISON = Job(
 class _ShuffledPoint(Point):
     """A point whose passives' rows are of other people: nothing is left of their help."""
 
-    def data(self, seed: int) -> VerticalData:
-        return shuffle_passives_rows(super().data(seed), seed=seed)
+    def load_tables(self, seed: int) -> VerticalData:
+        return shuffle_passives_rows(super().load_tables(seed), seed=seed)
 
 
 def config_of(line: Line, base: Config) -> Config:
     usual = base.model_dump(mode="json", exclude_defaults=True)
     if not METHODS[line.method].settings.sums_gradients:
         usual.pop("passives", None)
-    return line.of(usual, name=f"{base.name}-{line.key}")
+    return line.build_config(usual, name=f"{base.name}-{line.key}")
 
 
 def title_line(line: Line, inference: str) -> str:
@@ -366,7 +370,7 @@ def ablation_of(point: Point) -> Point | None:
     )
 
 
-def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
+def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Table:
     """Return rows in the order of the points, one for each way of inference.
 
     A gain is over the best local model; there is none where others help to predict.
@@ -374,14 +378,16 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
     rows: list[Row] = []
     for point in points:
         line = point.line
-        summary = Summary.of(results.of(point))
+        summary = Summary.from_rows(results.select_rows(point))
         method = METHODS[line.method]
         ablation = ablation_of(point)
         for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
             alone = at == 0 and method.settings.predicts_alone
             over_ablation = None
             if alone and ablation is not None:
-                over_ablation = measure_difference(results.of(point), results.of(ablation))
+                over_ablation = measure_difference(
+                    results.select_rows(point), results.select_rows(ablation)
+                )
             rows.append(
                 {
                     "method": title_line(line, inference),
@@ -392,14 +398,14 @@ def compare(points: Sequence[Point], results: Results, *, seeds: int = 1) -> Tab
                     "gain": summary.gain.over_chosen if alone and summary.gain else None,
                     "ablation": over_ablation,
                     "bytes": summary.wire_bytes,
-                    "epsilon": summary.epsilon_of(method.declared),
+                    "epsilon": summary.epsilon_of(method.public_facts),
                     **{
                         key: summary.leakage[kind].advantage if kind in summary.leakage else None
                         for key, (kind, _) in _DIRECTIONS.items()
                     },
                 }
             )
-    adjust(rows, seeds)
+    add_p_values(rows, seeds)
     return Table(COLUMNS, rows, _title_of(points, rows, seeds))
 
 
@@ -456,9 +462,9 @@ def front_of(table: Table) -> list[FrontLine]:
     ]
 
 
-def _report(trial: Trial) -> Path:
+def _write_trial_report(trial: Trial) -> Path:
     """Write the report of a finished trial, beside what the study measured of the active alone."""
-    return write_report(trial.path, solo=finish(trial).solo)
+    return write_report(trial.path, solo=finish_trial(trial).solo)
 
 
 def run_job(
@@ -480,17 +486,17 @@ def run_job(
     results = study.run(jobs=jobs, on_done=on_done, solo=True)
     # Written by the workers meanwhile.
     reports = Parallel(n_jobs=jobs, return_as="generator")(
-        delayed(_report)(point.trial(seeds[0])) for point in points
+        delayed(_write_trial_report)(point.make_trial(seeds[0])) for point in points
     )
-    tables = [compare(of_base, results, seeds=len(seeds)) for _, of_base in parts]
+    tables = [compare_points(of_base, results, seeds=len(seeds)) for _, of_base in parts]
     shown = []
     for (base, of_base), table in zip(parts, tables, strict=True):
         path = folder / base.name
-        write_text(path.with_suffix(".csv"), table.csv())
-        write_text(path.with_suffix(".md"), table.markdown())
-        reported = [point.trial(seeds[0]).path for point in of_base]
+        write_text(path.with_suffix(".csv"), table.format_csv())
+        write_text(path.with_suffix(".md"), table.format_markdown())
+        reported = [point.make_trial(seeds[0]).path for point in of_base]
         links = [(of.name, f"{of.relative_to(folder)}/report.html") for of in reported]
-        pictures = [draw(path.with_suffix(".png"), table)]
+        pictures = [draw_table(path.with_suffix(".png"), table)]
         lines = list(describe_comparison(lines_of(table)))
         front = front_of(table)
         if front:
@@ -503,18 +509,18 @@ def run_job(
     return tables
 
 
-def draw(path: Path, table: Table) -> Picture:
+def draw_table(path: Path, table: Table) -> Picture:
     rows = table.rows
-    with drawing(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
+    with open_figure(path, (12.0, 0.9 + 0.33 * len(rows))) as figure:
         gain, epsilon, *reads = figure.subplots(1, 2 + len(_DIRECTIONS), sharey=True)
-        _dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
+        _draw_dots(gain, rows, [row["gain"] for row in rows], colour=OURS, scale=100)
         gain.set(title="Gain", xlabel="points")
         gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
         filled = [bool(row["protected"]) for row in rows]
         draw_epsilons(epsilon, [row["epsilon"] for row in rows], filled=filled, colour=OURS)
         epsilon.set(title="Epsilon")
         for axes, (key, (kind, metric)) in zip(reads, _DIRECTIONS.items(), strict=True):
-            _dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
+            _draw_dots(axes, rows, [row[key] for row in rows], colour=ATTACK)
             axes.set(title=_fold_title(kind), xlabel=metric)
             axes.axvline(0, color=OTHER, linewidth=1)
     return Picture(
@@ -534,7 +540,7 @@ def _fold_title(kind: str) -> str:
     return f"{reader} reads\n{folded}"
 
 
-def _dots(
+def _draw_dots(
     axes: Axes,
     rows: Sequence[Row],
     intervals: Sequence[Interval | None],
@@ -547,7 +553,7 @@ def _dots(
             axes.errorbar(
                 interval.mean * scale,
                 -height,
-                xerr=interval.arms(scale),
+                xerr=interval.compute_error_bars(scale),
                 fmt="o",
                 color=colour,
                 markerfacecolor=colour if row["protected"] else "white",

@@ -1,8 +1,8 @@
 """What the server of `apfed_experiments.workers` imports before it forks: all that runs need."""
 
-from apfed_experiments.workers import end_with_parent, uncollected
+from apfed_experiments.workers import end_with_parent, pause_collection
 
-with uncollected():
+with pause_collection():
     # For those that are forked from here; torch's optimizers import its compiler when they begin.
     import torch._dynamo  # noqa: F401
 

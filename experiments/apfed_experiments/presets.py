@@ -63,7 +63,7 @@ _APC_VFL = {
 }
 
 
-def preset(name: str) -> dict[str, Any]:
+def find_preset(name: str) -> dict[str, Any]:
     """Return the fields of `DataSettings` that make up a paper's partition.
 
     Raises:

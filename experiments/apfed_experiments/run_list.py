@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from apfed_attacks.headlines import NOT_ATTACKED, Headline, worst_by_kind
-from apfed_experiments.finished import FinishedRun, read_finished_run
+from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.solo import (
     OTHER_ROWS,
     RunGain,
     SoloRecord,
+    load_solo,
     measure_gain,
-    read_solo,
     solo_file,
 )
 from apfed_experiments.verdict import VerdictLine, describe_run
@@ -89,21 +89,21 @@ class ListedRun:
         return None if self.run_gain is None else self.run_gain.value
 
     @property
-    def reached(self) -> str:
+    def score_text(self) -> str:
         """The measure reached, as "95.2 %" or "AUC 0.952" if it is no accuracy; empty: none."""
         if self.value is None:
             return ""
-        text = self.measure.text(self.value)
+        text = self.measure.format_value(self.value)
         return text if self.measure is ACCURACY else f"{self.measure.title} {text}"
 
     @property
-    def gained(self) -> str:
+    def gain_text(self) -> str:
         if self.value is None:
             return ""
         if self.alone is None:
             return "alone not measured"
-        if self.alone.judged_by != self.measure:
-            return f"alone measured by {self.alone.judged_by.title}"
+        if self.alone.headline_measure != self.measure:
+            return f"alone measured by {self.alone.headline_measure.title}"
         return OTHER_ROWS if self.run_gain is None else self.run_gain.points
 
     @property
@@ -119,7 +119,7 @@ class ListedRun:
             told.append(f"{100 * data.labelled:g} % labelled")
         return ", ".join(told)
 
-    def cells(self) -> tuple[str, ...]:
+    def list_cells(self) -> tuple[str, ...]:
         method = "" if self.config is None else self.config.method.name
         epsilon = "" if self.promise is None else epsilon_words(self.promise.epsilon)
         leaks = ", ".join(
@@ -135,8 +135,8 @@ class ListedRun:
             self.name,
             method,
             self.data,
-            self.reached,
-            self.gained,
+            self.score_text,
+            self.gain_text,
             epsilon,
             leaks,
             date,
@@ -148,7 +148,7 @@ class ListedRun:
         config = self.config
         alone = self.alone
         return {
-            "folder": _legible(str(self.path)),
+            "folder": _decode_name(str(self.path)),
             "name": self.name,
             "state": self.state,
             "reason": self.reason,
@@ -183,13 +183,13 @@ def list_runs(top: Path) -> list[ListedRun]:
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
-    found = [_read(path, top) for path in _run_folders(top)]
+    found = [_load_row(path, top) for path in _run_folders(top)]
     return sorted(found, key=lambda run: run.date, reverse=True)
 
 
 def settings_in(config: Config) -> dict[str, str]:
     given = config.model_dump(mode="json", exclude_defaults=True)
-    return dict(_flat(given, ""))
+    return dict(_flatten_value(given, ""))
 
 
 def _run_folders(top: Path) -> Iterator[Path]:
@@ -203,34 +203,34 @@ def _run_folders(top: Path) -> Iterator[Path]:
     yield from closed
 
 
-def _read(path: Path, top: Path) -> ListedRun:
+def _load_row(path: Path, top: Path) -> ListedRun:
     folder = RunFolder(path)
     name = path.relative_to(top).as_posix() if path != top else path.resolve().name
     row = ListedRun(
-        path=path, name=_legible(name), state=State.BROKEN, date=_date(folder), leaks={}
+        path=path, name=_decode_name(name), state=State.BROKEN, date=_find_date(folder), leaks={}
     )
     try:
         if not os.access(path, os.R_OK | os.X_OK):
             return replace(row, reason="the folder may not be entered; ask its owner")
         if folder.result.is_file():
-            return _finished(row, read_finished_run(path))
+            return _complete_row(row, load_finished_run(path))
         config = folder.load_config()
         done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
         told = f"{done} of {config.train.epochs} epochs; continue it with --resume"
         return replace(row, state=State.UNFINISHED, reason=told, config=config)
     except (ApfedError, OSError) as error:
-        return replace(row, reason=_legible(str(error).replace(f"{path}{os.sep}", "")))
+        return replace(row, reason=_decode_name(str(error).replace(f"{path}{os.sep}", "")))
 
 
-def _legible(name: str) -> str:
+def _decode_name(name: str) -> str:
     """Replace the bytes of a name that are no UTF-8 by marks."""
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
+def _complete_row(row: ListedRun, run: FinishedRun) -> ListedRun:
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
     beside = solo_file(run.config, row.path.parent)  # that runs of a study share
-    shared = read_solo(run.config, beside) if run.solo is None and beside.is_file() else None
+    shared = load_solo(run.config, beside) if run.solo is None and beside.is_file() else None
     folder = RunFolder(row.path)
     gain = run.gain if shared is None else measure_gain(folder, run.config, shared)
     return replace(
@@ -241,7 +241,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
         run_gain=gain,
         verdict=describe_run(replace(run, solo=run.solo or shared, gain=gain)),
         accuracy=None if math.isnan(share) else share,
-        measure=run.outcome.judged_by,
+        measure=run.outcome.headline_measure,
         value=next(iter(run.outcome.scores.values())),
         promise=run.promise,
         wire_bytes=run.outcome.wire_bytes,
@@ -251,7 +251,7 @@ def _finished(row: ListedRun, run: FinishedRun) -> ListedRun:
     )
 
 
-def _date(folder: RunFolder) -> datetime:
+def _find_date(folder: RunFolder) -> datetime:
     """Return when the run last wrote how far it came, else when its folder was changed."""
     files = (folder.result, folder.metrics, folder.config)
     there = (file for file in files if os.access(file, os.F_OK))
@@ -261,9 +261,9 @@ def _date(folder: RunFolder) -> datetime:
         return datetime.fromtimestamp(0, UTC)
 
 
-def _flat(value: Any, key: str) -> Iterator[tuple[str, str]]:
+def _flatten_value(value: Any, key: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+            yield from _flatten_value(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, str(value)

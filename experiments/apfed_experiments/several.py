@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from apfed_attacks.headlines import expected_directions
+from apfed_attacks.headlines import list_directions
 from apfed_experiments.columns import missing_leak, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
@@ -71,17 +71,19 @@ class SeveralSeeds:
             "seed."
         )
 
-    def rows(self) -> list[tuple[str, str]]:
+    def list_rows(self) -> list[tuple[str, str]]:
         measure = MEASURES[self.config.measure]
-        rows = [(f"seed {seed}", measure.text(value)) for seed, value in self.reached.items()]
-        return rows + self.together()
+        rows = [
+            (f"seed {seed}", measure.format_value(value)) for seed, value in self.reached.items()
+        ]
+        return rows + self.list_common_rows()
 
-    def together(self) -> list[tuple[str, str]]:
+    def list_common_rows(self) -> list[tuple[str, str]]:
         """Return the rows of all seeds together, without single seeds."""
         measure = MEASURES[self.config.measure]
         found = self.summary
         rows = [
-            (f"{measure.title}, {name}", _text(measure, of))
+            (f"{measure.title}, {name}", _format_interval(measure, of))
             for name, of in found.accuracies.items()
         ]
         if found.gain is not None:
@@ -91,8 +93,10 @@ class SeveralSeeds:
             gained = ""
             if ranked.gain is not None:
                 gain = cut_difference(ranked.gain, ranked.measure)
-                gained = f"; {gain.text(form='+.3f')} over the same baseline"
-            rows.append((title, _text(MEASURES[ranked.measure], ranked.reached) + gained))
+                gained = f"; {gain.format_text(form='+.3f')} over the same baseline"
+            rows.append(
+                (title, _format_interval(MEASURES[ranked.measure], ranked.reached) + gained)
+            )
         if self.rankings:
             counts = [of.positives for of in self.rankings.values()]
             met = sum(of.is_met for of in self.rankings.values())
@@ -103,16 +107,16 @@ class SeveralSeeds:
         largest = epsilon_words(found.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest))
         rows += [
-            (kind, f"{leak.cut_advantage.text(form='+.3f')} ({leak.name})")
+            (kind, f"{leak.cut_advantage.format_text(form='+.3f')} ({leak.name})")
             for kind, leak in found.leakage.items()
         ]
-        rows += self.not_attacked.items()
+        rows += self.missing_attacks.items()
         return rows
 
     @property
-    def not_attacked(self) -> dict[str, str]:
+    def missing_attacks(self) -> dict[str, str]:
         """The directions of this run of which no attack ran under any seed, each with why."""
-        kinds = [direction.kind for direction in expected_directions(self.config)]
+        kinds = [direction.kind for direction in list_directions(self.config)]
         return {
             kind: missing_leak(self.config, kind)
             for kind in kinds
@@ -135,7 +139,7 @@ class SeveralSeeds:
             "epsilon": found.epsilon_of(self.config.method),
             "wire_bytes": found.wire_bytes,
             "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
-            "not_attacked": self.not_attacked,
+            "not_attacked": self.missing_attacks,
             "verdict": dict(describe_seeds(self)),
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
         }
@@ -159,14 +163,14 @@ def run_seeds(
     study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))
     runs = dict[int, FinishedRun]()
 
-    def figures(run: FinishedRun) -> Figures:
+    def note_figures(run: FinishedRun) -> Figures:
         runs[run.config.seed] = run
         return figures_of(run)
 
-    table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=figures).table
+    table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures).table
     folders = {trial.seed: trial.path for trial in study.trials}
     reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
-    summary = Summary.of(table)
+    summary = Summary.from_rows(table)
     shared = float(table["shared"].max())
     told = {seed: of.outcome.ranking for seed, of in runs.items()}
     found = SeveralSeeds(
@@ -179,19 +183,24 @@ def run_seeds(
             of
             for name in RANKINGS
             if name != config.measure
-            and (of := _ranked(name, list(runs.values()), summary.gain, shared)) is not None
+            and (of := _summarise_ranking(name, list(runs.values()), summary.gain, shared))
+            is not None
         ),
     )
     write_text(folder / "several.json", to_json(found.as_json(), indent=1))
     return found
 
 
-def _text(measure: Measure, of: Interval) -> str:
+def _format_interval(measure: Measure, of: Interval) -> str:
     form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
-    return of.cut(measure.least, measure.most).text(**form) + (" %" if measure.share else "")
+    return of.clip_ends(measure.least, measure.most).format_text(**form) + (
+        " %" if measure.share else ""
+    )
 
 
-def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float) -> Ranked | None:
+def _summarise_ranking(
+    name: str, runs: list[FinishedRun], gain: Gain | None, shared: float
+) -> Ranked | None:
     """Return a ranking measure over all runs, with its gain where baselines have it, too.
 
     None: a run did not tell two classes apart, or was not measured by it.
@@ -204,13 +213,13 @@ def _ranked(name: str, runs: list[FinishedRun], gain: Gain | None, shared: float
         []
         if gain is None
         else [
-            run.solo.of(gain.baseline).ranked[name]
+            run.solo.find_baseline(gain.baseline).ranked[name]
             for run in runs
-            if run.solo is not None and name in run.solo.of(gain.baseline).ranked
+            if run.solo is not None and name in run.solo.find_baseline(gain.baseline).ranked
         ]
     )
     paired = None
     if len(alone) == len(reached):
         differences = [of - other for of, other in zip(reached, alone, strict=True)]
-        paired = Interval.of(differences, shared=shared)
-    return Ranked(measure=name, reached=Interval.of(reached, shared=shared), gain=paired)
+        paired = Interval.from_values(differences, shared=shared)
+    return Ranked(measure=name, reached=Interval.from_values(reached, shared=shared), gain=paired)

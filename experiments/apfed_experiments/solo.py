@@ -30,8 +30,8 @@ from torch import Tensor
 from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
-from secure_apfed.intervals import gain_between, influence
+from secure_apfed.files import load_json, own_subfolder, to_json, write_atomically
+from secure_apfed.intervals import compute_influence, gain_between
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -40,26 +40,26 @@ from secure_apfed.measures import (
     find_measure,
     probabilities_of,
 )
-from secure_apfed.methods import Start, fresh_secrets
-from secure_apfed.methods.student import Student, train_student, with_votes
+from secure_apfed.methods import SimulationInputs, fresh_secrets
+from secure_apfed.methods.student import Student, train_student, weigh_votes
 from secure_apfed.methods.votes import prior_of
 from secure_apfed.runs.folder import (
     RunFolder,
-    keep_scored,
-    read_scored,
-    read_scored_file,
-    read_sealed,
-    read_tested,
-    write_sealed,
+    load_scores,
+    load_scores_file,
+    load_tested_rows,
+    load_with_checksum,
+    save_scores,
+    write_with_checksum,
 )
 from secure_apfed.runs.outcome import (
     Count,
     Outcome,
     Written,
     count_measured_rows,
-    read_outcome,
+    load_outcome,
 )
-from secure_apfed.seeds import derive_seed, one_thread, undisturbed
+from secure_apfed.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import (
     MOST_APART,
@@ -68,7 +68,7 @@ from secure_apfed.solo import (
     every_baseline,
     likelihood_of,
     measure_collapse,
-    scored_held_out,
+    score_out_of_fold,
     validation_of,
 )
 from secure_apfed.solo.interface import (
@@ -76,8 +76,8 @@ from secure_apfed.solo.interface import (
     FitStore,
     FloatArray,
     IntArray,
+    cache_fits,
     fit_once,
-    fits_kept_meanwhile,
 )
 from secure_apfed.working import report_work
 
@@ -133,7 +133,7 @@ class BaselineResult:
         return self.apart is not None and self.apart > MOST_APART
 
 
-def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
+def pick_best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> BaselineResult:
     """Return the one with the best validation; of equals the likelier, and then the first.
 
     One that has collapsed is passed over, unless all have.
@@ -141,11 +141,11 @@ def best(results: Iterable[BaselineResult], *, measure: Measure = ACCURACY) -> B
     every = list(results)
     standing = [result for result in every if not result.has_collapsed] or every
 
-    def rank(result: BaselineResult) -> tuple[float, float]:
+    def rank_result(result: BaselineResult) -> tuple[float, float]:
         likelihood = -math.inf if result.likelihood is None else result.likelihood
-        return measure.rank(result.validation), likelihood
+        return measure.rank_value(result.validation), likelihood
 
-    return max(standing, key=rank)
+    return max(standing, key=rank_result)
 
 
 class RunGain(Written):
@@ -172,14 +172,14 @@ class RunGain(Written):
     @property
     def points(self) -> str:
         """The gain with its unit."""
-        return MEASURES[self.measure].points_text(self.value)
+        return MEASURES[self.measure].format_points(self.value)
 
     @property
     def interval(self) -> str:
         """The ends of the interval with their unit; empty without."""
         if self.low is None or self.high is None:
             return ""
-        low, high = map(MEASURES[self.measure].points_text, (self.low, self.high))
+        low, high = map(MEASURES[self.measure].format_points, (self.low, self.high))
         return f"{low} to {high}"
 
     @property
@@ -208,15 +208,15 @@ class SoloRecord(Written):
     gain: RunGain | None = None
 
     @property
-    def judged_by(self) -> Measure:
+    def headline_measure(self) -> Measure:
         return MEASURES[self.measure]
 
     @property
     def best(self) -> BaselineResult:
         """The one that the active's own labels choose."""
-        return best(self.baselines, measure=self.judged_by)
+        return pick_best(self.baselines, measure=self.headline_measure)
 
-    def of(self, name: str) -> BaselineResult:
+    def find_baseline(self, name: str) -> BaselineResult:
         return next(found for found in self.baselines if found.name == name)
 
     @property
@@ -231,7 +231,8 @@ class SoloRecord(Written):
         rows = "" if self.rows is None else f" on {self.rows:,} test rows"
         return (
             f"{self.best.title}, the best that the active does alone{learnt} {self.chosen}: "
-            f"{self.judged_by.title} {self.judged_by.text(self.best.test)}{rows}"
+            f"{self.headline_measure.title} "
+            f"{self.headline_measure.format_value(self.best.test)}{rows}"
         )
 
     def describe_gain(self, gain: RunGain | None) -> str:
@@ -267,7 +268,7 @@ def scores_beside(path: Path) -> Path:
     return path.with_suffix(".safetensors")
 
 
-@undisturbed()
+@isolate_torch_modes()
 def keep_solo(
     config: Config, path: Path, *, data: VerticalData | None = None, with_scores: bool = False
 ) -> SoloRecord:
@@ -286,17 +287,17 @@ def keep_solo(
         )
     files = files_digest(config.data, of=[config.data.active_name])
     if path.is_file():
-        kept = read_solo(config, path)
+        kept = load_solo(config, path)
         if kept.files not in ("", files):
             raise CheckpointError(
                 f"{path} holds solo baselines of a table that was edited since; remove it and "
                 "measure again"
             )
         return kept
-    own = (data or load_data(config.data, seed=config.seed)).own(config.data.active_name)
+    own = (data or load_data(config.data, seed=config.seed)).select_party(config.data.active_name)
     assert own is not None
     kept_in = scores_beside(path) if with_scores else None
-    return _measured(config, path, own, files=files, every=kept_in)
+    return _measure_baselines(config, path, own, files=files, every=kept_in)
 
 
 def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | None:
@@ -315,16 +316,18 @@ def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | 
     places = tested.nonzero().flatten().numpy()
     baselines = []
     for baseline in solo.baselines:
-        scored = read_scored_file(scores, baseline.name, threshold=None)
+        scored = load_scores_file(scores, baseline.name, threshold=None)
         if len(scored.truth) != len(tested):
             return None
-        some = scored.rows(places)
-        moved = influence(some, solo.judged_by) if baseline.influence else np.empty(0)
+        some = scored.select_rows(places)
+        moved = (
+            compute_influence(some, solo.headline_measure) if baseline.influence else np.empty(0)
+        )
         baselines.append(
             replace(
                 baseline,
-                test=solo.judged_by.of(some),
-                ranked={name: MEASURES[name].of(some) for name in baseline.ranked},
+                test=solo.headline_measure.compute_value(some),
+                ranked={name: MEASURES[name].compute_value(some) for name in baseline.ranked},
                 influence=tuple(moved.tolist()) if np.isfinite(moved).all() else (),
             )
         )
@@ -333,7 +336,9 @@ def restrict_solo(solo: SoloRecord, path: Path, tested: Tensor) -> SoloRecord | 
     return solo.model_copy(update=changed)
 
 
-def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRecord | None:
+def measure_run_baselines(
+    config: Config, folder: Path, trained: OwnData | None
+) -> SoloRecord | None:
     """Return a finished run's baselines, of the very rows and labels that it trained on.
 
     `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
@@ -343,10 +348,10 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
     if config.dp_sgd is not None:
         return None
     if trained is None:
-        return read_solo(config, path) if path.is_file() else None
+        return load_solo(config, path) if path.is_file() else None
     files = RunFolder(folder)
-    own = _with_tested_rows(trained, files)
-    record = _measured(config, path, own, scored=files.solo_scored)
+    own = _select_test_rows(trained, files)
+    record = _measure_baselines(config, path, own, scored=files.solo_scored)
     gain = measure_gain(files, config, record) if files.result.is_file() else None
     if gain is not None:
         record = record.model_copy(update={"gain": gain})
@@ -354,9 +359,9 @@ def beside_run(config: Config, folder: Path, trained: OwnData | None) -> SoloRec
     return record
 
 
-def _with_tested_rows(own: OwnData, files: RunFolder) -> OwnData:
+def _select_test_rows(own: OwnData, files: RunFolder) -> OwnData:
     """Leave the test rows that the run's own model says something of; all where it does of none."""
-    tested = read_tested(files) if files.scored.exists() else None
+    tested = load_tested_rows(files) if files.scored.exists() else None
     if tested is None or len(tested) != len(own.test_rows) or not bool(tested.any()):
         return own
     return replace(own, test_rows=own.test_rows[tested.to(own.test_rows.device)])
@@ -367,7 +372,7 @@ def _write_solo(path: Path, record: SoloRecord) -> None:
     write_atomically(path, to_json(record.model_dump(mode="json")).encode())
 
 
-def _measured(
+def _measure_baselines(
     config: Config,
     path: Path,
     own: OwnData,
@@ -381,7 +386,7 @@ def _measured(
     """
     said: dict[str, Scored] = {}
     with one_thread():
-        found = _compared(config, own, said)
+        found = _compare_baselines(config, own, said)
     people: tuple[str, ...] = ()
     learnt = _learnt_rows(own)
     if scored is None:
@@ -403,10 +408,10 @@ def _measured(
     )
     if every is not None:
         every.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        keep_scored(every, said)
+        save_scores(every, said)
     _write_solo(path, record)
     if scored is not None:
-        keep_scored(scored, {record.best.name: said[record.best.name]})
+        save_scores(scored, {record.best.name: said[record.best.name]})
     return record
 
 
@@ -417,11 +422,13 @@ def influence_kept(data: DataSettings, scored: Scored, measure: Measure) -> tupl
     """
     if data.dataset in DATASETS and DATASETS[data.dataset].split:
         return ()
-    found = influence(scored, measure)
+    found = compute_influence(scored, measure)
     return tuple(map(float, np.char.mod("%.4g", found))) if np.isfinite(found).all() else ()
 
 
-def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[BaselineResult]:
+def _compare_baselines(
+    config: Config, own: OwnData, said: dict[str, Scored]
+) -> list[BaselineResult]:
     """Compare regressions in the unit of the labels, or classifiers."""
     table = own.table
     rows = own.train_rows
@@ -429,21 +436,21 @@ def _compared(config: Config, own: OwnData, said: dict[str, Scored]) -> list[Bas
     seed = config.seed
     assert table.labels is not None
 
-    def flat(rows: Tensor) -> FloatArray:
+    def flatten_rows(rows: Tensor) -> FloatArray:
         return np.asarray(table.features[rows].flatten(1).double().numpy())
 
-    kept = _drawn(own, seed, MOST_ROWS)
-    test_BF = flat(own.test_rows)
+    kept = _sample_rows(own, seed, MOST_ROWS)
+    test_BF = flatten_rows(own.test_rows)
     labels_B = table.labels[own.test_rows]
     if own.targets is not None:
         known_n, truth_B = map(own.targets.decode, (table.labels[kept], labels_B))
         measure = MEASURES[config.measure]
         return compare_numbers(
-            flat(kept), known_n, test_BF, truth_B, measure=measure, seed=seed, said=said
+            flatten_rows(kept), known_n, test_BF, truth_B, measure=measure, seed=seed, said=said
         )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, kept)]
     task = SoloTask.from_run(config, replace(own, labelled=kept), rows)
-    return compare(task, test_BF, labels_B.numpy(), every_baseline(), said=said)
+    return compare_baselines(task, test_BF, labels_B.numpy(), every_baseline(), said=said)
 
 
 def seconds_alone(config: Config, data: VerticalData) -> float:
@@ -454,7 +461,7 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     """
     if config.dp_sgd is not None:
         return 0.0
-    own = data.own(config.data.active_name)
+    own = data.select_party(config.data.active_name)
     assert own is not None
     learnt = _learnt_rows(own)
     others = learnt[~torch.isin(learnt, own.labelled_rows)]
@@ -462,11 +469,13 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     took = dict[int, float]()
     with one_thread():
         for size in sorted({min(rows, size) for size in _SAMPLES}):
-            kept = _drawn(own, config.seed, size)
+            kept = _sample_rows(own, config.seed, size)
             taught = torch.cat([kept, others[: max(0, size - len(kept))]]).sort().values
             tested = own.test_rows[: math.ceil(len(own.test_rows) * size / rows)]
             began = time.perf_counter()
-            _compared(config, replace(own, train_rows=taught, labelled=kept, test_rows=tested), {})
+            _compare_baselines(
+                config, replace(own, train_rows=taught, labelled=kept, test_rows=tested), {}
+            )
             took[len(taught)] = time.perf_counter() - began
     line = np.polyfit(list(took), list(took.values()), len(took) - 1)
     return max(*took.values(), float(np.polyval(line, rows)))
@@ -477,7 +486,7 @@ def _learnt_rows(own: OwnData) -> Tensor:
     return own.train_rows if own.targets is None else own.labelled_rows
 
 
-def _drawn(own: OwnData, seed: int, most: int) -> Tensor:
+def _sample_rows(own: OwnData, seed: int, most: int) -> Tensor:
     """Draw about `most` labelled rows, or take all; of each class its share, and one at least."""
     known_n = own.labelled_rows
     if len(known_n) <= most or own.table.labels is None:
@@ -527,11 +536,11 @@ def compare_numbers(
             f"{_FEWEST} or more"
         )
 
-    def state(of: str) -> int:
+    def derive_state(of: str) -> int:
         return derive_seed(seed, "solo", of) % 2**32
 
     ridge = RidgeCV(alphas=_LAMBDAS)
-    cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=state("cosines"))
+    cosines = RBFSampler(gamma="scale", n_components=_COSINES, random_state=derive_state("cosines"))
     models: dict[str, Any] = {
         "ridge": make_pipeline(StandardScaler(), ridge),
         "cosines": make_pipeline(StandardScaler(), cosines, ridge),
@@ -540,33 +549,35 @@ def compare_numbers(
             max_leaf_nodes=8,
             min_samples_leaf=min(max(count // 8, 1), 20),
             early_stopping=False,
-            random_state=state("gradient_boosting"),
+            random_state=derive_state("gradient_boosting"),
         ),
         "random_forest": RandomForestRegressor(
-            n_estimators=200, min_samples_leaf=3, random_state=state("random_forest")
+            n_estimators=200, min_samples_leaf=3, random_state=derive_state("random_forest")
         ),
         "mean": DummyRegressor(),
     }
-    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=state("folds"))
+    folds = KFold(min(_FOLDS, count), shuffle=True, random_state=derive_state("folds"))
     found = []
     for done, (name, title) in enumerate(REGRESSORS.items()):
         report_work(_BASELINES, done, len(REGRESSORS), title)
         said_n = cross_val_predict(models[name], x_nF, y_n, cv=folds)
-        value = measure.of(Scored(truth=y_n, scores=said_n))
+        value = measure.compute_value(Scored(truth=y_n, scores=said_n))
         test_B = models[name].fit(x_nF, y_n).predict(x_BF)
         found.append(
             BaselineResult(
                 name=name,
                 title=title,
                 validation=None if math.isnan(value) else value,
-                test=measure.of(_keep(said, name, Scored(truth=y_B, scores=test_B))),
+                test=measure.compute_value(
+                    _store_predictions(said, name, Scored(truth=y_B, scores=test_B))
+                ),
             )
         )
     report_work(_BASELINES, len(REGRESSORS), len(REGRESSORS))
     return found
 
 
-def compare(
+def compare_baselines(
     task: SoloTask,
     test_BF: FloatArray,
     labels_B: IntArray,
@@ -581,24 +592,25 @@ def compare(
     """
     found = []
     task = task.few
-    with fits_kept_meanwhile():
+    with cache_fits():
         for done, (name, baseline) in enumerate(baselines.items()):
             report_work(_BASELINES, done, len(baselines), baseline.title)
-            held_out = scored_held_out(baseline, task)
+            held_out = score_out_of_fold(baseline, task)
             predictor = fit_once(baseline, task)
-            scores_BK = probabilities_of(predictor.scores(test_BF))
-            scored = _keep(said, name, Scored(truth=labels_B, scores=scores_BK))
+            scores_BK = probabilities_of(predictor.compute_scores(test_BF))
+            scored = _store_predictions(said, name, Scored(truth=labels_B, scores=scores_BK))
             ranked = {
                 ranking: value
                 for ranking in RANKINGS
-                if task.classes == 2 and not math.isnan(value := MEASURES[ranking].of(scored))
+                if task.classes == 2
+                and not math.isnan(value := MEASURES[ranking].compute_value(scored))
             }
             found.append(
                 BaselineResult(
                     name=name,
                     title=baseline.title,
                     validation=validation_of(held_out, task.measure),
-                    test=task.measure.of(scored),
+                    test=task.measure.compute_value(scored),
                     ranked=ranked,
                     likelihood=None if held_out is None else likelihood_of(held_out),
                     apart=measure_collapse(predictor, task),
@@ -608,7 +620,7 @@ def compare(
     return found
 
 
-def _keep(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
+def _store_predictions(said: dict[str, Scored] | None, name: str, scored: Scored) -> Scored:
     if said is not None:
         said[name] = scored
     return scored
@@ -623,19 +635,19 @@ def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain
     Returns:
         None: both were measured on other rows or by other measures, or nothing defines it.
     """
-    outcome = read_outcome(folder)
+    outcome = load_outcome(folder)
     variant = next(iter(outcome.accuracy))
     best = solo.best
-    measure = solo.judged_by
+    measure = solo.headline_measure
     if solo.measure != outcome.measure:
         return None
-    reached = read_scored(folder, variant, threshold=outcome.threshold)
-    other = read_scored(folder, best.name, threshold=None, alone=True)
+    reached = load_scores(folder, variant, threshold=outcome.threshold)
+    other = load_scores(folder, best.name, threshold=None, alone=True)
     if reached is None or other is None:
         return _gain_of_figures(config, outcome, solo)
-    tested = read_tested(folder)
+    tested = load_tested_rows(folder)
     if tested is not None and len(tested) == len(other.truth) > len(reached.truth):
-        other = other.rows(tested.nonzero().flatten().numpy())
+        other = other.select_rows(tested.nonzero().flatten().numpy())
     gain = gain_between(reached, other, measure)
     if gain is None:
         return None
@@ -643,8 +655,8 @@ def measure_gain(folder: RunFolder, config: Config, solo: SoloRecord) -> RunGain
         measure=measure.name,
         baseline=best.title,
         rows=len(other.truth),
-        reached=measure.of(reached),
-        alone=measure.of(other),
+        reached=measure.compute_value(reached),
+        alone=measure.compute_value(other),
         value=gain.value,
         low=None if math.isnan(gain.low) else gain.low,
         high=None if math.isnan(gain.high) else gain.high,
@@ -656,7 +668,7 @@ def _gain_of_figures(config: Config, outcome: Outcome, solo: SoloRecord) -> RunG
     variant = next(iter(outcome.accuracy))
     rows = count_measured_rows(config, outcome, variant)
     rows_of_baseline = outcome.test_rows if solo.rows is None else solo.rows
-    value = solo.judged_by.gain(outcome.scores[variant], solo.best.test)
+    value = solo.headline_measure.compute_gain(outcome.scores[variant], solo.best.test)
     if rows is None or rows != rows_of_baseline or math.isnan(value):
         return None
     return RunGain(
@@ -672,19 +684,21 @@ def _gain_of_figures(config: Config, outcome: Outcome, solo: SoloRecord) -> RunG
 def taught_alone(config: Config, data: VerticalData) -> Student:
     """Train the student of a run with votes without help: on the active's prior alone."""
     name = data.active.name
-    own = Start(config=config, data=data).own(name, fresh_secrets(config, name), {})
+    own = SimulationInputs(config=config, data=data).build_context(
+        name, fresh_secrets(config, name), {}
+    )
     student = Student(own, torch.arange(len(data.active.ids)))
-    student.teach(with_votes(None, student, prior_of(config), seed=config.seed).likely)
+    student.fit_to_labels(weigh_votes(None, student, prior_of(config), seed=config.seed).likely)
     train_student(student, config)
     return student
 
 
-def read_solo(config: Config, path: Path) -> SoloRecord:
+def load_solo(config: Config, path: Path) -> SoloRecord:
     """Read what `keep_solo` wrote.
 
     Raises CheckpointError: it is of other data or settings, or none of ours.
     """
-    record = read_json(path, SoloRecord)
+    record = load_json(path, SoloRecord)
     if record.settings != settings_digest(config):
         raise CheckpointError(
             f"{path} holds solo baselines of other data or settings; remove it and measure again"
@@ -699,13 +713,13 @@ def fits_beside(folder: Path) -> FitStore:
     baseline begins in another folder. Two processes that ask at once both fit, and find the same.
     """
 
-    def once(name: str, make: Callable[[], bytes]) -> bytes:
+    def load_or_fit(name: str, make: Callable[[], bytes]) -> bytes:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = own_subfolder(folder / "fits") / name
         if path.is_file():
-            return read_sealed(path)
+            return load_with_checksum(path)
         content = make()
-        write_sealed(path, content)
+        write_with_checksum(path, content)
         return content
 
-    return once
+    return load_or_fit

@@ -25,17 +25,17 @@ import torch
 from joblib import Parallel, delayed
 
 from apfed_attacks.headlines import Direction
-from apfed_experiments.finished import FinishedRun, mount_attacks, read_finished_run
+from apfed_experiments.finished import FinishedRun, load_finished_run, mount_attacks
 from apfed_experiments.solo import (
     SoloRecord,
     fits_beside,
     influence_kept,
     keep_solo,
-    read_solo,
+    load_solo,
     restrict_solo,
     solo_file,
 )
-from apfed_experiments.summary import shared_share
+from apfed_experiments.summary import estimate_seed_correlation
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
@@ -48,9 +48,9 @@ from secure_apfed.errors import (
     NarrowTableWarning,
     NoHelpWarning,
 )
-from secure_apfed.files import own_subfolder, read_json, to_json, write_atomically
+from secure_apfed.files import load_json, own_subfolder, to_json, write_atomically
 from secure_apfed.measures import MEASURES
-from secure_apfed.runs.folder import RunFolder, read_scored, read_tested, resumable
+from secure_apfed.runs.folder import RunFolder, can_resume, load_scores, load_tested_rows
 from secure_apfed.runs.outcome import (
     Contributions,
     Outcome,
@@ -58,11 +58,11 @@ from secure_apfed.runs.outcome import (
     Written,
     count_measured_rows,
 )
-from secure_apfed.runs.run import PastAlignment, aligned_once, run
+from secure_apfed.runs.run import PastAlignment, run, share_alignments
 from secure_apfed.seeds import derive_seed, one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
-from secure_apfed.solo.interface import fits_kept_by
+from secure_apfed.solo.interface import use_fit_store
 
 OnDone: TypeAlias = Callable[[int, int], None]
 """Called with the trials that are done and that there are."""
@@ -77,7 +77,7 @@ _ALIGNED: dict[str, PastAlignment] = {}
 """What this process aligned: the runs of a study on one data set and seed share it."""
 
 
-def absent(config: Config) -> str:
+def describe_missing_data(config: Config) -> str:
     """Why the data of a run cannot be had here; empty where they can."""
     try:
         load_data(config.data, seed=0)
@@ -112,7 +112,7 @@ class Line:
         method = self.settings["method"]
         return str(method["name"] if isinstance(method, Mapping) else method)
 
-    def of(self, usual: Mapping[str, Any], **own: Any) -> Config:
+    def build_config(self, usual: Mapping[str, Any], **own: Any) -> Config:
         return Config.model_validate({**usual, **self.settings, **own})
 
 
@@ -143,28 +143,28 @@ class Point:
         """Unique within the study."""
         return self.config.name
 
-    def trial(self, seed: int) -> "Trial":
+    def make_trial(self, seed: int) -> "Trial":
         return Trial(self, seed)
 
-    def data(self, seed: int) -> VerticalData:
-        data = _loaded(self.config.data.model_dump_json(), seed)
-        return centralise(data) if self.centralised else data
+    def load_tables(self, seed: int) -> VerticalData:
+        data = _load_seed_data(self.config.data.model_dump_json(), seed)
+        return centralise_data(data) if self.centralised else data
 
-    def played(self, config: Config) -> "Played":
+    def measure_run(self, config: Config) -> "TrialOutcome":
         """Run it, and tell the figures that are kept of it."""
         began = time.monotonic()
-        data = self.data(config.seed)
+        data = self.load_tables(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
         spent = result.contributions.items()
         own = next(iter(result.said.values()))
-        return Played(
+        return TrialOutcome(
             method=result.method,
             accuracy=result.accuracy,
             measure=result.measure,
             measures=result.measures,
             wire_bytes=result.wire_bytes,
-            privacy=Privacy.of(result.privacy),
+            privacy=Privacy.from_spent(result.privacy),
             seconds=time.monotonic() - began,
             aligned_rows=len(aligned),
             train_rows=len(data.train_rows),
@@ -176,7 +176,7 @@ class Point:
         )
 
 
-class Played(Outcome):
+class TrialOutcome(Outcome):
     """What is kept of a run whose folder is not; influence: of each test row on its figure."""
 
     influence: tuple[float, ...] = ()
@@ -223,27 +223,27 @@ class Trial:
         """Raise CheckpointError where what lies in its place was started by other settings."""
         if self.keeps_figures:
             if self.path.exists():
-                _read_kept(self.path, _KeptOutcome, self.settings)
+                _load_figures(self.path, _StoredOutcome, self.settings)
             return
         folder = RunFolder(self.path)
-        begun = folder.result.exists() or resumable(self.path, self.config)
+        begun = folder.result.exists() or can_resume(self.path, self.config)
         if begun and folder.load_config() != self.config:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings; remove it, or choose another folder"
             )
 
 
-class Kept(Written):
+class StoredFigures(Written):
     """A small file of figures, with the digest of all that they depend on but the code."""
 
     settings: str
 
 
-_K = TypeVar("_K", bound=Kept)
+_K = TypeVar("_K", bound=StoredFigures)
 _T = TypeVar("_T")
 
 
-def measured_once(
+def measure_once(
     path: Path, kind: type[_K], settings: str, measure: Callable[[], Mapping[str, Any]]
 ) -> _K:
     """Return what is kept at `path`, or else measure it on one thread, and keep it.
@@ -255,12 +255,12 @@ def measured_once(
             kept = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, to_json(kept.model_dump(exclude_unset=True)).encode())
-    return _read_kept(path, kind, settings)
+    return _load_figures(path, kind, settings)
 
 
-def _read_kept(path: Path, kind: type[_K], settings: str) -> _K:
+def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
     try:
-        kept = read_json(path, kind)
+        kept = load_json(path, kind)
     except CheckpointError as error:
         raise CheckpointError(
             f"{path} holds no figures of a run; remove it and run again"
@@ -275,27 +275,27 @@ def _read_kept(path: Path, kind: type[_K], settings: str) -> _K:
 @contextmanager
 def _alone_on_a_thread(folder: Path) -> Iterator[None]:
     """As studies play: fits are kept in the folder, and tables say that plain sums are unsafe."""
-    with one_thread(), warnings.catch_warnings(), fits_kept_by(fits_beside(folder)):
+    with one_thread(), warnings.catch_warnings(), use_fit_store(fits_beside(folder)):
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
         warnings.simplefilter("ignore", NarrowTableWarning)  # and what attacks read
         yield
 
 
-class _KeptOutcome(Kept):
-    outcome: Played
+class _StoredOutcome(StoredFigures):
+    outcome: TrialOutcome
 
 
-def finish(trial: Trial) -> FinishedRun:
+def finish_trial(trial: Trial) -> FinishedRun:
     """Run and attack, on one thread, what the folder does not show to be done, and read it.
 
     Raises CheckpointError where the folder is a link or holds other settings, and as a run does.
     """
-    with aligned_once(_ALIGNED):
+    with share_alignments(_ALIGNED):
         if trial.keeps_figures:
-            played = partial(trial.point.played, trial.config)
-            kept = measured_once(
-                trial.path, _KeptOutcome, trial.settings, lambda: {"outcome": played()}
+            played = partial(trial.point.measure_run, trial.config)
+            kept = measure_once(
+                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": played()}
             ).outcome
             solo = _solo_on_tested_rows(trial, kept)
             return FinishedRun(
@@ -310,40 +310,40 @@ def finish(trial: Trial) -> FinishedRun:
         recording = None
         with _alone_on_a_thread(trial.point.folder):
             if not RunFolder(trial.path).result.exists():
-                resume = resumable(trial.path, trial.config)
+                resume = can_resume(trial.path, trial.config)
                 data = _data_of(trial.config)
                 recording = run(trial.config, trial.path, data=data, resume=resume).recording
             if not (trial.path / "attacks.json").exists():
                 mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
-    found = read_finished_run(trial.path)
+    found = load_finished_run(trial.path)
     outcome = found.outcome
     folder = RunFolder(trial.path)
     name = next(iter(outcome.scores))
     measure = MEASURES[outcome.measure]
-    said = read_scored(folder, name, threshold=outcome.threshold)
+    said = load_scores(folder, name, threshold=outcome.threshold)
     moved = () if said is None else influence_kept(found.config.data, said, measure)
     return replace(found, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
 
 
 def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
-    with fits_kept_by(fits_beside(path.parent)):
+    with use_fit_store(fits_beside(path.parent)):
         keep_solo(config, path, data=_data_of(config), with_scores=with_scores)
 
 
 def _data_of(config: Config) -> VerticalData:
     """Return the tables of a run; runs of a study on the same data and seed share them."""
-    return _loaded(config.data.model_dump_json(), config.seed)
+    return _load_seed_data(config.data.model_dump_json(), config.seed)
 
 
 @lru_cache(maxsize=2)
-def _loaded(settings: str, seed: int) -> VerticalData:
+def _load_seed_data(settings: str, seed: int) -> VerticalData:
     return load_data(DataSettings.model_validate_json(settings), seed=seed)
 
 
-def _solo(trial: Trial) -> SoloRecord | None:
+def _load_solo(trial: Trial) -> SoloRecord | None:
     """Return the local models' figures on the trial's data, where the study measured them."""
     path = solo_file(trial.alone, trial.point.folder)
-    return read_solo(trial.alone, path) if path.is_file() else None
+    return load_solo(trial.alone, path) if path.is_file() else None
 
 
 def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
@@ -352,11 +352,11 @@ def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
     Joint inference may be measured on fewer rows than the active has: nothing is compared with
     baselines of the others.
     """
-    solo = _solo(trial)
+    solo = _load_solo(trial)
     rows = count_measured_rows(trial.config, outcome, next(iter(outcome.accuracy)))
     if solo is None or rows is None or rows == outcome.test_rows:
         return solo
-    tested = None if trial.keeps_figures else read_tested(RunFolder(trial.path))
+    tested = None if trial.keeps_figures else load_tested_rows(RunFolder(trial.path))
     if tested is None or int(tested.sum()) != rows:
         return None
     return restrict_solo(solo, solo_file(trial.alone, trial.point.folder), tested)
@@ -382,7 +382,7 @@ def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:
         return Failure(name, f"{type(error).__name__}: {error}")
 
 
-def in_processes(
+def run_tasks(
     tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
     """Return by name what each task finds, in `jobs` processes; a task is drawn as it begins."""
@@ -393,13 +393,13 @@ def in_processes(
     with warnings.catch_warnings():
         # A worker that has grown is replaced between two tasks, and no result is lost.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
-        for name, result in parallel(delayed(_named)(*task) for task in tasks):
+        for name, result in parallel(delayed(_run_task)(*task) for task in tasks):
             found[name] = result
             on_done(len(found), total)
     return found
 
 
-def _named(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
+def _run_task(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
     return name, task()
 
 
@@ -425,7 +425,7 @@ def figures_of(run: FinishedRun) -> Figures:
             "score": reached,
             "rows": counts[name],
         }
-        yield {"target": "task", **found, "influence": _by_person(told, people)}
+        yield {"target": "task", **found, "influence": _index_influence(told, people)}
         told = ()
     if run.solo is not None and _is_of_rows(run.solo, run.outcome, own_rows):
         for of in run.solo.baselines:
@@ -434,7 +434,7 @@ def figures_of(run: FinishedRun) -> Figures:
                 "metric": run.solo.measure,
                 "score": of.test,
                 "rows": own_rows,
-                "influence": _by_person(of.influence, people),
+                "influence": _index_influence(of.influence, people),
             }
             yield {"target": "solo", **found, "baseline": of.validation}
     for attack in run.attacks or ():
@@ -458,7 +458,9 @@ def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
     return rows is None or rows_of_solo is None or rows == rows_of_solo
 
 
-def _by_person(influence: Sequence[float], people: Sequence[str]) -> "pd.Series[float] | None":
+def _index_influence(
+    influence: Sequence[float], people: Sequence[str]
+) -> "pd.Series[float] | None":
     if not influence or len(influence) != len(people):
         return None
     return pd.Series(influence, index=list(people))
@@ -475,7 +477,7 @@ class Results:
     table: pd.DataFrame
     failures: tuple[Failure, ...] = ()
 
-    def of(self, point: Point) -> pd.DataFrame:
+    def select_rows(self, point: Point) -> pd.DataFrame:
         return self.table[self.table["point"] == point.name]
 
 
@@ -504,11 +506,11 @@ def results_of(
             "epsilon_y": outcome.privacy.epsilon_y,
             "releases": outcome.privacy.releases or 0,
             "wire_bytes": outcome.wire_bytes,
-            "help_used": None if outcome.help is None else outcome.help.used,
+            "help_used": None if outcome.help is None else outcome.help.is_in_use,
             "help_averaged": None if outcome.help is None else outcome.help.averaged,
             # What a person costs the passive that spent most; inf where no passive adds noise.
             "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
-            "shared": shared_share(trial.config.data, **told) if train else 0.0,
+            "shared": estimate_seed_correlation(trial.config.data, **told) if train else 0.0,
         }
         rows += [{**of_run, **figure} for figure in figures(found)]
     return Results(pd.DataFrame(rows), tuple(failures))
@@ -522,7 +524,7 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         """Seed by seed, so that a stopped study has whole seeds."""
-        return [point.trial(seed) for seed in self.seeds for point in self.points]
+        return [point.make_trial(seed) for seed in self.seeds for point in self.points]
 
     def run(
         self,
@@ -551,11 +553,11 @@ class Study:
             for path, of in alone.items()
         ]
         for trial in trials:
-            task = partial(finish, trial)
+            task = partial(finish_trial, trial)
             tasks.append(
                 (trial.name, partial(or_failure, trial.name, task) if keep_going else task)
             )
-        found = in_processes(
+        found = run_tasks(
             tasks,
             len(trials),
             jobs=jobs,
@@ -579,7 +581,7 @@ def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
     return replace(data, passives=tuple(passives))
 
 
-def centralise(data: VerticalData) -> VerticalData:
+def centralise_data(data: VerticalData) -> VerticalData:
     """Give the active everybody's features of its own people; no passive is left.
 
     Raises DataError where a passive does not know all of them, or views do not fit.

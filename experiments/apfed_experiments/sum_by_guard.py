@@ -20,9 +20,9 @@ from apfed_experiments.columns import (
     EPSILON,
     Column,
     Table,
+    make_hidden_columns,
+    make_visible_column,
     missing_leak,
-    shown,
-    stored,
     write_text,
 )
 from apfed_experiments.study import Line, OnDone, Point, Results, Study
@@ -91,8 +91,8 @@ COLUMNS = (
     Column(name="guard", title="guard"),
     ACCURACY_SHARE,
     EPSILON,
-    *(shown(key, title) for key, title in _TITLES.items()),
-    *stored("readings"),
+    *(make_visible_column(key, title) for key, title in _TITLES.items()),
+    *make_hidden_columns("readings"),
 )
 
 
@@ -130,7 +130,7 @@ def points_of(base: Config, folder: Path) -> list[Point]:
         usual["alignment"] = others
     return [
         Point(
-            config=line.of(usual, name=f"{base.name}-{line.key}"),
+            config=line.build_config(usual, name=f"{base.name}-{line.key}"),
             folder=folder / base.name,
             line=line,
         )
@@ -138,18 +138,18 @@ def points_of(base: Config, folder: Path) -> list[Point]:
     ]
 
 
-def compare(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
+def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> Table:
     """Return one row for each cell."""
     results = replace(results, table=share_baselines(results.table))
     rows: list[Row] = []
     for point in points:
-        summary = Summary.of(results.of(point))
+        summary = Summary.from_rows(results.select_rows(point))
         rows.append(
             {
                 **point.line.said,
                 "accuracy": summary.accuracy,
-                "epsilon": summary.epsilon_of(METHODS[point.line.method].declared),
-                **{key: _reading(point.config, summary, key) for key in READERS},
+                "epsilon": summary.epsilon_of(METHODS[point.line.method].public_facts),
+                **{key: _describe_reading(point.config, summary, key) for key in READERS},
                 "readings": {key: _plain_reading(summary, key) for key in READERS},
             }
         )
@@ -174,13 +174,13 @@ def share_baselines(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _reading(config: Config, summary: Summary, key: str) -> str:
+def _describe_reading(config: Config, summary: Summary, key: str) -> str:
     """Return what the worst attack of a reader reads, or why there is no figure."""
     kind = READERS[key].kind
     leak = summary.leakage.get(kind)
     if leak is None:
         return missing_leak(config, kind)
-    return f"{leak.score:.2f} ({leak.cut_advantage.text(form='+.2f')})"
+    return f"{leak.score:.2f} ({leak.cut_advantage.format_text(form='+.2f')})"
 
 
 def _plain_reading(summary: Summary, key: str) -> Any:
@@ -208,8 +208,8 @@ def run_sum_by_guard(
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = points_of(base, folder)
     results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done)
-    table = compare(points, results, seeds=len(seeds))
+    table = compare_points(points, results, seeds=len(seeds))
     path = folder / f"{base.name}-sum-by-guard"
-    write_text(path.with_suffix(".csv"), table.csv())
-    write_text(path.with_suffix(".md"), table.markdown())
+    write_text(path.with_suffix(".csv"), table.format_csv())
+    write_text(path.with_suffix(".md"), table.format_markdown())
     return table

@@ -20,7 +20,7 @@ Row: TypeAlias = dict[str, Any]
 _CONFIDENCE = 0.95
 
 
-def shared_share(data: DataSettings | None, *, train: int, test: int) -> float:
+def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: int) -> float:
     """Return the correlation that two seeds' figures are taken to have, 0 to 1.
 
     Seeds split one table of people again. Nadeau and Bengio (2003, Inference for the generalization
@@ -33,7 +33,7 @@ def shared_share(data: DataSettings | None, *, train: int, test: int) -> float:
     return test / (test + train)
 
 
-def covariance(influences: "Sequence[pd.Series[float]]") -> float:
+def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     """Return how far two seeds' figures vary together by the people who test both of them.
 
     Each series tells by person how much the figure of one seed is moved by that test row
@@ -56,7 +56,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of(
+    def from_values(
         cls, values: Sequence[float], *, shared: float = 0.0, common: float | None = None
     ) -> "Interval":
         """Return the interval of seeds' figures that covary by `common`, or correlate by `shared`.
@@ -88,16 +88,16 @@ class Interval:
         arms = 2 * abs(self.mean) / (self.high - self.low)
         return float(2 * t.sf(arms * t.ppf((1 + _CONFIDENCE) / 2, seeds - 1), seeds - 1))
 
-    def cut(self, least: float, most: float) -> "Interval":
+    def clip_ends(self, least: float, most: float) -> "Interval":
         """Return the interval without what the value cannot be, below `least` or above `most`."""
         return replace(self, low=max(self.low, least), high=min(self.high, most))
 
-    def text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
+    def format_text(self, *, scale: float = 1.0, form: str = ".1f") -> str:
         """Return a text such as "95.2 [94.8, 95.6]"; `form` is that of one number."""
         mean, low, high = (f"{scale * value:{form}}" for value in (self.mean, self.low, self.high))
         return mean if math.isnan(self.low) else f"{mean} [{low}, {high}]"
 
-    def arms(
+    def compute_error_bars(
         self, scale: float = 1.0, *, least: float = -math.inf, most: float = math.inf
     ) -> list[list[float]]:
         """Return how far the ends lie from the mean, as matplotlib's error bars take them.
@@ -111,7 +111,7 @@ class Interval:
         """
         if math.isnan(self.low):
             return [[0.0], [0.0]]
-        ends = self.cut(least, most)
+        ends = self.clip_ends(least, most)
         # Ends of equal values may lie on the wrong side of their mean by a rounding.
         below = self.mean - ends.low
         above = ends.high - self.mean
@@ -125,7 +125,7 @@ def cut_difference(interval: Interval, metric: str) -> Interval:
     """
     measure = MEASURES.get(metric)
     width = math.inf if measure is None else measure.most - measure.least
-    return interval.cut(-width, width)
+    return interval.clip_ends(-width, width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +147,16 @@ class Leakage:
     missing: str
 
     @classmethod
-    def of(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
+    def from_attacks(cls, attacks: pd.DataFrame, *, target: str, seeds: int) -> "Leakage":
         worst = attacks.groupby("name", sort=False)["advantage"].mean().idxmax()
         rows = attacks[attacks["name"] == worst]
         return cls(
             target=target,
             attack=str(worst),
             metric=str(rows["metric"].iloc[0]),
-            advantage=Interval.of(rows["advantage"].tolist(), shared=_shared(rows)),
+            advantage=Interval.from_values(
+                rows["advantage"].tolist(), shared=_get_correlation(rows)
+            ),
             score=float(rows["score"].mean()),
             baseline=float(rows["baseline"].mean()),
             missing="" if len(rows) == seeds else f"{len(rows)} of {seeds} seeds",
@@ -215,7 +217,7 @@ class Gain:
     rows: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
+    def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
         """Return the gain from a point's rows and its control's; None: no baseline was measured."""
         alone = rows[rows["target"] == "solo"]
         if alone.empty:
@@ -225,11 +227,11 @@ class Gain:
         by_name = alone.groupby("name", sort=False)
         chosen = str((sign * by_name["baseline"].mean()).fillna(-math.inf).idxmax())
         best = str((sign * by_name["score"].mean()).idxmax())
-        own, shared = _headline(rows), _shared(rows)
-        without = None if control is None else _headline(control)
+        own, shared = _select_headline(rows), _get_correlation(rows)
+        without = None if control is None else _select_headline(control)
 
-        def over(other: pd.DataFrame) -> Interval:
-            return _paired(own, other.set_index("seed"), sign, shared)
+        def compute_gain_over(other: pd.DataFrame) -> Interval:
+            return _compute_difference(own, other.set_index("seed"), sign, shared)
 
         averaged = by_name.get_group("mean") if "mean" in by_name.groups else None
         return cls(
@@ -238,26 +240,28 @@ class Gain:
             solo=float(by_name["score"].mean()[chosen]),
             reached=float(own["score"].mean()),
             measure=measure.name,
-            over_chosen=over(by_name.get_group(chosen)),
+            over_chosen=compute_gain_over(by_name.get_group(chosen)),
             hindsight=best,
-            over_hindsight=over(by_name.get_group(best)),
+            over_hindsight=compute_gain_over(by_name.get_group(best)),
             control=None if without is None else float(without["score"].mean()),
-            over_control=None if without is None else _paired(own, without, sign, shared),
+            over_control=None
+            if without is None
+            else _compute_difference(own, without, sign, shared),
             mean=None if averaged is None else float(averaged["score"].mean()),
-            over_mean=None if averaged is None else over(averaged),
+            over_mean=None if averaged is None else compute_gain_over(averaged),
             rows=_count_rows(own),
         )
 
-    def text(self, gain: Interval) -> str:
+    def format_gain(self, gain: Interval) -> str:
         """Return a gain with its unit: points of a share, else of the measure as it is."""
         measure = MEASURES[self.measure]
         gain = cut_difference(gain, self.measure)
         if measure.share:
-            return f"{gain.text(scale=100, form='+.1f')} points"
-        return f"{gain.text(form='+.3f')} {measure.title}"
+            return f"{gain.format_text(scale=100, form='+.1f')} points"
+        return f"{gain.format_text(form='+.3f')} {measure.title}"
 
     @property
-    def _on_rows(self) -> str:
+    def _rows_note(self) -> str:
         if self.rows is None:
             return ""
         fewest, most = self.rows
@@ -267,7 +271,7 @@ class Gain:
     @property
     def sentence(self) -> str:
         gain = self.over_chosen
-        told = f"{self.text(gain)} over {self.baseline}, the best alone{self._on_rows}"
+        told = f"{self.format_gain(gain)} over {self.baseline}, the best alone{self._rows_note}"
         if math.isnan(gain.low):
             return f"One seed: {told}, which shows nothing yet."
         if gain.low > 0:
@@ -313,23 +317,24 @@ class Summary:
         return next(iter(self.accuracies.values()))
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> "Summary":
+    def from_rows(cls, rows: pd.DataFrame) -> "Summary":
         runs = rows.drop_duplicates("seed")
         by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
         tasks = by_target.pop("task").groupby("name", sort=False)
         by_target.pop("solo", None)
         accuracies = {
-            str(name): _over_seeds(of["score"], _shared(rows), _moved(of)) for name, of in tasks
+            str(name): _over_seeds(of["score"], _get_correlation(rows), _list_influences(of))
+            for name, of in tasks
         }
         leakage = {
-            target: Leakage.of(attacks, target=target, seeds=len(runs))
+            target: Leakage.from_attacks(attacks, target=target, seeds=len(runs))
             for target, attacks in by_target.items()
         }
         return cls(
             seeds=len(runs),
             accuracies=accuracies,
             leakage=leakage,
-            gain=Gain.of(rows),
+            gain=Gain.from_rows(rows),
             epsilon_x=float(runs["epsilon_x"].max()),
             epsilon_y=float(runs["epsilon_y"].max()),
             epsilon_passives=float(runs["epsilon_passives"].max()),
@@ -344,20 +349,22 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
     Returns:
         None: some seed was measured on other numbers of test rows by the two.
     """
-    own = _headline(rows)
-    without = _headline(other).loc[own.index]
+    own = _select_headline(rows)
+    without = _select_headline(other).loc[own.index]
     if not own["rows"].equals(without["rows"]):
         return None
     measure = MEASURES[str(own["metric"].iloc[0])]
-    return _paired(own, without, 1.0 if measure.higher_is_better else -1.0, _shared(rows))
+    return _compute_difference(
+        own, without, 1.0 if measure.higher_is_better else -1.0, _get_correlation(rows)
+    )
 
 
 def accuracy_of(rows: pd.DataFrame) -> "pd.Series[float]":
     """Return the measure of the method's own inference in each run of a point, by seed."""
-    return _headline(rows)["score"]
+    return _select_headline(rows)["score"]
 
 
-def _headline(rows: pd.DataFrame) -> pd.DataFrame:
+def _select_headline(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the figures of the method's own inference in each run, by seed."""
     return rows[rows["target"] == "task"].drop_duplicates("seed").set_index("seed")
 
@@ -369,19 +376,21 @@ def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
     return int(rows["rows"].min()), int(rows["rows"].max())
 
 
-def _paired(one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float) -> Interval:
+def _compute_difference(
+    one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float
+) -> Interval:
     """Return how much better one is than the other on the same seeds, both by seed.
 
     The interval goes by the people who test several seeds where all tell how these move them.
     """
     other = other.loc[one.index]
-    moved = _moved(one)
-    others = _moved(other)
+    moved = _list_influences(one)
+    others = _list_influences(other)
     moved = [of - over for of, over in zip(moved, others, strict=False)] if others else []
     return _over_seeds(sign * (one["score"] - other["score"]), shared, moved)
 
 
-def _moved(runs: pd.DataFrame) -> "list[pd.Series[float]]":
+def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
     """Return how people move each seed's figure; empty where one seed's run does not tell."""
     told = list(runs["influence"]) if "influence" in runs else []
     return told if all(isinstance(of, pd.Series) for of in told) else []
@@ -390,15 +399,15 @@ def _moved(runs: pd.DataFrame) -> "list[pd.Series[float]]":
 def _over_seeds(
     values: "pd.Series[float]", shared: float, moved: "Sequence[pd.Series[float]]"
 ) -> Interval:
-    common = covariance(moved) if len(values) > 1 and moved else None
-    return Interval.of(values.tolist(), shared=shared, common=common)
+    common = estimate_covariance(moved) if len(values) > 1 and moved else None
+    return Interval.from_values(values.tolist(), shared=shared, common=common)
 
 
-def _shared(rows: pd.DataFrame) -> float:
+def _get_correlation(rows: pd.DataFrame) -> float:
     return float(rows["shared"].max())
 
 
-def holm(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
+def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[float]:
     """Return the p-values of all that one table compares, adjusted for their number (Holm 1979).
 
     There is one for each interval of differences over so many seeds; NaN where nothing was compared

@@ -23,22 +23,22 @@ from matplotlib.text import Text
 from pydantic import Field, field_validator, model_validator
 
 from apfed_attacks.headlines import NOT_ATTACKED
-from apfed_attacks.run import expand
+from apfed_attacks.run import expand_choices
 from apfed_experiments.columns import (
     P_HOLM,
     Column,
     Table,
-    adjust,
+    add_p_values,
     difference_of_shares,
+    format_epsilon,
+    make_form,
+    make_hidden_columns,
+    make_visible_column,
     missing_leak,
     share_of_rows,
-    shown,
-    spent,
-    stored,
-    within,
     write_text,
 )
-from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, drawing, inches_of
+from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, inches_of, open_figure
 from apfed_experiments.front import find_front
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
@@ -48,7 +48,7 @@ from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
-from secure_apfed.config.plain_yaml import read_text, yaml_value
+from secure_apfed.config.plain_yaml import load_text, yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import make_private, to_json
 from secure_apfed.measures import ACCURACY
@@ -177,7 +177,7 @@ def load_tradeoff(path: Path) -> TradeOff:
 
     Raises ConfigError: a file that cannot be read, or a setting that is wrong.
     """
-    study = load_settings_text(TradeOff, read_text(path), source=str(path))
+    study = load_settings_text(TradeOff, load_text(path), source=str(path))
     beside = path.parent / study.base
     shipped = files("apfed_experiments") / "configs" / study.base
     if not beside.is_file() and not shipped.is_file():
@@ -185,7 +185,7 @@ def load_tradeoff(path: Path) -> TradeOff:
             f"{path}: base: there is no {study.base!r} beside the study or among the configs that "
             "ship with this package"
         )
-    text = read_text(beside) if beside.is_file() else shipped.read_text(encoding="utf-8")
+    text = load_text(beside) if beside.is_file() else shipped.read_text(encoding="utf-8")
     return study.model_copy(update={"base": text})
 
 
@@ -207,29 +207,31 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
-    every = list(_points(tradeoff, folder))
+    every = list(_make_points(tradeoff, folder))
     past: dict[str, str] = {}
     for point in every:
         if point.name in past:
             raise ConfigError(
                 f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
-                f"folder {point.trial(0).name}; give each strength once, and defences names that "
-                "differ in their letters"
+                f"folder {point.make_trial(0).name}; give each strength once, and defences names "
+                "that differ in their letters"
             )
         past[point.name] = point.label
         try:
-            expand(point.config.attacks)
+            expand_choices(point.config.attacks)
         except ConfigError as error:
             raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
     return every
 
 
-def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
+def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
     undefended = next(defence for defence in tradeoff.defences if defence.undefended)
     training = _train_references(tradeoff)
     for key in dict.fromkeys(tradeoff.references):
         label, changes, centralised = _REFERENCES[key]
-        config = _config(tradeoff, label, {**undefended.set, **training, **changes, "attacks": []})
+        config = _make_config(
+            tradeoff, label, {**undefended.set, **training, **changes, "attacks": []}
+        )
         yield DefencePoint(
             config=config, folder=folder, centralised=centralised, defence=label, reference=True
         )
@@ -237,7 +239,7 @@ def _points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
         for value in defence.values or (None,):
             changes = dict(defence.set) | ({} if defence.knob is None else {defence.knob: value})
             strength = "" if value is None else f"{(defence.knob or '').rpartition('.')[2]} {value}"
-            config = _config(tradeoff, f"{defence.name} {strength}".strip(), changes)
+            config = _make_config(tradeoff, f"{defence.name} {strength}".strip(), changes)
             yield DefencePoint(
                 config=config,
                 folder=folder,
@@ -258,7 +260,7 @@ def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
     return {f"train.{name}": value for name, value in training.items()}
 
 
-def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
+def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Config:
     file_name = "".join(
         letter if letter.isascii() and letter.isalnum() else "-" for letter in label.lower()
     )
@@ -280,7 +282,7 @@ def _config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> Confi
     return config.model_copy(update={"name": name})
 
 
-def dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
+def compute_dcs(*, attack: float, ideal: float, accuracy: float, undefended: float) -> float:
     """Return the defence capability score, 1 / (1 + sqrt((1 - b) dAP^2 + b dMP^2)), b = BETA.
 
     `attack` is its score under this defence, AP (negative R^2 count as 0), `ideal` the AP* that a
@@ -303,7 +305,7 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
         for name in scores:
             reached = {"accuracy": summary.accuracy.mean, "undefended": undefended.mean}
             scores[name] = min(
-                dcs(
+                compute_dcs(
                     attack=leak.score,
                     ideal=leak.baseline if name == "dcs_baseline" else 0.0,
                     **reached,
@@ -332,7 +334,7 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
     }
 
 
-def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
+def select_front(rows: Iterable[Row], target: str) -> list[Row]:
     """Return the points that no other beats in both accuracy and advantage, least leaking first."""
     shown = [row for row in rows if target in row["leakage"] and not row["reference"]]
     return find_front(
@@ -342,7 +344,7 @@ def on_the_front(rows: Iterable[Row], target: str) -> list[Row]:
     )
 
 
-_STORED = stored(
+_STORED = make_hidden_columns(
     "defence",
     "strength",
     "undefended",
@@ -361,8 +363,10 @@ _STORED = stored(
 )
 
 
-def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str) -> Column:
-    return shown(
+def _make_leak_column(
+    target: str, title: str, form: Callable[[Leakage], str], missing: str
+) -> Column:
+    return make_visible_column(
         "leakage",
         title,
         lambda leaks: form(leaks[target]) if target in leaks else missing,
@@ -370,10 +374,10 @@ def _leak(target: str, title: str, form: Callable[[Leakage], str], missing: str)
     )
 
 
-_DEFENCE = shown("label", "defence")
-_SPENT = shown("epsilon", "ε_x", spent)
-_RELEASES = shown("releases", "T")
-_DCS = shown("dcs_baseline", "dcs_baseline", within(".3f"), missing="-")
+_DEFENCE = make_visible_column("label", "defence")
+_SPENT = make_visible_column("epsilon", "ε_x", format_epsilon)
+_RELEASES = make_visible_column("releases", "T")
+_DCS = make_visible_column("dcs_baseline", "dcs_baseline", make_form(".3f"), missing="-")
 
 
 @dataclass(frozen=True)
@@ -387,14 +391,16 @@ class Board:
     failures: tuple[Failure, ...] = ()
 
     @classmethod
-    def of(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
+    def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
         failed = {failure.point for failure in results.failures}
         whole = [
-            (point, Summary.of(results.of(point))) for point in points if point.name not in failed
+            (point, Summary.from_rows(results.select_rows(point)))
+            for point in points
+            if point.name not in failed
         ]
         undefended = next(summary.accuracy for point, summary in whole if point.undefended)
         rows = [row_of(point, summary, undefended) for point, summary in whole]
-        adjust(rows, whole[0][1].seeds)
+        add_p_values(rows, whole[0][1].seeds)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
         return cls(rows, results.failures)
 
@@ -405,10 +411,10 @@ class Board:
     @property
     def table(self) -> Table:
         leaks = [
-            _leak(
+            _make_leak_column(
                 target,
                 f"advantage, {target}",
-                lambda leak: f"{leak.cut_advantage.text(form='.3f')} {leak.name}",
+                lambda leak: f"{leak.cut_advantage.format_text(form='.3f')} {leak.name}",
                 NOT_ATTACKED,
             )
             for target in self.targets
@@ -416,15 +422,17 @@ class Board:
         gain = difference_of_shares()
         columns = (
             _DEFENCE,
-            shown("accuracy", "accuracy %", share_of_rows()),
-            shown("gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"),
+            make_visible_column("accuracy", "accuracy %", share_of_rows()),
+            make_visible_column(
+                "gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"
+            ),
             replace(P_HOLM, keys=()),
             *leaks,
             _SPENT,
-            shown("epsilon_y", "ε_y", epsilon_words),
+            make_visible_column("epsilon_y", "ε_y", epsilon_words),
             _RELEASES,
             _DCS,
-            shown("dcs_vflair", "dcs_vflair", within(".3f"), missing="-"),
+            make_visible_column("dcs_vflair", "dcs_vflair", make_form(".3f"), missing="-"),
         )
         return Table((*_STORED, *columns), self.rows)
 
@@ -432,22 +440,24 @@ class Board:
     def summary(self) -> Table:
         """A table of means, narrow enough for a terminal."""
         leaks = (
-            _leak(target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED)
+            _make_leak_column(
+                target, target, lambda leak: f"{leak.advantage.mean:+.3f}", NOT_ATTACKED
+            )
             for target in self.targets
         )
-        accuracy = shown("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
+        accuracy = make_visible_column("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
         return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
 
     def as_markdown(self) -> str:
         failed = "".join(f"- {failure.trial}: {failure.message}\n" for failure in self.failures)
-        table = self.table.markdown()
+        table = self.table.format_markdown()
         return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
     path = folder / f"pareto-{target.replace(' ', '-')}.png"
-    with drawing(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
-        draw(figure, board, target)
+    with open_figure(path, (_WIDTH_INCHES, _PLOT_INCHES)) as figure:
+        draw_board(figure, board, target)
     return Picture(
         path=path,
         title=f"Accuracy against leakage: {target}",
@@ -470,7 +480,7 @@ def describe_protection(row: Row) -> str:
     return f"{of_rows}{counted}; {of_labels}"
 
 
-def draw(
+def draw_board(
     figure: Figure,
     board: Board,
     target: str,
@@ -482,7 +492,7 @@ def draw(
     shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     axes = figure.subplots()
     numbers = _draw_points(axes, shown, target, describe)
-    front = on_the_front(shown, target)
+    front = select_front(shown, target)
     if len(front) > 1:
         axes.plot(
             [row["leakage"][target].advantage.mean for row in front],
@@ -559,8 +569,8 @@ def _draw_points(
         axes.errorbar(
             leak.mean,
             100 * accuracy.mean,
-            xerr=leak.arms(),
-            yerr=accuracy.arms(100, least=0.0, most=1.0),
+            xerr=leak.compute_error_bars(),
+            yerr=accuracy.compute_error_bars(100, least=0.0, most=1.0),
             fmt=marker,
             color=colour,
             markersize=7,
@@ -601,7 +611,7 @@ def run_tradeoff(
     """
     points = points_of(tradeoff, folder)
     study = Study(points=points, seeds=range(tradeoff.seeds))
-    _claim(folder, tradeoff, study)
+    _claim_folder(folder, tradeoff, study)
     results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
     undefended = next(point for point in points if point.undefended)
     if failed := [failure for failure in results.failures if failure.point == undefended.name]:
@@ -610,13 +620,13 @@ def run_tradeoff(
             f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
             f"{failed[0].message}"
         )
-    board = Board.of(points, results)
+    board = Board.from_results(points, results)
     reported = [row["point"] for row in board.rows if not row["point"].centralised]
-    Parallel(n_jobs=jobs)(delayed(write_report)(point.trial(0).path) for point in reported)
+    Parallel(n_jobs=jobs)(delayed(write_report)(point.make_trial(0).path) for point in reported)
     table = board.table
-    write_text(folder / "leaderboard.csv", table.csv())
+    write_text(folder / "leaderboard.csv", table.format_csv())
     write_text(folder / "leaderboard.md", board.as_markdown())
-    write_text(folder / "points.json", to_json(table.plain(), indent=2))
+    write_text(folder / "points.json", to_json(table.export_rows(), indent=2))
     deltas = {row["point"].config.delta for row in board.rows}
     at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
     lines = [
@@ -636,7 +646,7 @@ def run_tradeoff(
         for row in board.rows
         if not row["reference"]
     ]
-    reports = [(point.label, f"{point.trial(0).name}/report.html") for point in reported]
+    reports = [(point.label, f"{point.make_trial(0).name}/report.html") for point in reported]
     write_page(
         folder,
         "tradeoff.html.jinja",
@@ -652,12 +662,12 @@ def run_tradeoff(
     return board
 
 
-def _claim(folder: Path, tradeoff: TradeOff, study: Study) -> None:
+def _claim_folder(folder: Path, tradeoff: TradeOff, study: Study) -> None:
     """Make the folder the study's, unless anything in it is not."""
     settings = folder / "study.yaml"
     if settings.is_file():
         try:  # whatever else the file says may be of an earlier version
-            past = str(yaml_value(read_text(settings), given=str(settings))["name"])
+            past = str(yaml_value(load_text(settings), given=str(settings))["name"])
         except (ConfigError, TypeError, KeyError):
             raise CheckpointError(
                 f"{settings} names no study; remove it, and the study goes on"

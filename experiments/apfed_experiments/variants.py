@@ -27,7 +27,7 @@ def title_variant(method: MethodSettings, variant: str) -> str:
 
     Example:
         >>> from secure_apfed.methods import METHODS
-        >>> title_variant(METHODS["tvfl"].declared, "tvfl_alone")
+        >>> title_variant(METHODS["tvfl"].public_facts, "tvfl_alone")
         'TVFL, the active left alone'
     """
     if variant == method.name:

@@ -65,19 +65,20 @@ def describe_run(run: "FinishedRun") -> tuple[VerdictLine, ...]:
 def _describe_protection(run: "FinishedRun") -> str:
     config = run.config
     outcome = run.outcome
-    cost = f"Cost: {words.size(outcome.wire_bytes)} sent, {words.duration(outcome.seconds)}."
+    sent = words.format_size(outcome.wire_bytes)
+    cost = f"Cost: {sent} sent, {words.format_duration(outcome.seconds)}."
     return f"{_describe_promises(config, run.promises)} {_describe_sum(config)}{cost}"
 
 
 def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
     """Say what is bounded, what has no guarantee, and of what nothing is sent."""
     bounded = [
-        f"{_name_protected(config, promise)}: {promise.figure} {promise.text}"
+        f"{_name_protection(config, promise)}: {promise.figure} {promise.text}"
         for promise in promises
         if promise.state == "bounded"
     ]
     unbounded = [
-        f"{_name_protected(config, promise)} ({promise.why or 'no bound'})"
+        f"{_name_protection(config, promise)} ({promise.why or 'no bound'})"
         for promise in promises
         if promise.state == "no guarantee"
     ]
@@ -94,7 +95,7 @@ def _describe_promises(config: RunSettings, promises: Sequence[Promise]) -> str:
     return " ".join(parts)
 
 
-def _name_protected(config: RunSettings, promise: Promise) -> str:
+def _name_protection(config: RunSettings, promise: Promise) -> str:
     """Return what a figure speaks of, whose that is, and from whom it is protected."""
     passives = promise.party or "each passive"
     owner, reader = {
@@ -125,8 +126,8 @@ def _describe_sum(config: RunSettings) -> str:
 def _describe_help(run: "FinishedRun") -> str:
     outcome = run.outcome
     variant = next(iter(outcome.accuracy))
-    measure = outcome.judged_by
-    value = measure.text(outcome.scores[variant])
+    measure = outcome.headline_measure
+    value = measure.format_value(outcome.scores[variant])
     title = f"{measure.title[0].upper()}{measure.title[1:]}"
     rows = describe_tested_rows(run.config, outcome, variant)
     if run.gain is not None and count_measured_rows(run.config, outcome, variant) is None:
@@ -134,7 +135,7 @@ def _describe_help(run: "FinishedRun") -> str:
     reached = f"{title} {value} {rows}: {_describe_gain(run)}"
     if "passives take part" not in run.config.method.happens:
         return f"No party helped, the active trained alone. {reached}"
-    if outcome.help is not None and not outcome.help.used:
+    if outcome.help is not None and not outcome.help.is_in_use:
         return f"Help was disabled, labelled rows did not let it in ({outcome.help}). {reached}"
     if outcome.help is not None and outcome.help.averaged:
         return f"Labelled rows leave help in doubt ({outcome.help}). {reached}"
@@ -147,7 +148,7 @@ def _describe_gain(run: "FinishedRun") -> str:
     if run.solo is None:
         return "the gain is not known, since nobody measured what the active would do alone."
     if run.solo.measure != run.outcome.measure:
-        by = run.solo.judged_by.title
+        by = run.solo.headline_measure.title
         return f"the gain is not known, since the active alone was measured by {by}."
     gain = run.gain
     if gain is None:
@@ -171,7 +172,8 @@ def _describe_found(headlines: Iterable[Headline]) -> str:
     if not ran:
         return "Not known: no attack ran."
     told = "; ".join(
-        f"{headline.direction.title} {words.signed(headline.advantage)}, {_name_attack(headline)}"
+        f"{headline.direction.title} {words.format_difference(headline.advantage)}, "
+        f"{_name_attack(headline)}"
         for headline in ran
     )
     if all(headline.state == "nothing found" for headline in ran):
@@ -182,8 +184,8 @@ def _describe_found(headlines: Iterable[Headline]) -> str:
 def _name_attack(headline: Headline) -> str:
     worst = headline.worst
     assert worst is not None
-    metric = words.plain(str(worst.metric))
-    return f"{metric} by {words.plain(worst.attack)} ({worst.variant})"
+    metric = words.format_key(str(worst.metric))
+    return f"{metric} by {words.format_key(worst.attack)} ({worst.variant})"
 
 
 def _describe_missing(headlines: Sequence[Headline]) -> str:
@@ -203,8 +205,10 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     """Return the verdict of a party that helped, on its own part."""
     name = party.own.name
     role = str(party.roles[name])
-    promises = party.own.promises(party.config, role)
-    told = "; ".join(f"{promise.title(fixed=True)}: {promise.sentence}" for promise in promises)
+    promises = party.own.list_promises(party.config, role)
+    told = "; ".join(
+        f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in promises
+    )
     sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
     headlines = headlines_by_direction(party.attacks or ())
     missing = [headline for headline in headlines if headline.worst is None]
@@ -215,7 +219,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     else:
         not_attacked = f"Nothing that this run chose to attack at {name} was left out."
     return (
-        VerdictLine(PROTECTED, f"{told}. Cost: {words.size(sent)} sent."),
+        VerdictLine(PROTECTED, f"{told}. Cost: {words.format_size(sent)} sent."),
         VerdictLine(HELP, f"Told in the report of {party.contract.active}; not seen from here."),
         VerdictLine(READ, _describe_found(headlines)),
         VerdictLine(NOT_ATTACKED, not_attacked),
@@ -239,15 +243,16 @@ def describe_seeds(found: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     else:
         worth = "Not known: what the active would do alone was not measured on the same rows."
     read = [
-        f"{kind} {leak.cut_advantage.text(form='+.3f')}, {words.plain(leak.metric)} by {leak.name}"
+        f"{kind} {leak.cut_advantage.format_text(form='+.3f')}, {words.format_key(leak.metric)} by "
+        f"{leak.name}"
         for kind, leak in summary.leakage.items()
     ]
-    missing = [f"{kind}: {why}" for kind, why in found.not_attacked.items()]
+    missing = [f"{kind}: {why}" for kind, why in found.missing_attacks.items()]
     return (
         VerdictLine(
             PROTECTED,
             f"{figure_title(figure)}: {largest}, the largest of {summary.seeds} seeds. "
-            f"{_describe_sum(config)}Cost: {words.size(summary.wire_bytes)} sent a run.",
+            f"{_describe_sum(config)}Cost: {words.format_size(summary.wire_bytes)} sent a run.",
         ),
         VerdictLine(HELP, worth),
         VerdictLine(READ, f"{'; '.join(read)}." if read else "Not known: no attack ran."),
@@ -300,14 +305,16 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
     told = ", ".join(f"{line.name} {line.epsilon:.3g}" for line in bounded[:_NAMES_SHOWN])
     more = ", ..." if len(bounded) > _NAMES_SHOWN else ""
     shown = f" ({told}{more})" if told else ""
-    parts = [f"With a finite epsilon: {_count(len(bounded), len(lines))}{shown}."]
+    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(lines))}{shown}."]
     if unsent:
-        parts.append(f"Nothing is sent by {_list(unsent)}.")
+        parts.append(f"Nothing is sent by {_join_names(unsent)}.")
     if unbounded:
-        parts.append(f"No guarantee: {_list(unbounded)}.")
+        parts.append(f"No guarantee: {_join_names(unbounded)}.")
     sent = [line.wire_bytes for line in lines]
     if sent:
-        parts.append(f"Cost: {words.size(min(sent))} to {words.size(max(sent))} sent a run.")
+        parts.append(
+            f"Cost: {words.format_size(min(sent))} to {words.format_size(max(sent))} sent a run."
+        )
     return " ".join(parts)
 
 
@@ -320,14 +327,17 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
         return f"One seed, which shows nothing yet: the gains {over} have no interval."
     paid = [(name, gain) for name, gain in told if gain.low > 0]
     cost = [name for name, gain in told if gain.high < 0]
-    parts = [f"Help paid {over} in {_count(len(paid), len(told))}"]
+    parts = [f"Help paid {over} in {_format_count(len(paid), len(told))}"]
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
-        parts[0] += f", most in {name}: {gain.cut(-1.0, 1.0).text(scale=100, form='+.1f')} points"
+        parts[0] += (
+            f", most in {name}: {gain.clip_ends(-1.0, 1.0).format_text(scale=100, form='+.1f')} "
+            "points"
+        )
         parts[0] += _describe_correction(lines)
     parts[0] += "."
     if cost:
-        parts.append(f"It cost in {_list(cost)}.")
+        parts.append(f"It cost in {_join_names(cost)}.")
     if len(paid) + len(cost) < len(told):
         parts.append("The others show no gain.")
     return " ".join(parts)
@@ -348,8 +358,8 @@ def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
         found = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
         name, worst = max(found, key=lambda item: item[1].mean)
         above = sum(interval.low > 0 for _, interval in found)
-        shown = "" if math.isnan(worst.low) else f", above 0 in {_count(above, len(found))}"
-        parts.append(f"{kind}: at most {worst.text(form='+.3f')} ({name}){shown}")
+        shown = "" if math.isnan(worst.low) else f", above 0 in {_format_count(above, len(found))}"
+        parts.append(f"{kind}: at most {worst.format_text(form='+.3f')} ({name}){shown}")
     return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
 
 
@@ -360,14 +370,17 @@ def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
             by_reason.setdefault((kind, why), []).append(line.name)
     if not by_reason:
         return "Every direction was attacked in every line."
-    return "; ".join(f"{kind}, {why}: {_list(of)}" for (kind, why), of in by_reason.items()) + "."
+    return (
+        "; ".join(f"{kind}, {why}: {_join_names(of)}" for (kind, why), of in by_reason.items())
+        + "."
+    )
 
 
-def _count(some: int, every: int) -> str:
+def _format_count(some: int, every: int) -> str:
     return f"{some} of {every} lines"
 
 
-def _list(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     named = list(dict.fromkeys(names))
     more = len(named) - _NAMES_SHOWN
     return ", ".join(named[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

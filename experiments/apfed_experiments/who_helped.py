@@ -13,13 +13,13 @@ from apfed_experiments.columns import (
     Column,
     Form,
     Table,
-    adjust,
+    add_p_values,
     difference_of_shares,
+    make_form,
     share_of_rows,
-    within,
     write_text,
 )
-from apfed_experiments.drawing import Picture, drawing
+from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.study import OnDone, Point, Study
 from apfed_experiments.summary import Gain, Row, Summary, measure_difference
@@ -36,7 +36,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.files import to_json
 from secure_apfed.measures import MEASURES, Measure
-from secure_apfed.runs.worth import check_leaving_out, leave_out, without_settings
+from secure_apfed.runs.worth import check_leaving_out, leave_out, leave_out_settings
 from secure_apfed.settings.run import TranscriptSettings
 
 READING = (
@@ -53,8 +53,8 @@ class WithoutPoint(Point):
     whole: Point
     passive: str
 
-    def data(self, seed: int) -> VerticalData:
-        return leave_out(self.whole.data(seed), self.passive)
+    def load_tables(self, seed: int) -> VerticalData:
+        return leave_out(self.whole.load_tables(seed), self.passive)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
     whole = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
     without = (
         WithoutPoint(
-            config=without_settings(config, passive),
+            config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
             alone=whole.config,
@@ -91,7 +91,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
     return (whole, *without)
 
 
-def run_who_helped(
+def run_leave_one_out(
     config: Config,
     folder: Path,
     *,
@@ -112,12 +112,12 @@ def run_who_helped(
     points = points_of(config, folder, passives)
     study = Study(points=points, seeds=range(config.seed, config.seed + seeds))
     results = study.run(jobs=jobs, on_done=on_done, solo=baselines)
-    whole = results.of(points[0])
-    sent = Summary.of(whole).wire_bytes
+    whole = results.select_rows(points[0])
+    sent = Summary.from_rows(whole).wire_bytes
     rows: list[Row] = []
     for passive, point in zip(passives, points[1:], strict=True):
-        without = results.of(point)
-        summary = Summary.of(without)
+        without = results.select_rows(point)
+        summary = Summary.from_rows(without)
         rows.append(
             {
                 "passive": passive,
@@ -128,10 +128,10 @@ def run_who_helped(
                 "wire_bytes": sent - summary.wire_bytes,
             }
         )
-    adjust(rows, seeds)
+    add_p_values(rows, seeds)
     measure = MEASURES[config.measure]
-    picture = _draw(folder / "who-helped.png", rows, measure)
-    gain = Gain.of(whole)
+    picture = _draw_picture(folder / "who-helped.png", rows, measure)
+    gain = Gain.from_rows(whole)
     if gain is not None:
         rows.append(
             {
@@ -145,27 +145,29 @@ def run_who_helped(
         )
     for row in rows:
         row["shown"] = "" if row["gain"] is None else describe_worth(row["gain"])
-    table = Table(_columns(measure), rows, f"{config.name}: what each passive's help was worth")
-    reached = Summary.of(whole).accuracy
+    table = Table(
+        _make_columns(measure), rows, f"{config.name}: what each passive's help was worth"
+    )
+    reached = Summary.from_rows(whole).accuracy
     reading = (
-        f"With all passives: {measure.title} {_own(measure)(reached)}. {READING} "
+        f"With all passives: {measure.title} {_pick_form(measure)(reached)}. {READING} "
         f"{describe_cost(config, len(passives))}"
     )
-    write_text(folder / "who-helped.json", to_json({"rows": table.plain()}, indent=1))
-    write_text(folder / "who-helped.md", table.markdown())
+    write_text(folder / "who-helped.json", to_json({"rows": table.export_rows()}, indent=1))
+    write_text(folder / "who-helped.md", table.format_markdown())
     part = Part(table=table, pictures=[picture])
     write_comparison(folder, title=f"Who helped: {config.name}", reading=reading, parts=[part])
     return WhoHelpedStudy(table=table, reading=reading, page=folder / "index.html")
 
 
-def _own(measure: Measure) -> Form:
-    return share_of_rows() if measure.share else within(".3f")
+def _pick_form(measure: Measure) -> Form:
+    return share_of_rows() if measure.share else make_form(".3f")
 
 
-def _columns(measure: Measure) -> tuple[Column, ...]:
+def _make_columns(measure: Measure) -> tuple[Column, ...]:
     """Return the columns; figures for programs are in the measure's own unit."""
     unit = "points" if measure.share else measure.title
-    difference = difference_of_shares() if measure.share else within("+.3f")
+    difference = difference_of_shares() if measure.share else make_form("+.3f")
     return (
         Column(name="passive", title="without"),
         Column(name="seeds"),
@@ -173,7 +175,7 @@ def _columns(measure: Measure) -> tuple[Column, ...]:
         Column(
             name="reached",
             title=f"{measure.title} %" if measure.share else measure.title,
-            form=_own(measure),
+            form=_pick_form(measure),
         ),
         Column(
             name="gain",
@@ -188,8 +190,8 @@ def _columns(measure: Measure) -> tuple[Column, ...]:
     )
 
 
-def _draw(path: Path, rows: list[Row], measure: Measure) -> Picture:
-    with drawing(path, (6.0, 3.0)) as figure:
+def _draw_picture(path: Path, rows: list[Row], measure: Measure) -> Picture:
+    with open_figure(path, (6.0, 3.0)) as figure:
         draw_worth(
             figure,
             [row["passive"] for row in rows],

@@ -11,23 +11,23 @@ _SHORT = re.compile(r"e(-?)[+]?0*")
 _STEPS = ("B", "kB", "MB", "GB", "TB")
 
 
-def number(value: float, digits: int = 3) -> str:
+def format_number(value: float, digits: int = 3) -> str:
     return "\u221e" if math.isinf(value) else _SHORT.sub(r"e\1", f"{value:.{digits}g}")
 
 
-def count(value: int) -> str:
+def format_count(value: int) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
-def signed(value: float) -> str:
+def format_difference(value: float) -> str:
     return f"{value:+.3f}".replace("-", "\u2212")
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     return f"{100 * share:.1f}\u202f%"
 
 
-def size(value: float) -> str:
+def format_size(value: float) -> str:
     for unit in _STEPS:
         if value < 1000 or unit == _STEPS[-1]:
             digits = 0 if unit == "B" or value >= 100 else 1
@@ -36,7 +36,7 @@ def size(value: float) -> str:
     raise AssertionError("the last unit takes everything")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as 0.5 s, 42 s, 3 min 20 s or 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f}\u202fs"
@@ -48,22 +48,22 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}\u202fh {minutes % 60}\u202fmin"
 
 
-def plain(key: str) -> str:
+def format_key(key: str) -> str:
     return key.replace("_", " ").replace("-", " ")
 
 
-def in_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return number(value, 4)
+        return format_number(value, 4)
     if isinstance(value, list | tuple):
-        return ", ".join(map(in_words, value))
+        return ", ".join(map(format_value, value))
     if isinstance(value, Mapping):
-        return "; ".join(f"{plain(key)} {in_words(entry)}" for key, entry in value.items())
+        return "; ".join(f"{format_key(key)} {format_value(entry)}" for key, entry in value.items())
     return str(value)
 
 
 def attack_title(result: AttackResult) -> str:
     victim = f" of {result.victim}" if result.victim else ""
-    return f"{result.target}{victim} by {plain(result.attack)}"
+    return f"{result.target}{victim} by {format_key(result.attack)}"

@@ -28,21 +28,21 @@ _ENVIRONMENT = {
 }
 
 
-def begin() -> None:
+def start_forkserver() -> None:
     if sys.platform != "linux":
         return
     from joblib.externals.loky.backend.context import set_start_method
 
     set_forkserver_preload([_PRELOADED])
-    with _environment(_ENVIRONMENT):
+    with _set_environment(_ENVIRONMENT):
         forkserver.ensure_running()
     set_start_method("forkserver", force=True)
 
 
 @contextmanager
-def playing() -> Iterator[None]:
-    begin()
-    with uncollected():
+def start_workers() -> Iterator[None]:
+    start_forkserver()
+    with pause_collection():
         yield
 
 
@@ -51,10 +51,10 @@ def end_with_parent() -> None:
 
     A worker that waits for work would not notice: it holds both ends of the queue.
     """
-    os.register_at_fork(after_in_child=lambda: Thread(target=_follow, daemon=True).start())
+    os.register_at_fork(after_in_child=lambda: Thread(target=_wait_for_parent, daemon=True).start())
 
 
-def _follow() -> None:
+def _wait_for_parent() -> None:
     while (parent := parent_process()) is None:
         time.sleep(_SOON_S)  # it is told a moment after the fork
     parent.join()
@@ -62,7 +62,7 @@ def _follow() -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collection() -> Iterator[None]:
     """Import within: nothing of it becomes garbage, so that no collection need look at it, ever."""
     enabled = gc.isenabled()
     gc.disable()
@@ -75,7 +75,7 @@ def uncollected() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these variables for what is started within; what the user set goes before."""
     new = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(new)

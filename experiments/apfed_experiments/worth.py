@@ -60,8 +60,8 @@ def worth_text(measure: Measure, interval: Interval | None) -> str:
     if interval is None:
         return "not known: measured on other test rows"
     if measure.share:
-        return f"{interval.cut(-1.0, 1.0).text(scale=100, form='+.1f')} points"
-    return interval.text(form="+.3f")
+        return f"{interval.clip_ends(-1.0, 1.0).format_text(scale=100, form='+.1f')} points"
+    return interval.format_text(form="+.3f")
 
 
 def rows_of_worth(found: WhoHelped) -> list[tuple[str, str, str, str, str]]:
@@ -75,7 +75,7 @@ def rows_of_worth(found: WhoHelped) -> list[tuple[str, str, str, str, str]]:
         rows.append(
             (
                 worth.passive,
-                measure.text(math.nan if worth.without is None else worth.without),
+                measure.format_value(math.nan if worth.without is None else worth.without),
                 worth_text(measure, interval),
                 "" if interval is None else describe_worth(interval),
                 bytes_text(worth.wire_bytes),
@@ -86,7 +86,7 @@ def rows_of_worth(found: WhoHelped) -> list[tuple[str, str, str, str, str]]:
 
 def bytes_text(difference: float) -> str:
     """Return a difference of bytes with its sign."""
-    return f"{'-' if difference < 0 else '+'}{words.size(abs(difference))}"
+    return f"{'-' if difference < 0 else '+'}{words.format_size(abs(difference))}"
 
 
 def describe_interval(found: WhoHelped) -> str:
@@ -100,7 +100,7 @@ def describe_interval(found: WhoHelped) -> str:
     return (
         f"One seed, {found.rows:,} test rows; the intervals are over these rows, paired, and hold "
         f"no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. {seeds} "
-        f"{len(found.passives)} further trainings took {words.duration(found.seconds)}."
+        f"{len(found.passives)} further trainings took {words.format_duration(found.seconds)}."
     )
 
 
@@ -147,7 +147,7 @@ def draw_worth(
         gain.errorbar(
             scale * worth.mean,
             place,
-            xerr=worth.arms(scale),
+            xerr=worth.compute_error_bars(scale),
             fmt="o",
             color=OURS,
             markerfacecolor=OURS if shown else "white",

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         join_sum,
     )
     from apfed_protocols.sums.hub import Hub, answer_hub, hub_pump
-    from apfed_protocols.sums.put_away import BookInMemory, put_away, take_up
+    from apfed_protocols.sums.put_away import BookInMemory, resume_role, suspend_role
     from apfed_protocols.sums.roles import ReceivingCombiner
     from apfed_protocols.sums.short import ClipAgreement, SumSession, secure_sum
 
@@ -100,11 +100,11 @@ __all__ = [
     "fresh_run_key",
     "hub_pump",
     "join_sum",
-    "put_away",
+    "resume_role",
     "secure_sum",
     "share_membership",
+    "suspend_role",
     "take_part",
-    "take_up",
 ]
 
 _HOME: dict[str, str] = {
@@ -123,7 +123,7 @@ _HOME: dict[str, str] = {
     ),
     **dict.fromkeys(("ClipAgreement", "SumSession", "secure_sum"), "sums.short"),
     **dict.fromkeys(("Hub", "answer_hub", "hub_pump"), "sums.hub"),
-    **dict.fromkeys(("BookInMemory", "put_away", "take_up"), "sums.put_away"),
+    **dict.fromkeys(("BookInMemory", "suspend_role", "resume_role"), "sums.put_away"),
     "ReceivingCombiner": "sums.roles",
     **dict.fromkeys(("IdNormalisation", "encode_ids"), "ids"),
     **dict.fromkeys(("IntersectionAgreement", "Output"), "psi.interface"),

@@ -42,7 +42,7 @@ class Conversation(Protocol):
         ...
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """True once this role needs no further message."""
         ...
 
@@ -69,7 +69,7 @@ def converse(roles: Mapping[str, Conversation]) -> int:
             )
         answers = roles[out.receiver].receive(sender, out.body)
         queue.extend((out.receiver, answer) for answer in answers)
-    waiting = sorted(name for name, role in roles.items() if not role.finished)
+    waiting = sorted(name for name, role in roles.items() if not role.is_finished)
     if waiting:
         raise LocalProtocolError(
             f"the conversation fell silent while {', '.join(waiting)} still expected messages"
@@ -103,12 +103,12 @@ def take_part(
     """
     outbox: queue.SimpleQueue[Outgoing | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
-    sender = threading.Thread(target=_deliver, args=(outbox, send, failures), daemon=True)
+    sender = threading.Thread(target=_send_outbox, args=(outbox, send, failures), daemon=True)
     sender.start()
     try:
         for out in role.start():
             outbox.put(out)
-        while not role.finished and not failures:
+        while not role.is_finished and not failures:
             peer, body = receive(patience_s)
             for out in role.receive(peer, body):
                 outbox.put(out)
@@ -121,10 +121,10 @@ def take_part(
     if sender.is_alive():
         failures.append(TimeoutError())
     if failures:
-        _fail(failures[0])
+        _raise_failure(failures[0])
 
 
-def _deliver(
+def _send_outbox(
     outbox: queue.SimpleQueue[Outgoing | None],
     send: Callable[[str, bytes], None],
     failures: list[BaseException],
@@ -136,7 +136,7 @@ def _deliver(
         failures.append(error)
 
 
-def _fail(error: BaseException) -> NoReturn:
+def _raise_failure(error: BaseException) -> NoReturn:
     """Raise it; a link that broke is a peer that fell silent."""
     if not isinstance(error, OSError | EOFError):
         raise error

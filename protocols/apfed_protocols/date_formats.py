@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 from functools import lru_cache
 
-__all__ = ["check_date_format", "read_date"]
+__all__ = ["check_date_format", "parse_date"]
 
 _FIELD = re.compile("(%[dmY])")
 _DIGITS = {"%d": "(?P<d>[0-9]{1,2})", "%m": "(?P<m>[0-9]{1,2})", "%Y": "(?P<Y>[0-9]{4})"}
@@ -33,7 +33,7 @@ def check_date_format(form: str) -> str:
     return form
 
 
-def read_date(text: str, formats: Sequence[str]) -> date | None:
+def parse_date(text: str, formats: Sequence[str]) -> date | None:
     """Return the date that a text is by the first format that reads it; None where none does.
 
     Example:

@@ -108,13 +108,13 @@ def attach_gradients(
     for name, tree in values.items():
         leaves = [leaf for _, leaf in _list_leaves(tree)]
         if any(_requires_gradient(leaf) for leaf in leaves):
-            for place, recorded in _record_clipped(leaves, flat[name], clip):
+            for place, recorded in _clip_leaves(leaves, flat[name], clip):
                 zeros = recorded - recorded.detach()  # with the gradient of what was added
                 sums[place] = sums[place] + zeros.to(sums[place])
     return rebuild_tree(total, iter(sums))
 
 
-def _record_clipped(
+def _clip_leaves(
     leaves: Sequence[Any], flat: Flattened, clip: float | None
 ) -> Iterator[tuple[int, Any]]:
     """Yield place and tensor of each leaf that requires a gradient, as it was added."""

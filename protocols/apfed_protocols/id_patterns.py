@@ -62,7 +62,9 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
     sample = _sample_of(texts)
     counts = Counter(map(pattern_of, sample))
     if len(counts) > MOST_PATTERNS:
-        counts = Counter(_printable(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample)
+        counts = Counter(
+            _escape_invisible(_RUN.sub("#", text.replace(JOINT, " & "))) for text in sample
+        )
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return dict(ordered)
 
@@ -71,7 +73,7 @@ def describe_patterns(counts: Mapping[str, int]) -> str:
     """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %"."""
     total = sum(counts.values())
     shown = [
-        f"{pattern} {_percent(count, total)}"
+        f"{pattern} {_format_percent(count, total)}"
         for pattern, count in [*counts.items()][:MOST_PATTERNS]
     ]
     more = len(counts) - len(shown)
@@ -91,13 +93,13 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
     best: tuple[str, ...] = ()
     # Numbers of one length are padded everywhere, and no number stands there without its zeros.
     is_padded = len({len(text) for text in sample if text.isdecimal()}) <= 1
-    fewest = len(count_patterns([*map(rules.text, sample)]))
-    distinct = len({*map(rules.text, sample)})
-    for chosen in _choices(rules):
+    fewest = len(count_patterns([*map(rules.normalise_text, sample)]))
+    distinct = len({*map(rules.normalise_text, sample)})
+    for chosen in _list_rule_sets(rules):
         if is_padded and "whole_numbers" in chosen:
             continue
         added: dict[str, Any] = dict.fromkeys(chosen, True)
-        united = [*map(replace(rules, **added).text, sample)]
+        united = [*map(replace(rules, **added).normalise_text, sample)]
         if len({*united}) < distinct:
             continue
         found = len(count_patterns(united))
@@ -118,8 +120,8 @@ def suggest_rules_for_patterns(
     """
     own_set = {*own}
     their_set = {*theirs}
-    for chosen in _choices(rules):
-        if _united(own_set, chosen) == _united(their_set, chosen):
+    for chosen in _list_rule_sets(rules):
+        if _apply_rules(own_set, chosen) == _apply_rules(their_set, chosen):
             return chosen
     return ()
 
@@ -186,8 +188,8 @@ def _pattern_of_part(part: str) -> str:
     padded = _PADDED.fullmatch(part)
     if padded:
         before = _RUN.sub(_mark_of, padded["name"] + padded["between"])
-        return f"{_printable(before)}09"
-    return _printable(_RUN.sub(_mark_of, part))
+        return f"{_escape_invisible(before)}09"
+    return _escape_invisible(_RUN.sub(_mark_of, part))
 
 
 def _mark_of(run: re.Match[str]) -> str:
@@ -202,7 +204,7 @@ def _mark_of(run: re.Match[str]) -> str:
     return marks
 
 
-def _printable(text: str) -> str:
+def _escape_invisible(text: str) -> str:
     """Show characters that nobody sees by their number."""
     return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
@@ -212,19 +214,19 @@ def _sample_of(texts: Sequence[str]) -> Sequence[str]:
     return texts[::step]
 
 
-def _percent(count: int, total: int) -> str:
+def _format_percent(count: int, total: int) -> str:
     share = 100 * count / total
     return f"{share:.0f} %" if share >= 1 else "< 1 %"
 
 
-def _choices(rules: IdNormalisation) -> list[tuple[str, ...]]:
+def _list_rule_sets(rules: IdNormalisation) -> list[tuple[str, ...]]:
     """Return sets of rules that do not hold yet, the smallest first."""
     names = {field.name for field in fields(rules)}
     unused = [rule for rule in _RULES if rule in names and not getattr(rules, rule)]
     return [chosen for size in range(1, len(unused) + 1) for chosen in combinations(unused, size)]
 
 
-def _united(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
+def _apply_rules(patterns: set[str], chosen: tuple[str, ...]) -> set[str]:
     """Return what patterns become under rules, which are known by their patterns alone."""
     united = set[str]()
     for pattern in patterns:

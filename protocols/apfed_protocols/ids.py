@@ -24,9 +24,9 @@ from uuid import UUID
 
 import numpy as np
 
-from apfed_protocols.date_formats import check_date_format, read_date
+from apfed_protocols.date_formats import check_date_format, parse_date
 from apfed_protocols.errors import DataError, LocalProtocolError
-from apfed_protocols.labels import column_names, require_unlabelled
+from apfed_protocols.labels import column_names, refuse_ambiguous_index
 
 __all__ = [
     "EMPTY",
@@ -155,14 +155,14 @@ class _RefusedError(Exception):
     """A cell that is no ID, with a key of `REFUSALS`."""
 
 
-def _whole(value: Any, bits: int) -> str:
+def _format_integer(value: Any, bits: int) -> str:
     number = int(value)
     if abs(number) >= _HUGE:
         raise _RefusedError("digits")
     return str(number)
 
 
-def _float(value: Any, bits: int) -> str:
+def _format_float(value: Any, bits: int) -> str:
     if value != value:
         raise _RefusedError("nobody")
     if value in (np.inf, -np.inf):
@@ -176,7 +176,7 @@ def _float(value: Any, bits: int) -> str:
     return str(int(value))
 
 
-def _decimal(value: Any, bits: int) -> str:
+def _format_decimal(value: Any, bits: int) -> str:
     if value.is_nan():
         raise _RefusedError("nobody")
     if value.is_infinite():
@@ -188,22 +188,22 @@ def _decimal(value: Any, bits: int) -> str:
     return str(int(value))
 
 
-def _text(value: Any, bits: int) -> str:
+def _format_text(value: Any, bits: int) -> str:
     return str.__str__(value)
 
 
-def _bytes(value: Any, bits: int) -> str:
+def _decode_bytes(value: Any, bits: int) -> str:
     try:
         return bytes(value).decode()
     except UnicodeDecodeError:
         raise _RefusedError("bytes") from None
 
 
-def _day(value: Any, bits: int) -> str:
+def _format_date(value: Any, bits: int) -> str:
     return str(value.isoformat())
 
 
-def _moment(value: Any, bits: int) -> str:
+def _format_datetime(value: Any, bits: int) -> str:
     try:
         if value.utcoffset() is not None:
             value = value.astimezone(UTC)
@@ -223,11 +223,11 @@ def _numpy_moment(value: Any, bits: int) -> str:
     return str(second).replace("T", " ") + digits
 
 
-def _refuse(why: str) -> Callable[[Any, int], str]:
-    def refuse(value: Any, bits: int) -> str:
+def _make_refusal(why: str) -> Callable[[Any, int], str]:
+    def refuse_value(value: Any, bits: int) -> str:
         raise _RefusedError(why)
 
-    return refuse
+    return refuse_value
 
 
 def _is_valid(text: str) -> bool:
@@ -254,29 +254,41 @@ class IdKind:
 
 
 KINDS = (
-    IdKind("text, categories of text", "as it is: `007` is not `7`", (str,), _text),
-    IdKind("bytes", "the text that they are in UTF-8", (bytes, bytearray, memoryview), _bytes),
-    IdKind("whole numbers of any size", "decimal digits: `1001`", (int, np.integer), _whole),
+    IdKind("text, categories of text", "as it is: `007` is not `7`", (str,), _format_text),
+    IdKind(
+        "bytes", "the text that they are in UTF-8", (bytes, bytearray, memoryview), _decode_bytes
+    ),
+    IdKind(
+        "whole numbers of any size", "decimal digits: `1001`", (int, np.integer), _format_integer
+    ),
     IdKind(
         "floats that are whole, below 2^53 (float32: 2^24, float16: 2^11)",
         "as whole numbers: `1001`",
         (float, np.floating),
-        _float,
+        _format_float,
     ),
-    IdKind("decimals that are whole", "as whole numbers: `1001` of 1001.00", (Decimal,), _decimal),
-    IdKind("days", "`2026-01-31`", (date,), _day),
+    IdKind(
+        "decimals that are whole",
+        "as whole numbers: `1001` of 1001.00",
+        (Decimal,),
+        _format_decimal,
+    ),
+    IdKind("days", "`2026-01-31`", (date,), _format_date),
     IdKind(
         "moments, in UTC where they have a zone",
         "`2026-01-31 10:00:00`, with a zone `2026-01-31 09:00:00+00:00`",
         (datetime,),
-        _moment,
+        _format_datetime,
     ),
     IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
-    IdKind("durations of numpy", "", (np.timedelta64,), _refuse("type")),
+    IdKind("durations of numpy", "", (np.timedelta64,), _make_refusal("type")),
     IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda one, _: str(one)),
-    IdKind("truth values", "", (bool, np.bool_), _refuse("truth")),
+    IdKind("truth values", "", (bool, np.bool_), _make_refusal("truth")),
     IdKind(
-        "lists and records", "", (list, tuple, dict, set, frozenset, np.ndarray), _refuse("nested")
+        "lists and records",
+        "",
+        (list, tuple, dict, set, frozenset, np.ndarray),
+        _make_refusal("nested"),
     ),
 )
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
@@ -284,7 +296,7 @@ KINDS = (
 _OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
 
 
-def _other(value: Any, bits: int) -> str:
+def _format_other(value: Any, bits: int) -> str:
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         bits = _bits_of(value.type)
         try:
@@ -293,7 +305,7 @@ def _other(value: Any, bits: int) -> str:
             raise _RefusedError("moment") from None
         return _text_of(value.__class__)(value, bits)
     try:
-        return _whole(operator.index(value), bits)
+        return _format_integer(operator.index(value), bits)
     except TypeError:
         raise _RefusedError("type") from None
 
@@ -301,8 +313,8 @@ def _other(value: Any, bits: int) -> str:
 @cache
 def _text_of(kind: type) -> Callable[[Any, int], str]:
     if kind.__name__ in _ABSENT:
-        return _refuse("nobody")
-    return next((_OF_TYPE[base] for base in kind.__mro__ if base in _OF_TYPE), _other)
+        return _make_refusal("nobody")
+    return next((_OF_TYPE[base] for base in kind.__mro__ if base in _OF_TYPE), _format_other)
 
 
 class IdReader:
@@ -337,32 +349,34 @@ class IdReader:
         self._refused: dict[str, list[int]] = {}
         self._types = set[str]()
 
-    def texts(self, column: Iterable[object]) -> list[str]:
+    def convert_column(self, column: Iterable[object]) -> list[str]:
         """Return one text for each row of this piece; they are usable only if `all_taken`.
 
         Raises DataError: it is no column.
         """
-        return [text for piece in self.pieces(column) for text in piece]
+        return [text for piece in self.convert_pieces(column) for text in piece]
 
-    def pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        values, bits = _values(column, self._whose)
+    def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
+        values, bits = _list_values(column, self._whose)
         for at in range(0, len(values), _ROWS_OF_A_PIECE):
-            yield self._piece(values[at : at + _ROWS_OF_A_PIECE], bits)
+            yield self._convert_piece(values[at : at + _ROWS_OF_A_PIECE], bits)
 
-    def _piece(self, values: list[Any], bits: int) -> list[str]:
+    def _convert_piece(self, values: list[Any], bits: int) -> list[str]:
         first = self._read
         self._read = self._read + len(values)
         wide = self._rows and {*map(type, values)} <= {tuple, list}
         if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
-            columns = [self._quick(list(cells), part=True) for cells in zip(*values, strict=True)]
+            columns = [
+                self._convert_uniform(list(cells), part=True) for cells in zip(*values, strict=True)
+            ]
             quick = [texts for texts in columns if texts is not None]
             if len(quick) == len(columns):
                 return list(map(JOINT.join, zip(*quick, strict=True)))
-        elif (texts := self._quick(values, part=self._part)) is not None:
+        elif (texts := self._convert_uniform(values, part=self._part)) is not None:
             return texts
-        return [self._row(value, bits, row) for row, value in enumerate(values, first)]
+        return [self._convert_row(value, bits, row) for row, value in enumerate(values, first)]
 
-    def _quick(self, values: list[Any], *, part: bool) -> list[str] | None:
+    def _convert_uniform(self, values: list[Any], *, part: bool) -> list[str] | None:
         """Return the texts of cells that are all plain text or all small integers, else None."""
         kinds = {*map(type, values)}
         if kinds == {str} and _is_valid("".join(values)):
@@ -378,7 +392,7 @@ class IdReader:
     def all_taken(self) -> bool:
         return not self._refused
 
-    def check(self) -> None:
+    def require_no_refusals(self) -> None:
         if not self._refused:
             return
         found = []
@@ -387,27 +401,29 @@ class IdReader:
             what += f" ({', '.join(sorted(self._types))})" if why == "type" else ""
             rows = self._refused[why]
             remedy = remedy.format(key=self._key)
-            found.append(f"{what} in {len(rows)} rows, first in {self._places(rows)}; {remedy}")
+            found.append(
+                f"{what} in {len(rows)} rows, first in {self._describe_places(rows)}; {remedy}"
+            )
         raise DataError(f"{self._whose} {'. It '.join(found)}")
 
-    def _places(self, rows: Sequence[int]) -> str:
+    def _describe_places(self, rows: Sequence[int]) -> str:
         shown = rows[:_ROWS_SHOWN]
         if self._place:
             return ", ".join(map(self._place, shown))
         return f"row{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))} (from 0)"
 
-    def _row(self, value: Any, bits: int, row: int) -> str:
+    def _convert_row(self, value: Any, bits: int, row: int) -> str:
         try:
             if not (self._rows and isinstance(value, tuple | list) and value):
-                return self._cell(value, bits, part=self._part)
+                return self._convert_cell(value, bits, part=self._part)
             several = len(value) > 1
-            return JOINT.join([self._cell(cell, bits, part=several) for cell in value])
+            return JOINT.join([self._convert_cell(cell, bits, part=several) for cell in value])
         except _RefusedError as refused:
             self._refused.setdefault(str(refused), []).append(row)
             self._types.add(type(value).__name__)
             return ""
 
-    def _cell(self, value: Any, bits: int, *, part: bool) -> str:
+    def _convert_cell(self, value: Any, bits: int, *, part: bool) -> str:
         text = _text_of(value.__class__)(value, bits)
         bare = text.strip()
         if bare in _NOBODY:
@@ -436,15 +452,15 @@ def id_texts(
     whose it is and what it is called, for errors; the rest is as of `IdReader`.
     """
     reader = IdReader(f"{party}: {what}", place=place, strip=strip, part=part, rows=rows, key=key)
-    texts = reader.texts(column)
-    reader.check()
+    texts = reader.convert_column(column)
+    reader.require_no_refusals()
     return texts
 
 
 def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     """Yield the texts of IDs some thousand rows at a time; of several columns joined."""
-    require_unlabelled(ids, f"{party}: {_COLUMN}", error=DataError)
-    columns = _columns(ids)
+    refuse_ambiguous_index(ids, f"{party}: {_COLUMN}", error=DataError)
+    columns = _split_columns(ids)
     if columns is not None:
         read = (
             id_texts(one, party=party, what=f"column {name!r}", part=len(columns) > 1)
@@ -454,10 +470,10 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
         return
     reader = IdReader(f"{party}: {_COLUMN}", rows=True)
     for column in ids.pieces() if hasattr(ids, "pieces") else (ids,):
-        for texts in reader.pieces(column):
+        for texts in reader.convert_pieces(column):
             if reader.all_taken:
                 yield texts
-    reader.check()
+    reader.require_no_refusals()
 
 
 def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
@@ -476,7 +492,7 @@ def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
                 )
 
 
-def _columns(ids: Any) -> list[tuple[str, Any]] | None:
+def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
     if hasattr(ids, "itertuples"):  # pandas
         return [(str(name), column) for name, column in ids.items()]
     if hasattr(ids, "get_columns"):  # polars
@@ -486,15 +502,15 @@ def _columns(ids: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _values(ids: Any, whose: str) -> tuple[list[Any], int]:
+def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
     """Return the cells of a column as a list, and the number of bits of its floats.
 
     Raises DataError: the type is that of no column.
     """
     if isinstance(ids, list):
         return ids, _DOUBLE_BITS
-    if (parts := _parts(ids)) is not None:
-        cells = [_exact(*_values(part, whose)) for part in parts]
+    if (parts := _split_levels(ids)) is not None:
+        cells = [_narrow_floats(*_list_values(part, whose)) for part in parts]
         return list(zip(*cells, strict=True)), _DOUBLE_BITS
     bits = _bits_of(
         next(
@@ -544,7 +560,7 @@ def _bits_of(kind: object) -> int:
     return next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
 
 
-def _parts(ids: Any) -> list[Any] | None:
+def _split_levels(ids: Any) -> list[Any] | None:
     """Return the columns of a MultiIndex or a structured array; None for a single column."""
     if hasattr(ids, "get_level_values"):  # an index of pandas
         levels = [ids.get_level_values(level) for level in range(ids.nlevels)]
@@ -553,7 +569,7 @@ def _parts(ids: Any) -> list[Any] | None:
     return [ids[name] for name in names] if names else None
 
 
-def _exact(values: list[Any], bits: int) -> list[Any]:
+def _narrow_floats(values: list[Any], bits: int) -> list[Any]:
     few = {11: np.float16, 24: np.float32}.get(bits)
     if few is None:
         return values
@@ -618,8 +634,8 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
         looks = set[tuple[str, ...]]()
         found = set[tuple[str, ...]]()
         for mine, other in zip_longest(own, theirs):
-            looks |= set() if mine is None else {_look(mine)}
-            found |= set() if other is None else {_look(other)}
+            looks |= set() if mine is None else {_classify_parts(mine)}
+            found |= set() if other is None else {_classify_parts(other)}
             if looks & found:
                 break
         else:
@@ -627,7 +643,7 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
                 _refuse_to_compare(first, looks, party, found)
 
 
-def _look(text: str) -> tuple[str, ...]:
+def _classify_parts(text: str) -> tuple[str, ...]:
     return tuple(
         next(name for name, form in FORMS.items() if form.fullmatch(part))
         for part in text.split(JOINT)
@@ -642,12 +658,13 @@ def _refuse_to_compare(
     if {len(look) for look in own}.isdisjoint(len(look) for look in theirs):
         remedy = "name the same columns of IDs at both"
     raise DataError(
-        f"{party}: its IDs are {_in_words(theirs)}, and those of {first} {_in_words(own)}, so that "
+        f"{party}: its IDs are {_describe_looks(theirs)}, and those of {first} "
+        f"{_describe_looks(own)}, so that "
         f"no two can match; {remedy}"
     )
 
 
-def _in_words(looks: set[tuple[str, ...]]) -> str:
+def _describe_looks(looks: set[tuple[str, ...]]) -> str:
     return " or ".join(sorted(" and ".join(look) for look in looks)[:3])
 
 
@@ -723,7 +740,7 @@ class IdNormalisation:
         rules = json.dumps(agreed, separators=(",", ":"), ensure_ascii=False)
         return f"ids v1 {rules}"
 
-    def plain(self, texts: list[str]) -> list[str] | None:
+    def normalise_batch(self, texts: list[str]) -> list[str] | None:
         """Return what `text` gives for each, all at once; None where each must be read alone.
 
         Each must be read alone where one is not ASCII or has several columns, and where rules for
@@ -736,7 +753,7 @@ class IdNormalisation:
         texts = list(map(str.casefold, texts)) if self.case_fold else texts
         return list(map(str.strip, texts)) if self.strip else texts
 
-    def text(self, text: str) -> str:
+    def normalise_text(self, text: str) -> str:
         if self.case_fold:
             # Unicode 3.13, D145: folding looks at letters taken apart
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
@@ -746,14 +763,14 @@ class IdNormalisation:
         if self.strip:
             parts = [part.strip() for part in parts]
         if self.whole_numbers or self.date_formats:
-            parts = list(map(self._value, parts))
+            parts = list(map(self._normalise_value, parts))
         if self.drop_punctuation:
             parts = [part.translate(_LETTERS_AND_DIGITS) for part in parts]
         return JOINT.join(parts)
 
-    def _value(self, text: str) -> str:
+    def _normalise_value(self, text: str) -> str:
         """Return the agreed form of a number or a date; return other texts unchanged."""
-        if (found := read_date(text, self.date_formats)) is not None:
+        if (found := parse_date(text, self.date_formats)) is not None:
             return found.isoformat()
         if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
             return str(int(text.partition(".")[0]))
@@ -801,15 +818,15 @@ def encode_pieces(
     """
     first = 0
     for texts in _text_pieces(party, ids):
-        plain = normalisation.plain(texts)
+        plain = normalisation.normalise_batch(texts)
         if plain is not None:
-            heads = {size: _head(size) for size in {*map(len, plain)}}
+            heads = {size: _encode_head(size) for size in {*map(len, plain)}}
             yield [heads[len(text)] + text.encode() for text in plain]
         else:
-            united = [normalisation.text(text) for text in texts]
+            united = [normalisation.normalise_text(text) for text in texts]
             if normalisation.drop_punctuation:
                 _refuse_empty(party, united, first)
-            yield [_framed(party, row, text) for row, text in enumerate(united, first)]
+            yield [_frame_id(party, row, text) for row, text in enumerate(united, first)]
         first += len(texts)
 
 
@@ -817,19 +834,20 @@ def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
     empty = [row for row, text in enumerate(texts, first) if not all(text.split(JOINT))]
     if empty:
         raise DataError(
-            f"{party} has {len(empty)} ID(s) without a letter or digit, in row(s) {_first(empty)}, "
+            f"{party} has {len(empty)} ID(s) without a letter or digit, in row(s) "
+            f"{_format_first_rows(empty)}, "
             "of which drop_punctuation leaves nothing; leave these rows out, or give each its ID"
         )
 
 
-def _head(size: int) -> bytes:
+def _encode_head(size: int) -> bytes:
     return b"\0\1" + size.to_bytes(4, "big")
 
 
-def _framed(party: str, row: int, text: str) -> bytes:
+def _frame_id(party: str, row: int, text: str) -> bytes:
     parts = text.encode().split(b"\x1f")
     if len(parts) == 1:
-        return _head(len(parts[0])) + parts[0]
+        return _encode_head(len(parts[0])) + parts[0]
     if len(parts) > _MOST_COLUMNS:
         raise DataError(
             f"{party}, row {row}: an ID of {len(parts)} columns, at most {_MOST_COLUMNS} are "
@@ -865,12 +883,13 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
         kinds = sorted({type(ids[row]).__name__ for row in others})
         raise LocalProtocolError(
             f"{me} has {len(others)} ID(s) that are {' or '.join(kinds)}, not bytes, in row(s) "
-            f"{_first(others)}; all parties encode them in the same way"
+            f"{_format_first_rows(others)}; all parties encode them in the same way"
         )
     if not all(ids):
         empty = [row for row, identity in enumerate(ids) if not identity]
         raise LocalProtocolError(
-            f"{me} has {len(empty)} empty ID(s), in row(s) {_first(empty)}; remove these rows"
+            f"{me} has {len(empty)} empty ID(s), in row(s) {_format_first_rows(empty)}; remove "
+            "these rows"
         )
     if len(set(ids)) == len(ids):
         return
@@ -885,6 +904,6 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
     )
 
 
-def _first(rows: Sequence[int]) -> str:
+def _format_first_rows(rows: Sequence[int]) -> str:
     shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
     return shown + ", ..." if len(rows) > _ROWS_SHOWN else shown

@@ -10,7 +10,7 @@ import re
 import shlex
 from importlib import metadata
 
-__all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "install_required"]
+__all__ = ["INSTALL_CRYPTEN", "OURS", "install_checkout", "install_extra", "install_requirement"]
 
 OURS = ("apfed-protocols", "secure-apfed")
 """The distributions of this project, which no line asks an index for."""
@@ -41,11 +41,11 @@ def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
     return f"{_PIP} {shlex.join(packages)}" if packages else _NO_METADATA
 
 
-def install_required(package: str, distribution: str = "secure-apfed") -> str:
+def install_requirement(package: str, distribution: str = "secure-apfed") -> str:
     """Return the line that installs one requirement of an installed distribution."""
-    for line in (*_requirements(distribution), *_requirements(OURS[0])):
+    for line in (*_list_requirements(distribution), *_list_requirements(OURS[0])):
         wanted = line.split(";")[0].strip()
-        if _canonical(wanted) == _canonical(package):
+        if _normalise_name(wanted) == _normalise_name(package):
             return f"{_PIP} {shlex.quote(wanted)}"
     return _NO_METADATA
 
@@ -53,11 +53,11 @@ def install_required(package: str, distribution: str = "secure-apfed") -> str:
 def _packages_of(extra: str, distribution: str) -> list[str]:
     """List the requirements behind an extra; those behind other extras of ours, too."""
     found: list[str] = []
-    for line in _requirements(distribution):
+    for line in _list_requirements(distribution):
         wanted, _, marker = line.partition(";")
         if extra not in _EXTRA.findall(marker):
             continue
-        if _canonical(wanted) in OURS:
+        if _normalise_name(wanted) in OURS:
             inner = wanted.partition("[")[2].partition("]")[0].split(",")
             found += [one for name in inner for one in _packages_of(name.strip(), distribution)]
         else:
@@ -65,13 +65,13 @@ def _packages_of(extra: str, distribution: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _requirements(distribution: str) -> list[str]:
+def _list_requirements(distribution: str) -> list[str]:
     try:
         return metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:  # imported from its sources
         return []
 
 
-def _canonical(requirement: str) -> str:
+def _normalise_name(requirement: str) -> str:
     name = _NAME.match(requirement.strip())
     return re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""

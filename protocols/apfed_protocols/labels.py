@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
 
-__all__ = ["Labels", "by_position", "column_names", "read_labels", "require_unlabelled"]
+__all__ = ["Labels", "column_names", "find_labels", "order_by_position", "refuse_ambiguous_index"]
 
 _SHOWN = 3
 
@@ -41,20 +41,20 @@ class Labels:
         """True if no axis has labels besides its positions."""
         return all(names is None for names in self.names)
 
-    def arrange(self, values: NDArray[Any]) -> NDArray[Any]:
+    def arrange_values(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values in canonical order."""
         for axis, order in enumerate(self.order):
             values = np.take(values, order, axis=axis)
         return values
 
-    def restore(self, values: NDArray[Any]) -> NDArray[Any]:
+    def restore_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return the values in the order that they had."""
         for axis, order in enumerate(self.order):
             values = np.take(values, np.argsort(order), axis=axis)
         return values
 
 
-def read_labels(values: Any, what: str) -> Labels | None:
+def find_labels(values: Any, what: str) -> Labels | None:
     """Return the labels of a pandas frame or series; None where the values have none.
 
     Raises LocalProtocolError: labels that occur twice, or a frame of another library whose columns
@@ -68,14 +68,16 @@ def read_labels(values: Any, what: str) -> Labels | None:
         return None
     columns = getattr(values, "columns", None)
     axes = [("row", index)] if columns is None else [("row", index), ("column", columns)]
-    sorted_axes = [_sort(axis, what, noun) for noun, axis in axes]
+    sorted_axes = [_sort_axis(axis, what, noun) for noun, axis in axes]
     return Labels(
         order=tuple(order for order, _ in sorted_axes),
         names=tuple(names for _, names in sorted_axes),
     )
 
 
-def by_position(values: Any, what: str, *, error: type[Exception] = LocalProtocolError) -> Any:
+def order_by_position(
+    values: Any, what: str, *, error: type[Exception] = LocalProtocolError
+) -> Any:
     """Return values whose rows are positions: a frame labelled 0 to n - 1 in the order of these.
 
     What has no labels comes back as it is. Columns stay as they are.
@@ -87,18 +89,18 @@ def by_position(values: Any, what: str, *, error: type[Exception] = LocalProtoco
         index = _row_index(values, what)
         if index is None:
             return values
-        order, names = _sort(index, what, "row")
+        order, names = _sort_axis(index, what, "row")
     except LocalProtocolError as refused:
         raise error(str(refused)) from refused
     if names is not None:
         raise error(
-            f"{what}: its rows have labels ({_some(names)}), and rows go by position here; "
+            f"{what}: its rows have labels ({_format_names(names)}), and rows go by position here; "
             "put them into the order of the other arrays and give .to_numpy()"
         )
     return values if (order == np.arange(len(order))).all() else values.iloc[order]
 
 
-def require_unlabelled(
+def refuse_ambiguous_index(
     values: Any, what: str, *, error: type[Exception] = LocalProtocolError
 ) -> None:
     """Refuse a series or frame in whose index a position of one row is the label of another.
@@ -109,7 +111,7 @@ def require_unlabelled(
     index = _row_index(values, what)
     if index is None or (getattr(index, "start", None) == 0 and getattr(index, "step", None) == 1):
         return
-    labels = [_plain(label) for label in index.tolist()]
+    labels = [_convert_label(label) for label in index.tolist()]
     if any(
         type(label) is int and 0 <= label < len(labels) and label != place
         for place, label in enumerate(labels)
@@ -128,7 +130,7 @@ def column_names(values: Any) -> tuple[str, ...] | None:
     names = getattr(values, "columns", None) if names is None else names
     if names is None or callable(names):
         return None
-    return tuple(str(_plain(name)) for name in names)
+    return tuple(str(_convert_label(name)) for name in names)
 
 
 def _row_index(values: Any, what: str) -> Any:
@@ -150,17 +152,18 @@ def _refuse_names(values: Any, what: str) -> None:
     names = None if hasattr(values, "iloc") else column_names(values)
     if names is not None:
         raise LocalProtocolError(
-            f"{what} is a {type(values).__name__}, whose columns have names ({_some(names)}); give "
+            f"{what} is a {type(values).__name__}, whose columns have names "
+            f"({_format_names(names)}); give "
             "a dict of its columns, which go by their names: {name: frame[name].to_numpy() for "
             "name in names}"
         )
 
 
-def _sort(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
+def _sort_axis(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple[str, ...] | None]:
     """Return the canonical order of one axis, and its labels in that order unless 0 to n - 1."""
     if getattr(axis, "start", None) == 0 and getattr(axis, "step", None) == 1:
         return np.arange(len(axis)), None
-    labels = [_plain(label) for label in axis.tolist()]
+    labels = [_convert_label(label) for label in axis.tolist()]
     if all(type(label) is int for label in labels) and sorted(labels) == list(range(len(labels))):
         return np.argsort(np.array(labels, np.intp)), None
     names = [repr(label) for label in labels]
@@ -175,15 +178,15 @@ def _sort(axis: Any, what: str, noun: str) -> tuple[NDArray[np.intp], tuple[str,
     return np.array(order, np.intp), tuple(ordered)
 
 
-def _plain(label: Any) -> Any:
+def _convert_label(label: Any) -> Any:
     """Return a label as Python has it, so that equal ones of two libraries have one text."""
     if isinstance(label, tuple):
-        return tuple(map(_plain, label))
+        return tuple(map(_convert_label, label))
     label = label.item() if isinstance(label, np.generic) else label
     whole = type(label) is float and math.isfinite(label) and label.is_integer()
     return int(label) if whole else label
 
 
-def _some(names: Sequence[Any]) -> str:
+def _format_names(names: Sequence[Any]) -> str:
     shown = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
     return f"{shown}, ..." if len(names) > _SHOWN else shown

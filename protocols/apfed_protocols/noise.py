@@ -77,7 +77,7 @@ def discrete_gaussian(
     most = largest_noise(deviation)
     while missing > 0:
         # About half of the proposals are kept.
-        y_n = _laplace(bits, deviation, 2 * missing + 16)
+        y_n = _draw_laplace(bits, deviation, 2 * missing + 16)
         y_n = y_n[np.abs(y_n) <= most]
         distance_n = np.abs(y_n) - deviation
         accepted_n = _exp_minus(bits, distance_n * distance_n, 2 * deviation * deviation)
@@ -91,36 +91,36 @@ class _Bits:
         self._key = key
         self._block = 0
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def draw_words(self, count: int) -> NDArray[np.uint64]:
         block = self._block
         self._block = self._block + 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
         words: NDArray[np.uint64] = np.frombuffer(stream, dtype=_WORD)
         return words
 
-    def below(self, bound: int, count: int) -> Integers:
+    def draw_below(self, bound: int, count: int) -> Integers:
         """Draw uniform integers in 0..bound - 1 by rejection; bound is at most 2^62."""
         width = (bound - 1).bit_length()
         if width == 0:
             return np.zeros(count, dtype=np.int64)
 
-        def draw(number: int) -> Integers:
-            shifted: Integers = (self.words(number) >> np.uint64(64 - width)).astype(np.int64)
+        def draw_bits(number: int) -> Integers:
+            shifted: Integers = (self.draw_words(number) >> np.uint64(64 - width)).astype(np.int64)
             return shifted
 
-        drawn = draw(count)
+        drawn = draw_bits(count)
         while len(again := np.flatnonzero(drawn >= bound)):
-            drawn[again] = draw(len(again))
+            drawn[again] = draw_bits(len(again))
         return drawn
 
 
-def _laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
+def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
     """Draw at most `proposals` values of the discrete Laplace distribution (Algorithm 2)."""
-    u_n = bits.below(scale, proposals)
+    u_n = bits.draw_below(scale, proposals)
     u_n = u_n[_exp_minus(bits, u_n, scale)]
     v_n = _count_while(lambda number: _exp_minus_one(bits, number), len(u_n))
     magnitude_n = u_n + scale * v_n
-    negative_n = bits.below(2, len(u_n)).astype(bool)
+    negative_n = bits.draw_below(2, len(u_n)).astype(bool)
     # Zero would come twice, as +0 and -0.
     once_n = ~(negative_n & (magnitude_n == 0))
     proposed_n: Integers = np.where(negative_n, -magnitude_n, magnitude_n)[once_n]
@@ -156,8 +156,8 @@ def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) ->
     left = np.arange(len(numerator_n))
     k = 1
     while len(left):
-        heads = bits.below(denominator, len(left)) < numerator_n[left]
-        heads &= bits.below(k, len(left)) == 0
+        heads = bits.draw_below(denominator, len(left)) < numerator_n[left]
+        heads &= bits.draw_below(k, len(left)) == 0
         is_odd_n[left[~heads]] = k % 2 == 1
         left = left[heads]
         k = k + 1

@@ -103,7 +103,7 @@ class ForkCheck:
         self._owner = owner
         self._process = (os.getpid(), _generation)
 
-    def require(self) -> None:
+    def require_own_process(self) -> None:
         """Raise LocalProtocolError in any other process."""
         if (os.getpid(), _generation) != self._process:
             raise LocalProtocolError(

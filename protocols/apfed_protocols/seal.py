@@ -33,7 +33,14 @@ from nacl.exceptions import ValueError as NaClValueError
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import ForkCheck, fresh_key
 
-__all__ = ["Identity", "RunKey", "SealedLink", "fresh_identity", "fresh_run_key", "verify"]
+__all__ = [
+    "Identity",
+    "RunKey",
+    "SealedLink",
+    "fresh_identity",
+    "fresh_run_key",
+    "verify_signature",
+]
 
 SIGNATURE_BYTES = 64
 SEAL_OVERHEAD_BYTES = 16
@@ -51,7 +58,7 @@ class Identity:
     _private: Ed25519PrivateKey = field(repr=False, compare=False)
 
     @classmethod
-    def restored(cls, private: bytes) -> "Identity":
+    def from_secret_bytes(cls, private: bytes) -> "Identity":
         """Restore the key pair from its 32 secret bytes.
 
         Raises LocalProtocolError: another number of bytes.
@@ -67,7 +74,7 @@ class Identity:
 
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
         """Sign these parts for one purpose; no parts of another cut have the same signature."""
-        return self._private.sign(_framed(purpose, parts))
+        return self._private.sign(_frame_parts(purpose, parts))
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("an identity is a secret of its party and is never serialised")
@@ -78,13 +85,15 @@ def fresh_identity() -> Identity:
     return Identity(key.public_key().public_bytes_raw(), key)
 
 
-def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str) -> None:
+def verify_signature(
+    public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str
+) -> None:
     """Return where the holder of `public` signed these parts for this purpose."""
     try:
         # Under a key of small order one signature fits every message, and binds to none.
         if not crypto_core_ed25519_is_valid_point(public):
             raise ValueError("no point of the group of prime order")
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, _framed(purpose, parts))
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _frame_parts(purpose, parts))
     except (InvalidSignature, ValueError, NaClTypeError, NaClValueError) as error:
         raise RemoteProtocolError(
             f"what {signer} signed does not fit the key by which it is known: it was altered, or "
@@ -92,7 +101,7 @@ def verify(public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signe
         ) from error
 
 
-def _framed(purpose: bytes, parts: tuple[bytes, ...]) -> bytes:
+def _frame_parts(purpose: bytes, parts: tuple[bytes, ...]) -> bytes:
     return b"".join(
         len(part).to_bytes(8, "big") + part for part in (b"secure-apfed " + purpose, *parts)
     )
@@ -106,7 +115,7 @@ class RunKey:
     _private: X25519PrivateKey = field(repr=False, compare=False)
 
     @classmethod
-    def restored(cls, private: bytes) -> "RunKey":
+    def from_secret_bytes(cls, private: bytes) -> "RunKey":
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"an X25519 private key has {_KEY_BYTES} bytes, got {len(private)}"
@@ -118,7 +127,7 @@ class RunKey:
         """Return the 32 secret bytes, for what the owner seals for itself."""
         return self._private.private_bytes_raw()
 
-    def agree(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
+    def derive_shared_key(self, peer_public: bytes, *, salt: bytes, info: bytes) -> bytes:
         """Return 32 key bytes shared with the holder of `peer_public`."""
         if len(peer_public) != _KEY_BYTES:
             raise RemoteProtocolError(
@@ -186,7 +195,7 @@ class SealedLink:
             LocalProtocolError: the keys are agreed already.
             RemoteProtocolError: no public key, or no hello of another end.
         """
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if self._ciphers is not None:
             raise LocalProtocolError(
                 f"the link of {self.me} to {self.peer} agreed its keys already; make another link"
@@ -200,11 +209,11 @@ class SealedLink:
         here = (self.me, self.hello)
         there = (self.peer, peer_hello)
         self._ciphers = (
-            self._cipher(peer_public, here, there),
-            self._cipher(peer_public, there, here),
+            self._make_cipher(peer_public, here, there),
+            self._make_cipher(peer_public, there, here),
         )
 
-    def _cipher(
+    def _make_cipher(
         self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
     ) -> AESGCM:
         ends = b"".join(
@@ -212,14 +221,16 @@ class SealedLink:
             for name, hello in (sender, receiver)
         )
         info = b"secure-apfed link v2" + ends
-        return AESGCM(self._run_key.agree(peer_public, salt=self._contract_hash, info=info))
+        return AESGCM(
+            self._run_key.derive_shared_key(peer_public, salt=self._contract_hash, info=info)
+        )
 
     @property
-    def agreed(self) -> bool:
+    def has_keys(self) -> bool:
         return self._ciphers is not None
 
-    def _keys(self) -> tuple[AESGCM, AESGCM]:
-        self._fork_check.require()
+    def _require_keys(self) -> tuple[AESGCM, AESGCM]:
+        self._fork_check.require_own_process()
         if self._ciphers is None:
             raise LocalProtocolError(
                 f"the link of {self.me} to {self.peer} has no keys yet; send its hello there, and "
@@ -239,7 +250,7 @@ class SealedLink:
         LocalProtocolError: `sequence` is not the next one, no keys are agreed, or this is a forked
         process.
         """
-        sealer, _ = self._keys()
+        sealer, _ = self._require_keys()
         if sequence != self._sent:
             raise LocalProtocolError(
                 f"{self.me} to {self.peer}: the next message is number {self._sent}, got {sequence}"
@@ -251,7 +262,7 @@ class SealedLink:
         """Decrypt what the peer sealed. Raises RemoteProtocolError: replayed, reordered, altered,
         or sealed under another contract or by another party. The link's state does not change then.
         """
-        _, opener = self._keys()
+        _, opener = self._require_keys()
         if sequence != self._received:
             raise RemoteProtocolError(
                 f"{self.me}: expected message {self._received} of {self.peer}, got {sequence}; "

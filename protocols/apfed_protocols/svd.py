@@ -131,7 +131,7 @@ class SvdAgreement:
         canonical = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
-    def position(self, me: str) -> int:
+    def find_position(self, me: str) -> int:
         if me not in self.owners:
             raise LocalProtocolError(
                 f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
@@ -139,7 +139,7 @@ class SvdAgreement:
         return self.owners.index(me)
 
     def columns_of(self, owner: str) -> slice:
-        place = self.position(owner)
+        place = self.find_position(owner)
         start = sum(self.features[:place])
         return slice(start, start + self.features[place])
 
@@ -165,18 +165,18 @@ def block_sizes(rows: int, most: int) -> tuple[int, ...]:
     return (size + 1,) * larger + (size,) * (count - larger)
 
 
-def rows_masked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
     """Return P X for the mask P that this seed gives for these people."""
-    blocks = _blocks(len(table_NF), seed, people, mask_rows)
+    blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb @ table_NF[rows] for rows, mask_bb in blocks])
 
 
-def _rows_unmasked(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
-    blocks = _blocks(len(table_NF), seed, people, mask_rows)
+def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+    blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
 
-def _blocks(
+def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
     start = 0
@@ -203,7 +203,7 @@ def _is_bounded(matrix: Floats) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class SvdMessage:
     """The body of a frame: the digest of whose rows these are, the seed of the mask of rows in
     MASKS, and bounded numbers in memory of their own.
     """
@@ -217,7 +217,7 @@ class SvdFrames:
     def __init__(self, agreement: SvdAgreement) -> None:
         self._agreement = agreement
 
-    def pack(
+    def pack_matrix(
         self,
         kind: MessageKind,
         matrix: Floats,
@@ -226,9 +226,9 @@ class SvdFrames:
         people: bytes = _NOBODY,
         seed: bytes = b"",
     ) -> bytes:
-        return self._header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
+        return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
-    def open(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> Opened:
+    def open_frame(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> SvdMessage:
         if type(frame) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
@@ -236,8 +236,8 @@ class SvdFrames:
         self._check_header(frame, kind, sender, owner)
         people = frame[_HEADER.size - len(_NOBODY) : _HEADER.size]
         start = _HEADER.size + (KEY_BYTES if kind is MessageKind.MASKS else 0)
-        matrix = self._matrix(frame[start:], kind, sender, owner)
-        return Opened(people, frame[_HEADER.size : start], matrix)
+        matrix = self._parse_matrix(frame[start:], kind, sender, owner)
+        return SvdMessage(people, frame[_HEADER.size : start], matrix)
 
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
         if len(frame) < _HEADER.size:
@@ -246,7 +246,7 @@ class SvdFrames:
             )
         came = _HEADER.unpack_from(frame)
         people = _NOBODY if kind is MessageKind.MASKS else came[-1]
-        due = _HEADER.unpack(self._header(kind, owner, people))
+        due = _HEADER.unpack(self._pack_header(kind, owner, people))
         for name, *pair in zip(_FIELDS, came, due, strict=True):
             if len({*pair}) > 1:
                 raise RemoteProtocolError(
@@ -254,14 +254,14 @@ class SvdFrames:
                     "is another message, or made under another agreement"
                 )
 
-    def _matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
+    def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, beyond = divmod(len(body), _NUMBER * columns)
         least = agreed.vectors
         most = agreed.most_rows
         if kind is MessageKind.MASKS:
-            least = most = agreed.features[agreed.position(owner)]
+            least = most = agreed.features[agreed.find_position(owner)]
         if beyond or not least <= rows <= most:
             raise RemoteProtocolError(
                 f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {least} to "
@@ -274,9 +274,9 @@ class SvdFrames:
             )
         return matrix
 
-    def _header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
+    def _pack_header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
         agreed = self._agreement
-        place = agreed.position(owner)
+        place = agreed.find_position(owner)
         return _HEADER.pack(_MAGIC, _VERSION, kind, place, agreed.digest, people)
 
 
@@ -288,8 +288,8 @@ class _SvdRole(KeepsSecrets):
         self._fork_check = ForkCheck(f"{me}: this role of a decomposition")
         self._done = False
 
-    def _once(self) -> None:
-        self._fork_check.require()
+    def _require_first_use(self) -> None:
+        self._fork_check.require_own_process()
         if self._done:
             raise LocalProtocolError(
                 f"{self.me} played its part of {self.agreement.session!r} already; masks are used "
@@ -304,16 +304,16 @@ class SvdDealer(_SvdRole):
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.dealer)
 
-    def deal(self) -> Iterator[Outgoing]:
-        self._once()
-        return self._messages(fresh_key(), fresh_key())
+    def deal_masks(self) -> Iterator[Outgoing]:
+        self._require_first_use()
+        return self._make_messages(fresh_key(), fresh_key())
 
-    def _messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
+    def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
         agreed = self.agreement
         mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
         for owner in agreed.owners:
             own = mask_FF[agreed.columns_of(owner)]
-            body = self._frames.pack(MessageKind.MASKS, own, owner=owner, seed=rows_seed)
+            body = self._frames.pack_matrix(MessageKind.MASKS, own, owner=owner, seed=rows_seed)
             yield Outgoing(owner, body)
 
 
@@ -322,18 +322,18 @@ class SvdOwner(_SvdRole):
 
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
         super().__init__(agreement, me)
-        agreement.position(me)
-        self._masks: Opened | None = None
+        agreement.find_position(me)
+        self._masks: SvdMessage | None = None
 
-    def take(self, dealt: bytes) -> None:
+    def take_masks(self, dealt: bytes) -> None:
         agreed = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")
-        masks = self._frames.open(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
+        masks = self._frames.open_frame(dealt, MessageKind.MASKS, agreed.dealer, owner=self.me)
         _require_orthonormal(masks.matrix.T, agreed.dealer)
         self._masks = masks
 
-    def mask(self, table_NF: Floats, people: bytes) -> bytes:
+    def mask_table(self, table_NF: Floats, people: bytes) -> bytes:
         """Return P X_i Q_i, framed for the server; once.
 
         Args:
@@ -341,9 +341,9 @@ class SvdOwner(_SvdRole):
             people: 32-byte digest of these rows, the same at all owners.
         """
         agreed = self.agreement
-        masks = self._held()
+        masks = self._require_masks()
         require_people(people, "ordered rows to decompose")
-        own = agreed.features[agreed.position(self.me)]
+        own = agreed.features[agreed.find_position(self.me)]
         if (
             type(table_NF) is not np.ndarray
             or table_NF.dtype != np.float64
@@ -357,13 +357,13 @@ class SvdOwner(_SvdRole):
                 f"{agreed.most_rows} rows and {own} columns, got "
                 f"{getattr(table_NF, 'dtype', type(table_NF))} {np.shape(table_NF)}"
             )
-        self._once()
+        self._require_first_use()
         rotated_NF = table_NF @ masks.matrix
-        masked_NF = rows_masked(rotated_NF, masks.seed, people, mask_rows=agreed.mask_rows)
-        return self._frames.pack(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
+        masked_NF = mask_table_rows(rotated_NF, masks.seed, people, mask_rows=agreed.mask_rows)
+        return self._frames.pack_matrix(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
 
-    def _held(self) -> Opened:
-        self._fork_check.require()
+    def _require_masks(self) -> SvdMessage:
+        self._fork_check.require_own_process()
         if self._masks is None:
             raise LocalProtocolError(f"{self.me} was dealt no masks yet")
         return self._masks
@@ -375,32 +375,32 @@ class SvdServer(_SvdRole):
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.server)
 
-    def factor(self, tables: Mapping[str, bytes]) -> bytes:
+    def factor_tables(self, tables: Mapping[str, bytes]) -> bytes:
         """Return P U for the receiver; once."""
         agreed = self.agreement
         require_all("a decomposition needs the tables of", tables, agreed.owners)
         first, *others = agreed.owners
-        opened = self._table(tables[first], first)
+        opened = self._open_table(tables[first], first)
         total_NF = opened.matrix
         people = opened.people
         for owner in others:
-            table = self._table(tables[owner], owner)
+            table = self._open_table(tables[owner], owner)
             if table.people != people or len(table.matrix) != len(total_NF):
                 raise RemoteProtocolError(
                     f"{first} and {owner} sent tables of different rows; one of them answered "
                     "another request"
                 )
             total_NF += table.matrix
-        vectors_ND = self._vectors(total_NF)
-        self._once()
-        return self._frames.pack(
+        vectors_ND = self._compute_vectors(total_NF)
+        self._require_first_use()
+        return self._frames.pack_matrix(
             MessageKind.VECTORS, vectors_ND, owner=agreed.receiver, people=people
         )
 
-    def _table(self, frame: bytes, owner: str) -> Opened:
-        return self._frames.open(frame, MessageKind.TABLE, owner, owner=owner)
+    def _open_table(self, frame: bytes, owner: str) -> SvdMessage:
+        return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
 
-    def _vectors(self, masked_NF: Floats) -> Floats:
+    def _compute_vectors(self, masked_NF: Floats) -> Floats:
         """Return the first left singular vectors of the sum, zeros beyond its numerical rank."""
         count = self.agreement.vectors
         try:
@@ -423,18 +423,18 @@ class SvdReceiver(SvdOwner):
         super().__init__(agreement, agreement.receiver)
         self._opened = False
 
-    def open(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
+    def open_vectors(self, vectors: bytes, people: bytes, *, rows: int) -> Floats:
         """Return U, (N, D): orthonormal columns, of the largest singular values first; once.
 
         Columns beyond the numerical rank of the table are zeros.
         """
         agreed = self.agreement
-        masks = self._held()
+        masks = self._require_masks()
         if not self._done or self._opened:
             raise LocalProtocolError(
                 f"{self.me} sent no table yet, or opened its answer; each is once"
             )
-        came = self._frames.open(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
+        came = self._frames.open_frame(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
         if came.people != people or len(came.matrix) != rows:
             raise RemoteProtocolError(
                 f"{agreed.server} sent {len(came.matrix)} rows of vectors, expected {rows}, of the "
@@ -445,7 +445,7 @@ class SvdReceiver(SvdOwner):
         if (kept_D[1:] > kept_D[:-1]).any():
             raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
         self._opened = True
-        left_ND = _rows_unmasked(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
+        left_ND = _unmask_table_rows(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
         largest_D = np.take_along_axis(left_ND, np.abs(left_ND).argmax(axis=0)[None], axis=0)
         return np.asarray(left_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
 

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
-from apfed_protocols.labels import Labels, read_labels
+from apfed_protocols.labels import Labels, find_labels
 
-__all__ = ["Flattened", "flatten", "rebuild_tree"]
+__all__ = ["Flattened", "flatten_tree", "rebuild_tree"]
 
 _DEEPEST = 64
 _BRANCHES = (Mapping, list, tuple)
@@ -50,7 +50,7 @@ class Flattened:
     _leaves: Sequence["_Leaf"]
     _tree: Any
 
-    def restored(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
+    def restore_tree(self, matrix_BD: Matrix, *, off: float = 0.0) -> Any:
         """Return the matrix in the form of what was flattened: structure, type and device.
 
         Args:
@@ -62,7 +62,7 @@ class Flattened:
         restored = []
         for leaf in self._leaves:
             end = start + math.prod(leaf.shape)
-            restored.append(leaf.restored(flat[start:end].reshape(leaf.shape), off))
+            restored.append(leaf.restore_leaf(flat[start:end].reshape(leaf.shape), off))
             start = end
         return rebuild_tree(self._tree, iter(restored))
 
@@ -111,7 +111,7 @@ class _Leaf:
     def shape(self) -> tuple[int, ...]:
         return self.values.shape
 
-    def restored(self, values: NDArray[Any], off: float) -> Any:
+    def restore_leaf(self, values: NDArray[Any], off: float) -> Any:
         if self.whole and off >= 0.5:
             raise LocalProtocolError(
                 f"{self.path} is of integers, and a sum is off by up to {off:.3g}; take more bits "
@@ -127,7 +127,7 @@ class _Leaf:
         return self.back(values)
 
 
-def flatten(tree: Any) -> Flattened:
+def flatten_tree(tree: Any) -> Flattened:
     """Return the numbers of a tree as a matrix, and the way back.
 
     Args:
@@ -139,9 +139,11 @@ def flatten(tree: Any) -> Flattened:
         LocalProtocolError: what is none of these, or nothing at all; names the place.
     """
     leaves: list[_Leaf] = []
-    spec = _walk(tree, "", leaves, 0)
+    spec = _add_leaves(tree, "", leaves, 0)
     if not any(leaf.values.size for leaf in leaves):
-        raise LocalProtocolError(f"a contribution is non-empty, got {_kind(tree)} without numbers")
+        raise LocalProtocolError(
+            f"a contribution is non-empty, got {_describe_kind(tree)} without numbers"
+        )
     if isinstance(tree, _BRANCHES):
         matrix_BD = np.concatenate([leaf.values.reshape(-1) for leaf in leaves])[None]
     else:
@@ -151,7 +153,7 @@ def flatten(tree: Any) -> Flattened:
     return Flattened(matrix_BD, spec, leaves, tree)
 
 
-def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
+def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
     """Add the leaves under `node`; what JSON says of their structure and shapes."""
     if depth > _DEEPEST:
         raise LocalProtocolError(f"lists within lists, more than {_DEEPEST} deep, are no tree")
@@ -162,10 +164,12 @@ def _walk(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
                 f"a dict of arrays has texts or integers as keys, got {odd[0]!r:.80}"
             )
         keys = sorted(node, key=repr)
-        return {repr(key): _walk(node[key], f"{path}[{key!r}]", leaves, depth + 1) for key in keys}
+        return {
+            repr(key): _add_leaves(node[key], f"{path}[{key!r}]", leaves, depth + 1) for key in keys
+        }
     if isinstance(node, list | tuple):
-        return [_walk(item, f"{path}[{k}]", leaves, depth + 1) for k, item in enumerate(node)]
-    leaves.append(_leaf(node, path))
+        return [_add_leaves(item, f"{path}[{k}]", leaves, depth + 1) for k, item in enumerate(node)]
+    leaves.append(_make_leaf(node, path))
     return leaves[-1].spec
 
 
@@ -185,7 +189,7 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def _leaf(node: Any, path: str) -> _Leaf:
+def _make_leaf(node: Any, path: str) -> _Leaf:
     path = f"leaf {path}" if path else "a contribution"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(node, torch.Tensor):
@@ -197,12 +201,13 @@ def _leaf(node: Any, path: str) -> _Leaf:
         )
     if isinstance(node, np.ndarray) and type(node) is not np.ndarray:
         raise LocalProtocolError(
-            f"{path} is {_kind(node)}, which may hide or reorder numbers; give numpy.asarray of it"
+            f"{path} is {_describe_kind(node)}, which may hide or reorder numbers; give "
+            "numpy.asarray of it"
         )
     if not hasattr(node, "__array__"):
         hint = "; leave out parameters without a gradient" if node is None else ""
-        raise LocalProtocolError(f"{path} is {_kind(node)}; {_EXPECTED}{hint}")
-    labels = read_labels(node, path)
+        raise LocalProtocolError(f"{path} is {_describe_kind(node)}; {_EXPECTED}{hint}")
+    labels = find_labels(node, path)
     try:
         values = np.asarray(node)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -218,15 +223,15 @@ def _leaf(node: Any, path: str) -> _Leaf:
         back = lambda v: node.__array_namespace__().asarray(v, dtype=node.dtype)  # noqa: E731
     limits: Any = np.iinfo(dtype) if whole else np.finfo(dtype if dtype.kind == "f" else np.float32)
     if labels is not None:
-        values = labels.arrange(values)
+        values = labels.arrange_values(values)
         back = partial(_like_frame, node, labels, dtype)
     ends = (float(limits.min), float(limits.max))
-    return _Leaf(path, _real(values), ends, whole, back, labels)
+    return _Leaf(path, _cast_floats(values), ends, whole, back, labels)
 
 
 def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
     """Return values in canonical order as a frame or series like `node`."""
-    own = labels.restore(values).astype(dtype.newbyteorder("="))
+    own = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):
         return type(node)(own, index=node.index, columns=node.columns)
     return type(node)(own, index=node.index, name=node.name)
@@ -243,14 +248,14 @@ def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
     values = values if whole or dtype in (torch.float32, torch.float64) else values.float()
     return _Leaf(
         path,
-        _real(values.numpy()),
+        _cast_floats(values.numpy()),
         (float(limits.min), float(limits.max)),
         whole,
         lambda v: torch.from_numpy(np.array(v)).to(device=device, dtype=dtype),
     )
 
 
-def _real(values: NDArray[Any]) -> Matrix:
+def _cast_floats(values: NDArray[Any]) -> Matrix:
     """Return values in float32 or float64: shorter floats become the first, all else the second."""
     if values.dtype in (np.float32, np.float64):
         return values
@@ -258,5 +263,5 @@ def _real(values: NDArray[Any]) -> Matrix:
     return values.astype(np.float32 if short else np.float64)
 
 
-def _kind(node: Any) -> str:
+def _describe_kind(node: Any) -> str:
     return "None" if node is None else f"a {type(node).__name__}"

@@ -18,7 +18,7 @@ from apfed_protocols.psi.interface import (
     Progress,
     SetIntersection,
 )
-from secure_apfed.alignment.buckets import bucket_count, capacity
+from secure_apfed.alignment.buckets import bucket_count, compute_capacity
 from secure_apfed.alignment.ids import IdFile, id_rules
 from secure_apfed.alignment.records import AlignmentHistory, admit_run
 from secure_apfed.errors import ConfigError
@@ -29,7 +29,7 @@ __all__ = [
     "IdFile",
     "canonical_ids",
     "check_alignment",
-    "intersection",
+    "make_intersection",
     "most_guesses",
     "require_overlaps_shown",
 ]
@@ -45,7 +45,7 @@ def check_alignment(settings: AlignmentSettings) -> None:
         raise ValueError(
             f"protocol: no set intersection is called {settings.protocol!r}; there are: {known}"
         )
-    most = SET_INTERSECTIONS[settings.backend].most_announced()
+    most = SET_INTERSECTIONS[settings.backend].find_largest_size()
     if settings.maximum_ids > most:
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
@@ -75,7 +75,7 @@ def canonical_ids(party: str, ids: IdColumn, settings: AlignmentSettings) -> lis
     return encode_ids(party, ids, id_rules(settings), maximum_ids=settings.maximum_ids)
 
 
-def intersection(
+def make_intersection(
     settings: AlignmentSettings,
     *,
     session: str,
@@ -119,4 +119,4 @@ def most_guesses(settings: AlignmentSettings) -> Guesses:
     if settings.backend != "ecdh":
         return SET_INTERSECTIONS[settings.backend].most_guesses(most)
     buckets = bucket_count(most)
-    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * capacity(most, buckets))
+    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * compute_capacity(most, buckets))

@@ -46,7 +46,7 @@ def bucket_count(largest: int) -> int:
     return 1 << max(0, math.ceil(largest / BUCKET_IDS) - 1).bit_length()
 
 
-def capacity(size: int, buckets: int) -> int:
+def compute_capacity(size: int, buckets: int) -> int:
     """Return how many entries each bucket of a set of this size has; all parties can compute it.
 
     One of n keyed digests falls into a given one of B buckets with probability p = 1 / B. By
@@ -57,17 +57,17 @@ def capacity(size: int, buckets: int) -> int:
         return size
     enough = math.log(buckets) + _OVERFLOW_BITS * math.log(2)
 
-    def rare(often: int) -> bool:
+    def is_rare(often: int) -> bool:
         share = often / size
         expected = 1 / buckets
         rest = (1 - share) * math.log((1 - share) / (1 - expected)) if share < 1 else 0.0
         return size * (share * math.log(share / expected) + rest) >= enough
 
     # At the mean it is not rare, above n it cannot be.
-    return bisect_left(range(size), True, lo=-(-size // buckets), key=rare)
+    return bisect_left(range(size), True, lo=-(-size // buckets), key=is_rare)
 
 
-def fingerprint(
+def fingerprint_ids(
     me: str,
     ids: SizedIds,
     settings: AlignmentSettings,
@@ -75,9 +75,9 @@ def fingerprint(
     worked: Callable[[int], None] = lambda ids: None,
 ) -> bytes:
     """Return 32 bytes that tell whether a party has the same IDs in the same rows again."""
-    whole = _whole(key)
+    whole = _make_hasher(key)
     for piece in encode_pieces(me, ids, id_rules(settings)):
-        whole.update(_digests(piece, key))
+        whole.update(_hash_ids(piece, key))
         worked(len(piece))
     return whole.digest()
 
@@ -112,25 +112,27 @@ class BucketedIds:
             raise DataError(
                 f"{me} has {self.size} IDs, the parties agreed on at most {settings.maximum_ids}"
             )
-        self.capacity = capacity(self.size, buckets)
+        self.capacity = compute_capacity(self.size, buckets)
         self._folder = folder
         self._held: dict[int, list[NDArray[np.void]]] = {}
-        self.fingerprint = self._fill(ids, settings, key, worked)
-        self._check()
+        self.fingerprint = self._fill_buckets(ids, settings, key, worked)
+        self._check_buckets()
 
-    def _fill(
+    def _fill_buckets(
         self, ids: SizedIds, settings: AlignmentSettings, key: bytes, worked: Callable[[int], None]
     ) -> bytes:
-        whole = _whole(key)
+        whole = _make_hasher(key)
         first = 0
         self.clear()
         with ExitStack() as closing:
             files = [
-                closing.enter_context(os.fdopen(os.open(self._file(bucket), _NEW, 0o600), "wb"))
+                closing.enter_context(
+                    os.fdopen(os.open(self._bucket_path(bucket), _NEW, 0o600), "wb")
+                )
                 for bucket in (range(self._buckets) if self._folder is not None else ())
             ]
             for piece in encode_pieces(self._me, ids, id_rules(settings)):
-                digests = _digests(piece, key)
+                digests = _hash_ids(piece, key)
                 whole.update(digests)
                 records = np.empty(len(piece), _RECORD)
                 records["row"] = np.arange(first, first + len(piece))
@@ -153,9 +155,9 @@ class BucketedIds:
             )
         return whole.digest()
 
-    def _check(self) -> None:
+    def _check_buckets(self) -> None:
         for bucket in range(self._buckets):
-            records = self._records(bucket)
+            records = self._load_records(bucket)
             if len(records) > self.capacity:
                 raise LocalProtocolError(
                     f"{self._me}: {len(records)} IDs fell into bucket {bucket}, which has room for "
@@ -183,12 +185,12 @@ class BucketedIds:
                 "row for each ID"
             )
 
-    def bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
+    def load_bucket(self, bucket: int) -> tuple[list[bytes], Rows]:
         """Return the entries of a bucket and the row of each, -1 for what fills it up.
 
         They are the same each time. Both have `capacity` entries.
         """
-        records = self._records(bucket)
+        records = self._load_records(bucket)
         missing = self.capacity - len(records)
         filling = keystream(
             self._secret, b"filling", bucket.to_bytes(4, "big"), length=DIGEST_BYTES * missing
@@ -204,21 +206,21 @@ class BucketedIds:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
 
-    def _records(self, bucket: int) -> NDArray[np.void]:
+    def _load_records(self, bucket: int) -> NDArray[np.void]:
         if self._folder is not None:
-            return np.fromfile(self._file(bucket), _RECORD)
+            return np.fromfile(self._bucket_path(bucket), _RECORD)
         return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
 
-    def _file(self, bucket: int) -> Path:
+    def _bucket_path(self, bucket: int) -> Path:
         assert self._folder is not None
         return self._folder / f"ids-{bucket}.bin"
 
 
-def _whole(key: bytes) -> "hashlib.blake2b":
+def _make_hasher(key: bytes) -> "hashlib.blake2b":
     return hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed all ids")
 
 
-def _digests(ids: list[bytes], key: bytes) -> bytes:
+def _hash_ids(ids: list[bytes], key: bytes) -> bytes:
     """Return the BLAKE2b (RFC 7693) of each ID under `key`, one after the other."""
     hasher = hashlib.blake2b(key=key, digest_size=DIGEST_BYTES, person=b"apfed bucketed")
     return digest_each(ids, hasher).tobytes()

@@ -54,8 +54,8 @@ class IdFile:
         self._given = given
         self._called = str(given) if isinstance(given, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
-        with self._readable():
-            self._opened, self._line = self._open()
+        with self._translate_errors():
+            self._opened, self._line = self._open_rows()
             found = self._opened.schema.names
             if absent := [name for name in self._columns if found.count(name) != 1]:
                 raise DataError(
@@ -80,20 +80,22 @@ class IdFile:
             )
             for name in self._columns
         }
-        with self._readable():
+        with self._translate_errors():
             for batch in self._opened.to_batches(
                 columns=list(self._columns),
                 batch_size=_ROWS_OF_A_PIECE,
                 batch_readahead=1,
                 fragment_readahead=1,
             ):
-                parts = [reader.texts(batch.column(name)) for name, reader in readers.items()]
+                parts = [
+                    reader.convert_column(batch.column(name)) for name, reader in readers.items()
+                ]
                 if all(reader.all_taken for reader in readers.values()):
                     yield list(map(JOINT.join, zip(*parts, strict=True))) if several else parts[0]
         for reader in readers.values():
-            reader.check()
+            reader.require_no_refusals()
 
-    def _open(self) -> "tuple[Dataset, Callable[[int], str] | None]":
+    def _open_rows(self) -> "tuple[Dataset, Callable[[int], str] | None]":
         """Open the rows, and return them with a function that locates a row of CSV.
 
         At most a piece of the rows is held, except for .xz and for files with lines above the
@@ -102,13 +104,13 @@ class IdFile:
         import pyarrow
         from pyarrow import csv, dataset, input_stream
 
-        from secure_apfed.data.frames import files_of, kind_of, packed_rows, read_csv_head
+        from secure_apfed.data.frames import files_of, kind_of, load_csv_head, open_packed_files
 
         if not isinstance(self._given, Path):
             return dataset.dataset(self._given), None
         files = files_of(self._given, source=self._party)
         if kind_of(files[0]) != "CSV":
-            return packed_rows(files, self._given, self._party), None
+            return open_packed_files(files, self._given, self._party), None
         options = csv.ConvertOptions(
             column_types=dict.fromkeys(self._columns, pyarrow.string()),
             strings_can_be_null=True,
@@ -117,7 +119,7 @@ class IdFile:
         rows = []
         above = 0
         for file in files:
-            head = read_csv_head(file, source=self._party, refuses_titles=False)
+            head = load_csv_head(file, source=self._party, refuses_titles=False)
             above = head.lines
             lines = csv.ParseOptions(newlines_in_values=True, delimiter=head.separator)
             if above or file.suffix == ".xz":  # which pyarrow's data sets do not take
@@ -137,7 +139,7 @@ class IdFile:
         return dataset.dataset(rows), lambda row: f"line {row + 2 + above}"
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         from pyarrow import ArrowException
 
         try:

@@ -45,12 +45,17 @@ from apfed_protocols.psi.interface import (
 )
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
-from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity, fingerprint
+from secure_apfed.alignment.buckets import (
+    BucketedIds,
+    bucket_count,
+    compute_capacity,
+    fingerprint_ids,
+)
 from secure_apfed.alignment.records import admit_run
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
-from secure_apfed.exchange.links import Links, Signs, most_signs
-from secure_apfed.files import read_bytes, write_atomically
+from secure_apfed.exchange.links import Heartbeats, Links, count_allowed_heartbeats
+from secure_apfed.files import load_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.working import report_work
 
@@ -73,7 +78,7 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
     It reads its IDs up to three times, and for each member blinds its own and the member's; what
     fills up buckets is a few percent.
     """
-    return most_signs((4 + 3 * members) * maximum_ids)
+    return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
 
 class ProgressTo:
@@ -82,19 +87,19 @@ class ProgressTo:
     It reports that progress as long work of this process, too.
     """
 
-    def __init__(self, signs: Signs) -> None:
+    def __init__(self, signs: Heartbeats) -> None:
         self._signs = signs
         self._done = 0
 
     def __call__(self, progress: Progress) -> None:
         before = self._done if progress.done > self._done else 0
-        self._signs.worked(progress.done - before)
+        self._signs.count_work(progress.done - before)
         report_work(f"alignment, {progress.work}", progress.done, progress.total)
         self._done = progress.done if progress.done < progress.total else 0
 
 
 @contextmanager
-def relaying(links: Links) -> Iterator[None]:
+def relay_signs(links: Links) -> Iterator[None]:
     """Let all others hear, too, that a peer is alive for whom this party, the hub, waits."""
     links.signs.relays = True
     try:
@@ -118,9 +123,11 @@ async def align_hub(
     of this intersection alone keeps what is needed to go on after a break; None: a break ends it.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
-    with relaying(links):
+    with relay_signs(links):
         end.look_back()
-        openings = {name: _read(_OPENING, await end.receive(name), settings) for name in members}
+        openings = {
+            name: _parse_opening(_OPENING, await end.receive(name), settings) for name in members
+        }
         sizes = {name: opening.size for name, opening in openings.items()}
         agreed = end.unfinished.agreed
         start = 0
@@ -134,12 +141,12 @@ async def align_hub(
             agreed = Agreed(session, end.terms, count, nonces)
         else:
             done = [opening.finished for opening in openings.values()]
-            start = min(end.unfinished.finished, *done)
+            start = min(end.unfinished.done_buckets, *done)
         drawn = tuple(agreed.nonces.items())
         reply = _Reply(again, start, agreed.session, agreed.buckets, len(ids), drawn)
         for name in members:
             end.send(name, reply.pack())
-        await end.intersect(agreed, sizes, start, again=again)
+        await end.intersect_buckets(agreed, sizes, start, again=again)
     return end.open_at_hub(sizes)
 
 
@@ -161,12 +168,12 @@ async def align_member(
         nonce=fresh_key(),
         size=len(ids),
         of=known.identity if known else b"",
-        finished=end.unfinished.finished if known else 0,
+        finished=end.unfinished.done_buckets if known else 0,
     )
     end.send(hub, own.pack())
-    reply = _read(_REPLY, await end.receive(hub, patience=4), settings)
-    agreed = end.check(reply, own, session)
-    await end.intersect(agreed, {hub: reply.size}, reply.start, again=reply.again)
+    reply = _parse_opening(_REPLY, await end.receive(hub, patience=4), settings)
+    agreed = end.check_reply(reply, own, session)
+    await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, again=reply.again)
     return end.open_at_member(
         await end.receive(hub, most=_OPENING_BYTES + 8 * len(ids)), reply.size
     )
@@ -203,7 +210,9 @@ _REPLY: TypeAdapter[_Reply] = TypeAdapter(_Reply, config=ConfigDict(strict=True)
 _First = TypeVar("_First", _Opening, _Reply)
 
 
-def _read(form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings) -> _First:
+def _parse_opening(
+    form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings
+) -> _First:
     try:
         read = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -236,9 +245,9 @@ class _End:
         self._ids = ids
         self._settings = settings
         self._peers = members if self._me == hub else (hub,)
-        document = json.dumps([hub, members, settings.terms()], sort_keys=True)
+        document = json.dumps([hub, members, settings.collect_terms()], sort_keys=True)
         self.terms = hashlib.sha256(document.encode()).digest()
-        self.unfinished = Unfinished.found(folder, self.terms)
+        self.unfinished = StoredIntersection.from_folder(folder, self.terms)
 
     def send(self, peer: str, body: bytes) -> None:
         self._links.send(peer, Kind.ALIGNMENT, BEFORE_TRAINING, body)
@@ -255,12 +264,12 @@ class _End:
         kept = self.unfinished
         if kept.agreed is None:
             return
-        worked = self._links.signs.worked
-        now = fingerprint(self._me, self._ids, self._settings, kept.agreed.key, worked)
+        worked = self._links.signs.count_work
+        now = fingerprint_ids(self._me, self._ids, self._settings, kept.agreed.key, worked)
         if now != kept.fingerprint:
-            kept.forget()
+            kept.delete_files()
 
-    def check(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
+    def check_reply(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
         """Return what a member agrees to with this reply."""
         known = self.unfinished.agreed
         hub = self._hub
@@ -293,13 +302,13 @@ class _End:
             )
         return offered
 
-    async def intersect(
+    async def intersect_buckets(
         self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, again: bool
     ) -> None:
         """Play all buckets from `start` on, and keep what comes out of each."""
         if not again:
-            self.unfinished.begin(agreed)
-        with self._links.signs.at_most(self._signs(agreed.buckets, sizes)):
+            self.unfinished.store_agreement(agreed)
+        with self._links.signs.tighten_limits(self._estimate_signs(agreed.buckets, sizes)):
             own = BucketedIds(
                 self._me,
                 self._ids,
@@ -308,37 +317,39 @@ class _End:
                 buckets=agreed.buckets,
                 secret=self.unfinished.secret,
                 folder=self.unfinished.folder,
-                worked=self._links.signs.worked,
+                worked=self._links.signs.count_work,
             )
             admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
             self.unfinished.has_ids(own.fingerprint)
             for bucket in range(start, agreed.buckets):
                 report_work("alignment, buckets", bucket, agreed.buckets)
-                await self._bucket(own, agreed, sizes, bucket)
+                await self._intersect_bucket(own, agreed, sizes, bucket)
             report_work("alignment, buckets", agreed.buckets, agreed.buckets)
             own.clear()
 
-    def _signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    def _estimate_signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return how many signs of life each peer's work may take, from the announced sizes."""
-        mine = capacity(len(self._ids), buckets)
+        mine = compute_capacity(len(self._ids), buckets)
         members = len(self._members)
         if self._me == self._hub:
             return {
-                peer: most_signs(2 * size + buckets * (capacity(size, buckets) + mine))
+                peer: count_allowed_heartbeats(
+                    2 * size + buckets * (compute_capacity(size, buckets) + mine)
+                )
                 for peer, size in sizes.items()
             }
         # Of the other members one knows that they have no larger sets than the buckets are for.
         largest = buckets * bucketing.BUCKET_IDS
-        theirs = mine if members == 1 else capacity(largest, buckets)
+        theirs = mine if members == 1 else compute_capacity(largest, buckets)
         size = sizes[self._hub]
-        lists = members * (capacity(size, buckets) + theirs)
-        return {self._hub: most_signs(2 * size + members * largest + buckets * lists)}
+        lists = members * (compute_capacity(size, buckets) + theirs)
+        return {self._hub: count_allowed_heartbeats(2 * size + members * largest + buckets * lists)}
 
-    async def _bucket(
+    async def _intersect_bucket(
         self, own: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
-        entries, row_of_entry = own.bucket(bucket)
-        lists = {peer: capacity(size, agreed.buckets) for peer, size in sizes.items()}
+        entries, row_of_entry = own.load_bucket(bucket)
+        lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
         agreement = IntersectionAgreement(
             session=f"{agreed.identity.hex()} {bucket} of {agreed.buckets}",
             minimum_rows=0,
@@ -355,13 +366,13 @@ class _End:
         longest = protocol.longest_message(max(own.capacity, *lists.values()))
         lengths = {peer: protocol.longest_message(size) for peer, size in lists.items()}
 
-        async def play(role: Conversation) -> None:
+        async def play_role(role: Conversation) -> None:
             checked = _Checked(role, lengths, partial(self.unfinished.require_same, bucket))
-            await self._links.converse(Kind.ALIGNMENT, checked, self._peers, most=longest)
+            await self._links.run_conversation(Kind.ALIGNMENT, checked, self._peers, most=longest)
 
         if self._me == self._hub:
-            hub = protocol.hub(self._me, self._members, entries)
-            await play(hub)
+            hub = protocol.make_hub(self._me, self._members, entries)
+            await play_role(hub)
             places = [bucket * lists[name] + place for name, place in hub.places.items()]
             result = np.column_stack([row_of_entry[hub.rows], *places])
             if (result < 0).any():
@@ -370,26 +381,26 @@ class _End:
                     "which is random; a peer does not follow the protocol"
                 )
         else:
-            member = protocol.member(self._me, self._hub, entries)
-            await play(member)
+            member = protocol.make_member(self._me, self._hub, entries)
+            await play_role(member)
             result = row_of_entry[member.order][:, None]
-        self.unfinished.keep(bucket, result)
+        self.unfinished.store_result(bucket, result)
 
     def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
         """Tell the members what is common to all; return the own rows of it."""
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
         assert agreed is not None
-        found = self.unfinished.results()
+        found = self.unfinished.load_results()
         if len(found) < minimum:
             for name in self._members:
                 self.send(name, _TOO_FEW)
-            raise IntersectionTooSmallError.of(
+            raise IntersectionTooSmallError.for_party(
                 self._me, minimum, f" ({len(found)} in common to all)"
             )
         found = found[random_permutation(len(found))]
         for name, places in zip(self._members, found.T[1:], strict=True):
-            form = _form(agreed.buckets, sizes[name])
+            form = _pick_position_type(agreed.buckets, sizes[name])
             self.send(name, _OPENED + places.astype(form).tobytes())
         return found[:, 0].copy()
 
@@ -401,11 +412,11 @@ class _End:
         kind = message.payload[:1]
         body = message.payload[1:]
         if kind == _TOO_FEW and not body:
-            raise IntersectionTooSmallError.of(self._me, minimum)
-        form = _form(agreed.buckets, len(self._ids))
+            raise IntersectionTooSmallError.for_party(self._me, minimum)
+        form = _pick_position_type(agreed.buckets, len(self._ids))
         if kind != _OPENED or len(body) % form.itemsize:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
-        row_of_place = self.unfinished.results()[:, 0]
+        row_of_place = self.unfinished.load_results()[:, 0]
         places = np.frombuffer(body, form)
         within = places[places < len(row_of_place)]
         rows = row_of_place[within]
@@ -419,9 +430,9 @@ class _End:
         return rows
 
 
-def _form(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
+def _pick_position_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]:
     """Return the integer type that can hold any place in all lists of a member."""
-    return np.dtype("<u4" if buckets * capacity(size, buckets) <= 2**32 else "<u8")
+    return np.dtype("<u4" if buckets * compute_capacity(size, buckets) <= 2**32 else "<u8")
 
 
 @dataclass
@@ -447,8 +458,8 @@ class _Checked:
         return self.role.receive(sender, body)
 
     @property
-    def finished(self) -> bool:
-        return self.role.finished
+    def is_finished(self) -> bool:
+        return self.role.is_finished
 
 
 @dataclass(frozen=True)
@@ -480,7 +491,7 @@ class Agreed:
 
 
 @dataclass
-class Unfinished:
+class StoredIntersection:
     folder: Path | None
     agreed: Agreed | None = None
     fingerprint: bytes = field(default=b"", repr=False)
@@ -489,17 +500,17 @@ class Unfinished:
     _held: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
-    def found(cls, folder: Path | None, terms: bytes) -> "Unfinished":
+    def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
         """Return the intersection stored in this folder if it has these terms, else a new one."""
         if folder is None or not (folder / _AGREED).exists():
             return cls(folder)
         path = folder / _AGREED
         try:
             version, session, known, buckets, nonces, own = msgpack.unpackb(
-                read_bytes(path, most=_SMALL_BYTES)
+                load_bytes(path, most=_SMALL_BYTES)
             )
             agreed = Agreed(session, known, buckets, dict(nonces))
-            secret = read_bytes(folder / _SECRET, most=_SMALL_BYTES)
+            secret = load_bytes(folder / _SECRET, most=_SMALL_BYTES)
             if version != _VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
             _ = agreed.identity
@@ -510,16 +521,16 @@ class Unfinished:
             ) from error
         return cls(folder, agreed, own, secret) if known == terms else cls(folder)
 
-    def begin(self, agreed: Agreed) -> None:
+    def store_agreement(self, agreed: Agreed) -> None:
         """Forget what was there, and keep what is agreed now."""
-        self.forget()
+        self.delete_files()
         self.agreed = agreed
         self.secret = fresh_key()
         self.fingerprint = b""
         if self.folder is not None:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
-        self._write(_SECRET, self.secret)
+        self._write_file(_SECRET, self.secret)
 
     def has_ids(self, fingerprint: bytes) -> None:
         """Note which IDs it is of; from here on it can be gone on with."""
@@ -527,35 +538,35 @@ class Unfinished:
         self.fingerprint = fingerprint
         session, terms, buckets, nonces = astuple(self.agreed)
         fields = [_VERSION, session, terms, buckets, list(nonces.items()), fingerprint]
-        self._write(_AGREED, msgpack.packb(fields))
+        self._write_file(_AGREED, msgpack.packb(fields))
 
     @property
-    def finished(self) -> int:
+    def done_buckets(self) -> int:
         """The number of buckets that are done, counted from the first."""
         assert self.agreed is not None
         count = self.agreed.buckets
-        lacking = (at for at in range(count) if not self._has(f"result-{at}.bin"))
+        lacking = (at for at in range(count) if not self._has_file(f"result-{at}.bin"))
         return next(lacking, count)
 
-    def keep(self, bucket: int, result: Rows) -> None:
+    def store_result(self, bucket: int, result: Rows) -> None:
         """Keep what came out of a bucket, (rows, columns)."""
         shape = np.array(result.shape, "<i8").tobytes()
-        self._write(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
+        self._write_file(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
-    def results(self) -> Rows:
+    def load_results(self) -> Rows:
         """Return the results of all buckets, one after another."""
         assert self.agreed is not None
         names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
-        kept = [np.frombuffer(self._read(name, most=_RESULT_BYTES), "<i8") for name in names]
+        kept = [np.frombuffer(self._load_file(name, most=_RESULT_BYTES), "<i8") for name in names]
         return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in kept])
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
         """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
         digest = hashlib.sha256(message).digest()
         name = f"seen-{bucket}-{peer.encode().hex()}.bin"
-        if not self._has(name):
-            self._write(name, digest)
-        if self._read(name) != digest:
+        if not self._has_file(name):
+            self._write_file(name, digest)
+        if self._load_file(name) != digest:
             raise RemoteProtocolError(
                 f"{peer} sent another list of IDs for bucket {bucket} than before the intersection "
                 "was broken off; what is repeated must be the same. Remove the record of the "
@@ -563,21 +574,21 @@ class Unfinished:
                 "intersect anew"
             )
 
-    def forget(self) -> None:
+    def delete_files(self) -> None:
         self._held.clear()
         self.agreed = None
         if self.folder is not None and not self.folder.is_symlink():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder)
 
-    def _has(self, name: str) -> bool:
+    def _has_file(self, name: str) -> bool:
         return name in self._held if self.folder is None else (self.folder / name).exists()
 
-    def _read(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
+    def _load_file(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
         path = self.folder and self.folder / name
-        return self._held[name] if path is None else read_bytes(path, most=most)
+        return self._held[name] if path is None else load_bytes(path, most=most)
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write_file(self, name: str, content: bytes) -> None:
         if self.folder is None:
             self._held[name] = content
         else:

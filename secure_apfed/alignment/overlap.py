@@ -65,16 +65,16 @@ def describe_common(
         own=len(ids),
         common=int(is_common.sum()),
         known_to=known_to,
-        warning=_describe_unmatched(party, ids, is_common, settings),
+        warning=_describe_mismatches(party, ids, is_common, settings),
     )
 
 
-def _describe_unmatched(
+def _describe_mismatches(
     party: str, ids: Sequence[str], is_common: NDArray[np.bool_], settings: AlignmentSettings
 ) -> str:
     step = -(-len(ids) // _MOST_READ) or 1
     rules = id_rules(settings)
-    texts = [rules.text(text) for text in ids[::step]]
+    texts = [rules.normalise_text(text) for text in ids[::step]]
     found = is_common[::step].tolist()
     unmatched = find_unmatched_patterns(texts, found)
     if not unmatched:

@@ -22,7 +22,7 @@ _PATIENCE_S = 30
 
 
 class AlignmentHistory:
-    """The runs that this party took part in; call `admit` before each role is started.
+    """The runs that this party took part in; call `record_run` before each role is started.
 
     A peer that puts guessed IDs into its set learns in each run which of up to `maximum_ids`
     guesses are right (ID stuffing, attack A10), of somewhat more where it deviates
@@ -45,10 +45,12 @@ class AlignmentHistory:
             raise DataError(f"runs_with_a_peer is at least 1, got {runs_with_a_peer}")
         self._path = Path(path)
         self._limit = runs_with_a_peer
-        self._load()
+        self._load_sessions()
 
     @classmethod
-    def of_party(cls, folder: PathLike, party: str, *, runs_with_a_peer: int) -> "AlignmentHistory":
+    def for_party(
+        cls, folder: PathLike, party: str, *, runs_with_a_peer: int
+    ) -> "AlignmentHistory":
         """Return the history of `party` in a folder that may hold others' histories, as in
         simulations.
         """
@@ -58,7 +60,7 @@ class AlignmentHistory:
             raise DataError(f"this party cannot name the file of a history: {error}") from None
         return cls(Path(folder) / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
-    def admit(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
+    def record_run(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
         """Note a run on the disk before anything is sent.
 
         Args:
@@ -82,7 +84,7 @@ class AlignmentHistory:
                 f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
             ) from None
         with held:
-            sessions, runs = self._load()
+            sessions, runs = self._load_sessions()
             if again and sessions.get(session) == sorted(peers):
                 return
             if session in sessions:
@@ -94,9 +96,9 @@ class AlignmentHistory:
                         f"limit is {self._limit}; a peer that aligns again and again can try out "
                         "IDs"
                     )
-            self._append({"session": session, "peers": list(peers)})
+            self._append_run({"session": session, "peers": list(peers)})
 
-    def _append(self, run: Mapping[str, object]) -> None:
+    def _append_run(self, run: Mapping[str, object]) -> None:
         """Note one run, on the disk, whole or not at all: half a line would end every later run."""
         line = f"{json.dumps(run)}\n".encode()
         with self._path.open("ab", buffering=0) as file:
@@ -111,7 +113,7 @@ class AlignmentHistory:
                 file.truncate(size)
                 raise
 
-    def _load(self) -> tuple[dict[str, list[str]], Counter[str]]:
+    def _load_sessions(self) -> tuple[dict[str, list[str]], Counter[str]]:
         """Read all sessions with their peers, and how many of them each peer took part in."""
         sessions = dict[str, list[str]]()
         runs = Counter[str]()
@@ -144,5 +146,5 @@ def admit_run(
     folder = settings.history
     runs = settings.runs_with_a_peer
     if folder is not None and runs is not None:
-        history = AlignmentHistory.of_party(folder, me, runs_with_a_peer=runs)
-        history.admit(session=session, peers=peers, again=again)
+        history = AlignmentHistory.for_party(folder, me, runs_with_a_peer=runs)
+        history.record_run(session=session, peers=peers, again=again)

@@ -20,7 +20,7 @@ class Pipe:
         self._frames: deque[bytes] = deque()
         self._ended: str | None = None
 
-    def put(self, frame: bytes) -> None:
+    def push_frame(self, frame: bytes) -> None:
         """Wait for room; raises BrokenPipeError once the pipe has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended is not None or len(self._frames) < self.room)

@@ -22,9 +22,9 @@ from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
     MOST_UNPROVED,
-    Door,
     LocalEnd,
-    prove,
+    PeerAcceptor,
+    prove_identity,
 )
 
 Carry = Callable[[str, bytes, int, bytes], bool]
@@ -46,7 +46,7 @@ class Calls:
         self._me = me
         self._carry = carry
         dialling = tuple(name for name in me.known if name > me.name)
-        self._door = Door(me, dialling, absent="its party did not begin")
+        self._door = PeerAcceptor(me, dialling, absent="its party did not begin")
         self._lock = threading.Lock()
         self._standing: dict[str, _Called] = {}
         self._coming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
@@ -54,26 +54,26 @@ class Calls:
         self._stopped: dict[str, str] = {}
         self._ended = ""
 
-    def ways(self) -> Mapping[str, Callable[[], Connection]]:
+    def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
         """Return, by peer, a function that makes a connection to it; see `Linked`."""
-        return {name: partial(self._connect, name) for name in self._me.known}
+        return {name: partial(self._connect_peer, name) for name in self._me.known}
 
-    def _connect(self, peer: str) -> Connection:
+    def _connect_peer(self, peer: str) -> Connection:
         if (told := self._stopped.get(peer)) is not None:
             raise RemoteProtocolError(f"{peer} stopped: {told}")
         if self._ended:
             raise RemoteProtocolError(self._ended)
         if peer > self._me.name:
-            return self._door.connect(peer)
-        connection = self._made(peer, fresh_key())
-        self._stand(peer, connection)
+            return self._door.take_connection(peer)
+        connection = self._make_connection(peer, fresh_key())
+        self._replace_connection(peer, connection)
         try:
-            return prove(connection, self._me, peer)[1]
+            return prove_identity(connection, self._me, peer)[1]
         except BaseException:
             connection.close()
             raise
 
-    def take(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
+    def take_frame(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
         """Take one frame of a peer, and wait while many do already; False: the connection is over.
 
         Args:
@@ -83,15 +83,15 @@ class Calls:
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
-        called = self._called(caller, name, number)
+        called = self._find_connection(caller, name, number)
         if called is None:
             return False
         if number < 0:
             called.over_after(-1 - number)
             return True
-        return called.take(number, frame)
+        return called.take_frame(number, frame)
 
-    def _called(self, caller: str, name: bytes, number: int) -> "_Called | None":
+    def _find_connection(self, caller: str, name: bytes, number: int) -> "_Called | None":
         """Return the connection of this name; make a new one where the peer may dial and begins."""
         with self._lock:
             standing = self._standing.get(caller)
@@ -103,23 +103,23 @@ class Calls:
             may_come = caller in self._coming and not self._ended
             if not may_come or number != 0 or len(name) != _NAME_BYTES:
                 return None
-            fresh = coming[name] = self._made(caller, name)
+            fresh = coming[name] = self._make_connection(caller, name)
             crowded = coming.pop(next(iter(coming))) if len(coming) > _MOST_COMING else None
         if crowded is not None:
             crowded.close()
-        threading.Thread(target=self._welcome, args=(caller, fresh), daemon=True).start()
+        threading.Thread(target=self._welcome_peer, args=(caller, fresh), daemon=True).start()
         return fresh
 
-    def _welcome(self, peer: str, fresh: "_Called") -> None:
+    def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
         """Let who dialled prove who it is; only then it takes the place of who stands there."""
-        self._door.welcome(fresh, b"")
+        self._door.admit_stranger(fresh, b"")
         if fresh.over:
             with self._lock:
                 self._coming[peer].pop(fresh.name, None)
         else:
-            self._stand(peer, fresh)
+            self._replace_connection(peer, fresh)
 
-    def _stand(self, peer: str, fresh: "_Called") -> None:
+    def _replace_connection(self, peer: str, fresh: "_Called") -> None:
         """Replace the peer's former connection by a new one."""
         with self._lock:
             self._coming.get(peer, {}).pop(fresh.name, None)
@@ -131,10 +131,10 @@ class Calls:
         if ended:
             fresh.close()
 
-    def _made(self, peer: str, name: bytes) -> "_Called":
-        return _Called(name, partial(self._call, peer, name))
+    def _make_connection(self, peer: str, name: bytes) -> "_Called":
+        return _Called(name, partial(self._carry_frame, peer, name))
 
-    def _call(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
+    def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         try:
             taken = self._carry(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
@@ -147,7 +147,7 @@ class Calls:
             self._failing.discard(peer)
         return taken
 
-    def end(self, why: str) -> None:
+    def end_connections(self, why: str) -> None:
         """Break all connections for good; whoever waits is told why, and which peers were gone."""
         with self._lock:
             gone = " and ".join(sorted(self._failing))
@@ -157,7 +157,7 @@ class Calls:
         for called in every:
             called.close()
 
-    def stopped(self, peer: str, told: str) -> None:
+    def note_stop(self, peer: str, told: str) -> None:
         """Record that a known peer's party has ended and makes no more connections."""
         if peer in self._me.known:
             self._stopped[peer] = quote_reason(told.encode("utf-8", "replace"))
@@ -177,10 +177,10 @@ class _Called(Pipe):
         self._most = MOST_UNPROVED
         self._last: int | None = None
 
-    def trust(self) -> None:
+    def trust_peer(self) -> None:
         self._most = MOST_SEALED
 
-    def take(self, number: int, frame: bytes) -> bool:
+    def take_frame(self, number: int, frame: bytes) -> bool:
         """Take a frame, once its turn came and there is room; False: it is none of the next
         `_AT_ONCE`, which are as many as who calls has under way.
         """
@@ -226,26 +226,26 @@ class _Called(Pipe):
                     raise BrokenPipeError(self._ended)
                 number = self._sent
                 self._sent = self._sent + 1
-                self._calling.submit(self._send, number, buf)
+                self._calling.submit(self._send_frame, number, buf)
         except BaseException:
             self._room.release()
             raise
 
-    def _send(self, number: int, frame: bytes) -> None:
+    def _send_frame(self, number: int, frame: bytes) -> None:
         """Make one call; if it fails, the connection is over."""
         try:
             if not self._carry(number, frame):
-                self._fail("it is not there yet, or has another connection by now")
+                self._fail_connection("it is not there yet, or has another connection by now")
         except OSError as error:
-            self._fail(str(error))
+            self._fail_connection(str(error))
         finally:
             self._room.release()
 
     def close(self) -> None:
         """End it here, and at the other end when what was sent is there."""
-        self._fail("the connection was closed", after=self._sent)
+        self._fail_connection("the connection was closed", after=self._sent)
 
-    def _fail(self, why: str, *, after: int = 0) -> None:
+    def _fail_connection(self, why: str, *, after: int = 0) -> None:
         with self._changed:
             if self._ended is None:
                 self._calling.submit(self._say_over, after)

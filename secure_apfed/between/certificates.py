@@ -40,7 +40,7 @@ _OTHER_USES = (
 )
 
 
-def fingerprint(certificate: x509.Certificate) -> str:
+def hash_certificate(certificate: x509.Certificate) -> str:
     """Return the SHA-256 of a certificate, hex."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
@@ -58,20 +58,20 @@ def _quote_names(names: Sequence[str]) -> str:
     return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
 
 
-def _listed_as(certificate: x509.Certificate) -> set[str]:
+def _list_entries(certificate: x509.Certificate) -> set[str]:
     """Return the entries by which a list of revoked certificates may name it."""
-    return {fingerprint(certificate), f"{certificate.serial_number:x}"}
+    return {hash_certificate(certificate), f"{certificate.serial_number:x}"}
 
 
-def listed_as(pem: bytes) -> set[str]:
+def list_entries(pem: bytes) -> set[str]:
     """Return by what a list may name a certificate in PEM; nothing where it is none."""
     try:
-        return _listed_as(x509.load_pem_x509_certificate(pem))
+        return _list_entries(x509.load_pem_x509_certificate(pem))
     except ValueError:
         return set()
 
 
-def read_revoked(path: Path | None) -> frozenset[str]:
+def load_revocations(path: Path | None) -> frozenset[str]:
     """Read the certificates and identities that a list revokes; without a list, none.
 
     Each line holds, in hex, a certificate's SHA-256 or serial number, or an identity (a public
@@ -80,7 +80,7 @@ def read_revoked(path: Path | None) -> frozenset[str]:
     if path is None:
         return frozenset()
     found = set()
-    lines = _read(path, "revoked").decode("utf-8", "replace").splitlines()
+    lines = _load_file(path, "revoked").decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip().lower().replace(":", "")
         if entry and not set(entry) <= _HEX:
@@ -104,7 +104,7 @@ class RevokedList:
         self._stamp: tuple[int, int, int] | None = None
         self._revoked: frozenset[str] = frozenset()
 
-    def read(self) -> frozenset[str]:
+    def load_entries(self) -> frozenset[str]:
         """Return what is revoked now. Raises ConfigError: the file is gone, or cannot be read."""
         if self._path is None:
             return self._revoked
@@ -114,7 +114,7 @@ class RevokedList:
             raise ConfigError(f"{self._path} cannot be read ({error.strerror})") from error
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp != self._stamp:
-            self._revoked = read_revoked(self._path)
+            self._revoked = load_revocations(self._path)
             self._stamp = stamp
         return self._revoked
 
@@ -128,7 +128,7 @@ class Credentials:
     key: bytes = field(repr=False)
 
     @classmethod
-    def load(
+    def from_files(
         cls,
         ca: Path,
         certificate: Path,
@@ -138,7 +138,9 @@ class Credentials:
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":
         """Read them and check them as the peers will."""
-        loaded = cls(_read(ca, "ca"), _read(certificate, "certificate"), _read(key, "key"))
+        loaded = cls(
+            _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
+        )
         try:
             own, *chain = x509.load_pem_x509_certificates(loaded.certificate)
             secret = serialization.load_pem_private_key(loaded.key, password=None)
@@ -158,7 +160,7 @@ class Credentials:
         elif now < own.not_valid_before_utc:
             wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
         # Of others between this one and its authority TLS itself checks each.
-        elif not chain and not any(_issued(own, authority) for authority in authorities):
+        elif not chain and not any(_has_issuer(own, authority) for authority in authorities):
             wrong = (
                 f"is of another authority than those in {ca}; have one made by the authority that "
                 "all parties believe"
@@ -168,7 +170,7 @@ class Credentials:
                 f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
                 "the party's name as a DNS name"
             )
-        elif _listed_as(own) & revoked:
+        elif _list_entries(own) & revoked:
             wrong = "is revoked; have another one made"
         if wrong:
             raise ConfigError(f"tls.certificate: {certificate} {wrong}")
@@ -177,10 +179,10 @@ class Credentials:
     @property
     def digest(self) -> str:
         """SHA-256 of the party's own certificate, hex."""
-        return fingerprint(x509.load_pem_x509_certificate(self.certificate))
+        return hash_certificate(x509.load_pem_x509_certificate(self.certificate))
 
 
-def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -200,7 +202,7 @@ def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
             f"{name} came with a certificate for {_quote_names(names)}; where a proxy "
             f"calls for {name}, say behind_proxy: true of {name} in the party's file"
         )
-    if _listed_as(shown) & revoked:
+    if _list_entries(shown) & revoked:
         raise RemoteProtocolError(
             f"the certificate of {name} is revoked; {name} has another one made (secure-apfed "
             "certs request)"
@@ -214,13 +216,13 @@ class Authority:
     certificate: bytes
     key: bytes = field(repr=False)
 
-    def issue(self, name: str, *, days: float = 365) -> Credentials:
+    def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
         """Make a new key and certificate for a party of this name, as a server and as a client."""
         request, key = certificate_request(name)
-        made = self.sign(request, name, days=days)
+        made = self.sign_request(request, name, days=days)
         return Credentials(self.certificate, made, key)
 
-    def sign(self, request: bytes, name: str, *, days: float = 365) -> bytes:
+    def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
         """Return a certificate in PEM for the key of a request; ignore all else that it says.
 
         Raises RemoteProtocolError: it is no request, or not signed by its own key.
@@ -240,8 +242,8 @@ class Authority:
             raise ConfigError("the authority's key is of another kind than is made here")
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        return _pem(
-            _builder(name, public, days)
+        return _encode_pem(
+            _make_builder(name, public, days)
             .issuer_name(authority.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
@@ -271,7 +273,7 @@ def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, byt
 def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
     secret = ec.generate_private_key(ec.SECP256R1())
     made = (
-        _builder(name, secret.public_key(), days)
+        _make_builder(name, secret.public_key(), days)
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(
@@ -281,10 +283,12 @@ def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) 
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
         .sign(secret, hashes.SHA256())
     )
-    return Authority(_pem(made), _secret_pem(secret))
+    return Authority(_encode_pem(made), _secret_pem(secret))
 
 
-def _builder(name: str, public: ec.EllipticCurvePublicKey, days: float) -> x509.CertificateBuilder:
+def _make_builder(
+    name: str, public: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
         x509.CertificateBuilder()
@@ -296,7 +300,7 @@ def _builder(name: str, public: ec.EllipticCurvePublicKey, days: float) -> x509.
     )
 
 
-def _pem(certificate: x509.Certificate) -> bytes:
+def _encode_pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
@@ -306,7 +310,7 @@ def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _read(path: Path, setting: str) -> bytes:
+def _load_file(path: Path, setting: str) -> bytes:
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)

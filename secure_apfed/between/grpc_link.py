@@ -24,7 +24,7 @@ from secure_apfed.between import MOST_QUEUED, Pipe
 from secure_apfed.between.certificates import Credentials
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
 from secure_apfed.exchange.sockets import Address, spell_address
 
 try:
@@ -87,30 +87,30 @@ class GrpcConnection(Pipe):
         self._cancel = cancel
         self._most = MOST_UNPROVED
 
-    def trust(self) -> None:
+    def trust_peer(self) -> None:
         self._most = MOST_SEALED
         self.room = MOST_QUEUED
 
-    def carry(self, pieces: Iterator[bytes]) -> None:
+    def receive_pieces(self, pieces: Iterator[bytes]) -> None:
         why = ""
         frame = bytearray()
         try:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
                 if len(frame) > self._most:
-                    why = refuse_long(self, self._most)
+                    why = refuse_long_frame(self, self._most)
                     self.close()
                     break
                 if piece[:1] == _MORE:
                     continue
                 with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
-                    self.put(bytes(frame))
+                    self.push_frame(bytes(frame))
                 frame.clear()
         except grpc.RpcError as error:
-            why = _told_by(error)
-        self.broken(why)
+            why = _describe_error(error)
+        self.end_streams(why)
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_pieces(self) -> Iterator[bytes]:
         """Yield the outgoing frames in pieces, until the end."""
         with contextlib.suppress(EOFError):
             while True:
@@ -119,17 +119,17 @@ class GrpcConnection(Pipe):
                     end = start + _PIECE
                     yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
 
-    def broken(self, why: str = "") -> None:
+    def end_streams(self, why: str = "") -> None:
         """End both directions: the stream is over."""
         self.end(why)
         self._outgoing.end(why)
 
     def send_bytes(self, buf: bytes, /) -> None:
-        self._outgoing.put(buf)
+        self._outgoing.push_frame(buf)
 
     def close(self) -> None:
         """Let what was sent go, and end; nobody waits for an end that does not take it."""
-        self.broken()
+        self.end_streams()
         timer = threading.Timer(_FLUSH_S, self._cancel)
         timer.daemon = True
         timer.start()
@@ -163,13 +163,13 @@ def dial(
         tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
         channel = grpc.secure_channel(target, tls, options)
     connection = GrpcConnection(channel.close)
-    call = channel.stream_stream(_PATH)(connection.pieces())
+    call = channel.stream_stream(_PATH)(connection.iter_pieces())
 
-    def carry() -> None:
-        connection.carry(call)
+    def carry_call() -> None:
+        connection.receive_pieces(call)
         channel.close()
 
-    threading.Thread(target=carry, daemon=True).start()
+    threading.Thread(target=carry_call, daemon=True).start()
     return connection
 
 
@@ -191,7 +191,7 @@ class Port:
             options=_SERVER,
             maximum_concurrent_rpcs=_MOST_STREAMS,
         )
-        handler = grpc.stream_stream_rpc_method_handler(self._carry)
+        handler = grpc.stream_stream_rpc_method_handler(self._carry_stream)
         handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
         self._server.add_generic_rpc_handlers((handlers,))
         at = spell_address(address)
@@ -209,21 +209,21 @@ class Port:
             ) from error
         self._server.start()
 
-    def _carry(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Carry one stream until it ends; in a thread of the server's."""
         connection = GrpcConnection(context.cancel)
         with self._lock:
             self._open.add(connection)
-        if not context.add_callback(connection.broken):
-            connection.broken()
+        if not context.add_callback(connection.end_streams):
+            connection.end_streams()
         certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
         for task in (
-            lambda: connection.carry(frames),
+            lambda: connection.receive_pieces(frames),
             lambda: self._welcome(connection, certificate),
         ):
             threading.Thread(target=task, daemon=True).start()
         try:
-            yield from connection.pieces()
+            yield from connection.iter_pieces()
         finally:
             with self._lock:
                 self._open.discard(connection)
@@ -233,7 +233,7 @@ class Port:
         with self._lock:
             standing = list(self._open)
         for connection in standing:
-            connection.broken()
+            connection.end_streams()
         stopped.wait()
 
 
@@ -281,7 +281,7 @@ _CAUSES = {
 }
 
 
-def _told_by(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return why a call ended, in words for people."""
     details = getattr(error, "details", lambda: "")() or ""
     code = getattr(getattr(error, "code", lambda: None)(), "name", "")

@@ -22,12 +22,17 @@ import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
-from apfed_protocols.seal import SIGNATURE_BYTES, verify
-from secure_apfed.between.certificates import Credentials, RevokedList, listed_as
+from apfed_protocols.seal import SIGNATURE_BYTES, verify_signature
+from secure_apfed.between.certificates import Credentials, RevokedList, list_entries
 from secure_apfed.between.grpc_link import GrpcConnection, Port
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.resumable_link import Connection, RelayAbsentError
-from secure_apfed.exchange.sealed_connection import Crowd, LocalEnd, read_before, refuse
+from secure_apfed.exchange.sealed_connection import (
+    LocalEnd,
+    StrangerQueue,
+    receive_before,
+    refuse_connection,
+)
 from secure_apfed.exchange.sockets import Address
 
 _PURPOSE = b"relay v1"
@@ -51,10 +56,12 @@ def room_of(identities: list[bytes]) -> bytes:
     return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
 
 
-def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S) -> None:
+def enter_room(
+    connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S
+) -> None:
     """Enter the session's room at a relay, and wait there for a peer."""
     try:
-        challenge = read_before(connection, time.monotonic() + _PROOF_S)
+        challenge = receive_before(connection, time.monotonic() + _PROOF_S)
     except ConnectionRefusedError:
         raise
     except (OSError, EOFError) as error:
@@ -67,7 +74,7 @@ def through(connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = 
     signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)
     connection.send_bytes(msgpack.packb([parties, own, other, signature]))
     try:
-        if read_before(connection, time.monotonic() + wait_s) != _READY:
+        if receive_before(connection, time.monotonic() + wait_s) != _READY:
             raise ConnectionError("the relay sent something else than that the peer is there")
     except TimeoutError:
         raise TimeoutError("it did not come to the relay") from None
@@ -96,7 +103,7 @@ class _Entry(NamedTuple):
         except _MALFORMED as error:
             raise RemoteProtocolError("no hello to a relay") from error
         room = room_of(parties)
-        verify(own, signature, _PURPOSE, challenge, room, own, other, signer="who comes")
+        verify_signature(own, signature, _PURPOSE, challenge, room, own, other, signer="who comes")
         return cls(room, own, other)
 
 
@@ -134,48 +141,48 @@ class Relay:
         revoked: Path | None = None,
     ) -> None:
         self._allowed = allowed
-        self._crowd = Crowd()
+        self._crowd = StrangerQueue()
         self._list = RevokedList(revoked)
-        self._list.read()
+        self._list.load_entries()
         self._changed = threading.Condition()
         self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
-        self._port = Port(address, credentials, self._welcome)
+        self._port = Port(address, credentials, self._welcome_stranger)
         self.port = self._port.port
 
     def close(self) -> None:
         self._port.close()
 
-    def _welcome(self, stranger: GrpcConnection, certificate: bytes) -> None:
+    def _welcome_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
         """Carry one stream until it ends."""
         self._crowd.add(stranger)
         try:
             challenge = fresh_key()
             stranger.send_bytes(challenge)
-            entry = _Entry.parse(read_before(stranger, time.monotonic() + _PROOF_S), challenge)
+            entry = _Entry.parse(receive_before(stranger, time.monotonic() + _PROOF_S), challenge)
             if self._allowed is not None and entry.own not in self._allowed:
                 raise RemoteProtocolError("this identity is not among those that may enter")
-            marks = frozenset({entry.own.hex(), *listed_as(certificate)})
+            marks = frozenset({entry.own.hex(), *list_entries(certificate)})
             self._require_valid(marks)
-            stranger.trust()
+            stranger.trust_peer()
             stream = _Stream(stranger, entry, marks)
-            self._enter(stream)
+            self._admit_stream(stream)
         except (OSError, EOFError, RemoteProtocolError) as error:
             if isinstance(error, RemoteProtocolError):
-                refuse(stranger, f"the relay refuses this connection: {error}")
+                refuse_connection(stranger, f"the relay refuses this connection: {error}")
             stranger.close()
             return
         finally:
             self._crowd.remove(stranger)
         try:
-            self._forward(stream)
+            self._forward_frames(stream)
         finally:
             with self._changed:
-                self._remove(stream)
+                self._remove_stream(stream)
 
     def _require_valid(self, marks: frozenset[str]) -> None:
         """Refuse whom the list names as it is now. Raises RemoteProtocolError."""
         try:
-            revoked = self._list.read()
+            revoked = self._list.load_entries()
         except ConfigError as error:
             raise RemoteProtocolError(
                 "its list of what is revoked cannot be read; ask who runs it"
@@ -186,7 +193,7 @@ class Relay:
                 "ask who runs it"
             )
 
-    def _enter(self, stream: _Stream) -> None:
+    def _admit_stream(self, stream: _Stream) -> None:
         """Take a place; whoever had it before goes, and so does who was joined to that."""
         entry = stream.entry
         with self._changed:
@@ -194,7 +201,7 @@ class Relay:
             if (former := room.get(entry)) is not None:
                 for standing in (former, former.partner):
                     if standing is not None:
-                        self._remove(standing)
+                        self._remove_stream(standing)
             elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
                 raise RemoteProtocolError("it is full; come again, or ask who runs it")
             room = self._rooms.setdefault(entry.room, {})
@@ -204,7 +211,7 @@ class Relay:
                 stream.partner.partner = stream
             self._changed.notify_all()
 
-    def _remove(self, stream: _Stream) -> None:
+    def _remove_stream(self, stream: _Stream) -> None:
         stream.connection.close()
         room = self._rooms.get(stream.entry.room, {})
         if room.get(stream.entry) is stream:
@@ -212,7 +219,7 @@ class Relay:
         if not room:
             self._rooms.pop(stream.entry.room, None)
 
-    def _forward(self, stream: _Stream) -> None:
+    def _forward_frames(self, stream: _Stream) -> None:
         """Wait until the other one is there, and give this one all that the other sends."""
         deadline = time.monotonic() + PARTNER_S
         with self._changed:

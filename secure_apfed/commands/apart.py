@@ -46,9 +46,9 @@ _Log = Annotated[
 
 def _print_schema(asked: bool) -> None:
     if asked:
-        from secure_apfed.events import schema
+        from secure_apfed.events import build_schema
 
-        terminal.print_json(schema())
+        terminal.print_json(build_schema())
         raise typer.Exit
 
 
@@ -81,19 +81,21 @@ def party(
     Each party then makes its own report, and attacks what it let out where its `attacks` say so.
     The active's process measures, too, and tells the result, as `run` does.
     """
-    from apfed_attacks.run import expand
+    from apfed_attacks.run import expand_choices
     from secure_apfed.config.file import load_config
-    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.exchange import StatusTracker
     from secure_apfed.runs.folder import RunFolder
     from secure_apfed.runs.own_record import OwnRecord
-    from secure_apfed.runs.party import PartyFile, play_party
+    from secure_apfed.runs.party import PartyFile, run_party
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, _end_by_signal)
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    file, status, records = PartyFile.read(config), StatusKeeper(), list[OwnRecord]()
-    expand(load_config(file.config).attacks)  # a misspelt one is refused before hours of training
-    board = progress.Board(lambda: (status.status(),))
+    file, status, records = PartyFile.from_file(config), StatusTracker(), list[OwnRecord]()
+    expand_choices(
+        load_config(file.config).attacks
+    )  # a misspelt one is refused before hours of training
+    board = progress.Board(lambda: (status.build_status(),))
     me = file.party
     how: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
 
@@ -102,21 +104,21 @@ def party(
         terminal.show_line(why)
 
     with (
-        progress.metering(board, metrics_file),
-        observing_work(lambda work: board.tell_work(work, me)),
-        progress.showing(board, as_json=as_json, json_events=json_events),
+        progress.write_metrics(board, metrics_file),
+        observing_work(lambda work: board.update_work(work, me)),
+        progress.show_board(board, as_json=as_json, json_events=json_events),
     ):
-        result = play_party(
+        result = run_party(
             config,
             resume=resume,
-            on_progress=board.tell_progress,
+            on_progress=board.update_progress,
             status=status,
             on_restart=tell_restart,
             on_record=records.append,
             on_common=lambda common: terminal.show_note(f"{common.party}: {common.sentence}"),
         )
     quiet = as_json or json_events
-    with progress.working(me, **how):
+    with progress.show_work(me, **how):
         finished.attack_own(records[0], file.folder, quiet=quiet)
     if result is None or result.folder is None:
         if not end_with_stdin:  # else whoever started it reports
@@ -124,10 +126,12 @@ def party(
         return
     settings = RunFolder(result.folder).load_config()
     if not end_with_stdin:
-        finished.tell(settings, result, baselines=baselines, quiet=quiet, json_events=json_events)
+        finished.finish_run(
+            settings, result, baselines=baselines, quiet=quiet, json_events=json_events
+        )
     elif baselines:  # whoever started it reports
-        with progress.working(me, **how):
-            finished.alone(settings, result, quiet=quiet)
+        with progress.show_work(me, **how):
+            finished.measure_local_models(settings, result, quiet=quiet)
 
 
 def serve(
@@ -139,13 +143,13 @@ def serve(
 
     What it answers at most says `serve` in the party's file.
     """
-    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.exchange import StatusTracker
     from secure_apfed.runs.served import serve_party
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
-    status = StatusKeeper()
-    board = progress.Board(lambda: (status.status(),))
-    with contextlib.suppress(SystemExit), progress.showing(board, json_events=json_events):
+    status = StatusTracker()
+    board = progress.Board(lambda: (status.build_status(),))
+    with contextlib.suppress(SystemExit), progress.show_board(board, json_events=json_events):
         serve_party(
             config,
             sessions=sessions,
@@ -158,7 +162,7 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
     """The operator of the machine ended this process."""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _end_by_signal(number: int, frame: FrameType | None) -> None:
     """End as an error does: the others are told, and what was written is whole."""
     raise Terminated("ended by SIGTERM")
 
@@ -206,7 +210,7 @@ def relay(
     address = parse_address(listen)
     credentials = None
     if ca is not None and certificate is not None and key is not None:
-        credentials = Credentials.load(ca, certificate, key, name=None)
+        credentials = Credentials.from_files(ca, certificate, key, name=None)
     elif insecure_plaintext_on_loopback:
         warn_of_plaintext(address[0])
     else:
@@ -232,12 +236,12 @@ def relay(
 
 
 @certs_app.command("show")
-def show(
+def show_certificates(
     files: Annotated[list[Path], typer.Argument(metavar="PEM...", help="Certificates.")],
     as_json: AsJson = False,
 ) -> None:
     """Say whose certificates these are, until when, and how a list of revoked ones names them."""
-    from secure_apfed.between.certificates import certificate_names, fingerprint
+    from secure_apfed.between.certificates import certificate_names, hash_certificate
 
     now = dt.datetime.now(dt.UTC)
     described = [
@@ -248,9 +252,9 @@ def show(
             "days_left": (certificate.not_valid_after_utc - now).days,
             "issuer": certificate.issuer.rfc4514_string(),
             "serial": f"{certificate.serial_number:x}",
-            "sha256": fingerprint(certificate),
+            "sha256": hash_certificate(certificate),
         }
-        for file, certificate in ((file, _load(file)) for file in files)
+        for file, certificate in ((file, _load_certificate(file)) for file in files)
     ]
     if as_json:
         terminal.print_json({"certificates": described})
@@ -260,7 +264,7 @@ def show(
 
 
 @certs_app.command("request")
-def request(
+def request_renewal(
     config: _PartyConfig,
     new_key: Annotated[
         bool, typer.Option("--new-key", help="Of another key, since the one in use leaked.")
@@ -278,7 +282,7 @@ def request(
 
 
 @certs_app.command("renew")
-def renew(
+def issue_renewal(
     asked: Annotated[Path, typer.Argument(metavar="REQUEST", help="What a party sent.")],
     folder: Annotated[Path, typer.Option(help="The organiser's own.")],
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long it is valid.")] = 365,
@@ -295,15 +299,15 @@ def renew(
 
 
 @certs_app.command("accept")
-def accept(
+def install_renewal(
     renewed: Annotated[Path, typer.Argument(metavar="RENEWED", help="What the organiser sent.")],
     config: _PartyConfig,
     as_json: AsJson = False,
 ) -> None:
     """Show the renewed certificate from now on; at another party: note it."""
-    from secure_apfed.runs.renewal import accept_renewed
+    from secure_apfed.runs.renewal import accept_certificate
 
-    found = accept_renewed(renewed, config)
+    found = accept_certificate(renewed, config)
     if as_json:
         terminal.print_json({"holder": found.holder})
     else:
@@ -314,7 +318,7 @@ def accept(
 
 
 @certs_app.command("revoke")
-def revoke(
+def revoke_certificates(
     what: Annotated[
         list[str],
         typer.Argument(
@@ -336,11 +340,13 @@ def revoke(
     a relay with the list that it was started with. A list that no file here reads protects nobody,
     and is an error.
     """
-    from secure_apfed.between.certificates import fingerprint, read_revoked
+    from secure_apfed.between.certificates import hash_certificate, load_revocations
     from secure_apfed.runs.revocation import find_readers
 
     entries = [
-        fingerprint(_load(Path(named))) if Path(named).is_file() else named.lower().replace(":", "")
+        hash_certificate(_load_certificate(Path(named)))
+        if Path(named).is_file()
+        else named.lower().replace(":", "")
         for named in what
     ]
     if not all(entry and set(entry) <= set("0123456789abcdef") for entry in entries):
@@ -351,7 +357,7 @@ def revoke(
     if before and not before.endswith("\n"):
         before += "\n"
     revoked.write_text(before + lines, encoding="utf-8")
-    listed = sorted(read_revoked(revoked))
+    listed = sorted(load_revocations(revoked))
     reading, others = find_readers(revoked, beside=[Path.cwd()])
     if not reading and not for_others:
         named = [f"{one.path} of {one.party} names {one.revoked or 'none'}" for one in others]
@@ -386,7 +392,7 @@ def revoke(
         )
 
 
-def _load(file: Path) -> "x509.Certificate":
+def _load_certificate(file: Path) -> "x509.Certificate":
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -425,8 +431,8 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
         terminal.print_json(found.as_json())
     else:
         for summary in found.logs:
-            if not summary.signed:
-                terminal.show_note(f"note: {_ending(summary)}")
+            if not summary.has_final_signature:
+                terminal.show_note(f"note: {_describe_ending(summary)}")
         rows = [
             (
                 way.sender,
@@ -452,7 +458,7 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
 
 
 @audit_log_app.command("restart-counter")
-def restart(
+def restart_counter(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The party's folder.")],
     counter: Annotated[str, typer.Argument(metavar="NAME", help="The counter's file in it.")],
     party: Annotated[str, typer.Option(metavar="NAME", help="Whose folder it is.")],
@@ -485,7 +491,7 @@ def _show_log(summary: "Summary") -> None:
         ("identity", summary.identity),
         ("last chain", summary.head),
         ("lines", f"{summary.lines:,}, all chained"),
-        ("its end", _ending(summary)),
+        ("its end", _describe_ending(summary)),
         ("opened", f"{summary.opened:,} times, {summary.agreed:,} sessions agreed"),
         ("cut after a kill", f"{summary.cut:,} bytes"),
         last,
@@ -510,8 +516,8 @@ def _show_log(summary: "Summary") -> None:
     terminal.show_rows("\nEnvelopes", ("peer", "", "kind", "envelopes", "bytes"), flows)
 
 
-def _ending(summary: "Summary") -> str:
-    if summary.signed:
+def _describe_ending(summary: "Summary") -> str:
+    if summary.has_final_signature:
         return "signed by the identity"
     lines = "1 line" if summary.unsigned == 1 else f"{summary.unsigned:,} lines"
     torn = f" and {summary.torn:,} bytes of a torn line" if summary.torn else ""

@@ -72,12 +72,12 @@ def plan(
         raise typer.BadParameter("give CONFIG, or --config, not both")
     if baselines and (party is not None or config_file is None):
         raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
-    declared, config_file = (None, config_file) if party is None else _declared(party)
+    declared, config_file = (None, config_file) if party is None else _load_shapes(party)
     if config_file is None:
         if epsilon is None or overrides or peers is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
         calibrations = [
-            _calibrated(
+            _calibrate_noise(
                 mechanism,
                 epsilon,
                 delta=_DELTA if delta is None else delta,
@@ -90,14 +90,14 @@ def plan(
         config = _config_of(
             config_file, overrides or (), epsilon=epsilon, epochs=epochs, delta=delta
         )
-        planned = _forecast(config, declared, quiet=as_json, links=links, baselines=baselines)
+        planned = _forecast_run(config, declared, quiet=as_json, links=links, baselines=baselines)
         if peers is not None:
-            planned["rehearsal"] = _rehearsed(config, peers, quiet=as_json)
+            planned["rehearsal"] = _rehearse_votes(config, peers, quiet=as_json)
         guard = config.guard
         calibrations = []
         if guard.epsilon is not None and "representations are sent" in config.method.happens:
             calibrations.append(
-                _calibrated(
+                _calibrate_noise(
                     guard.mechanism,
                     guard.epsilon,
                     delta=config.delta,
@@ -139,25 +139,25 @@ def _config_of(
     return load_config(path, overrides=more) if more else config
 
 
-def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
+def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     """Return all tables' shapes by a party's files, the active's first, and the folder of its
     settings.
     """
     from secure_apfed.config.file import load_config
     from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
-    from secure_apfed.runs.project import SEALED, Sealed, Signed
+    from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
     from secure_apfed.settings.data import TableShape
 
-    file = PartyFile.read(path)
+    file = PartyFile.from_file(path)
     config = load_config(file.config)
     sealed = file.folder / SEALED
     held = own_data(file, config, role_of(file, config))
     own = TableShape() if held is None else shape_of(held, columns=False)
     told = {file.party: own}
     if sealed.exists():
-        opened = Signed.read(sealed).opened(Sealed, sealed)
-        answers = opened.answered
-        for organisation, conflict in opened.proposed.conflicts:
+        opened = SignedFile.from_file(sealed).open_document(SealedProject, sealed)
+        answers = opened.answer_documents
+        for organisation, conflict in opened.proposal_document.conflicts:
             terminal.show_note(
                 f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
                 f"name: together they {conflict.gets}"
@@ -172,7 +172,7 @@ def _declared(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     return {name: told.get(name, own) for name in names}, file.config
 
 
-def _forecast(
+def _forecast_run(
     config: "Config",
     shapes: "Mapping[str, TableShape] | None",
     *,
@@ -200,7 +200,7 @@ def _forecast(
     return {**asdict(planned), "promises": promises, "departures": departed}
 
 
-def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
+def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
     """Rehearse votes: measure on which share of the labelled rows each party would be right.
 
     Each row is judged without its own label. A party that holds only its own table runs method
@@ -210,7 +210,7 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.votes import VoteSettings
     from secure_apfed.runs.folder import RunFolder
-    from secure_apfed.runs.outcome import read_outcome
+    from secure_apfed.runs.outcome import load_outcome
     from secure_apfed.runs.run import run
 
     if not isinstance(config.method, VoteSettings):
@@ -228,7 +228,7 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rehearsal"
         run(type(config).model_validate({**config.model_dump(), **changed}), path)
-        told = read_outcome(RunFolder(path)).agreement
+        told = load_outcome(RunFolder(path)).agreement
     if not quiet:
         rows = [(name, f"{of.labels:.2f}", f"{of.labels_noise:.2f}") for name, of in told.items()]
         title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
@@ -236,7 +236,7 @@ def _rehearsed(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, An
     return {name: asdict(of) for name, of in told.items()}
 
 
-def _calibrated(
+def _calibrate_noise(
     mechanism: str, epsilon: float, *, delta: float, epochs: int, clip: float
 ) -> dict[str, Any]:
     """Return the noise that keeps one row's releases within (epsilon, delta), exactly, without
@@ -308,10 +308,10 @@ def check_encoder(
         data.active.features[data.train_rows],
         labels_N[data.train_rows],
         model=config.model,
-        settings=DistillationSettings.among(config.method),
+        settings=DistillationSettings.from_settings(config.method),
         owner=data.active.name,
         seed=config.seed,
-        compute=Compute.of(config.train),
+        compute=Compute.from_settings(config.train),
         threshold=threshold,
         folds=folds,
     )

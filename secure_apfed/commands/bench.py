@@ -37,7 +37,7 @@ def bench(
     if name not in (*NAMES, _ALL):
         there = ", ".join((*NAMES, _ALL))
         raise typer.BadParameter(f"no bench is called {name!r}; there are {there}")
-    table = _benches()
+    table = _import_benches()
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
     failed = False
     names = NAMES if name == _ALL else (name,)
@@ -59,7 +59,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def _benches() -> ModuleType:
+def _import_benches() -> ModuleType:
     """Import the module that runs benches, which only a checkout has.
 
     Raises ConfigError: this is no checkout.
@@ -94,6 +94,6 @@ def audit(
         retrainings=1000 if quick else retrainings,
         seed=seed,
         device=find_device(device),
-        on_done=lambda result: typer.echo(result.sentence()),
+        on_done=lambda result: typer.echo(result.describe_result()),
     )
     typer.echo(output)

@@ -64,7 +64,7 @@ def check(
     Who does not listen yet is no fault. Whatever is ends with the exit code of a run that met it.
     """
     checks = _Checks(config, is_quiet=as_json)
-    findings = list(checks.all(meet))
+    findings = list(checks.run_checks(meet))
     if as_json:
         told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
         terminal.print_json(
@@ -93,22 +93,26 @@ class _Checks:
         from secure_apfed.faults import FaultList
         from secure_apfed.runs.folder import PartyFolder
         from secure_apfed.runs.party import PartyFile, role_of
-        from secure_apfed.runs.project import SEALED, Sealed, Signed
+        from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
 
         self.path = path
         self.is_quiet = is_quiet
         self.faults = FaultList()
         self.patterns: dict[str, int] = {}
-        self.file = file = PartyFile.read(path)
+        self.file = file = PartyFile.from_file(path)
         self.config = load_config(file.config)
         self.code = 0
         self.role = role_of(file, self.config)
         if not (file.folder / "identity.pem").is_file():
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
-        self.identity = PartyFolder(file.folder).identity()
+        self.identity = PartyFolder(file.folder).load_identity()
         self.known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         sealed = file.folder / SEALED
-        self.sealed = Signed.read(sealed).opened(Sealed, sealed) if sealed.exists() else None
+        self.sealed = (
+            SignedFile.from_file(sealed).open_document(SealedProject, sealed)
+            if sealed.exists()
+            else None
+        )
 
     @property
     def settings(self) -> str:
@@ -117,8 +121,8 @@ class _Checks:
 
         return TableError(self.faults.faults).settings
 
-    def all(self, meet_s: float | None) -> Iterator[Finding]:
-        told = f"{self.role} of {self.config.method.title}, version {_version()}"
+    def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
+        told = f"{self.role} of {self.config.method.title}, version {_get_version()}"
         yield Finding("settings", "settings", "ok", told)
         for examine in (
             self._limits,
@@ -128,14 +132,14 @@ class _Checks:
             self._folder,
             self._certificate,
         ):
-            yield from self._tried(examine.__name__.strip("_").replace("_", " "), examine)
+            yield from self._try_check(examine.__name__.strip("_").replace("_", " "), examine)
         if meet_s is not None and not self.code:
-            yield from self._tried("meeting", partial(self._meeting, meet_s))
+            yield from self._try_check("meeting", partial(self._meet_peers, meet_s))
         elif not self.code:
-            yield from self._tried("peers", self._reached)
+            yield from self._try_check("peers", self._check_peers)
             yield Finding("peers", "clock, version", "optional", "compared by check --meet 60")
 
-    def _tried(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         """Yield the findings of one check, its failure, and its warnings."""
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -143,17 +147,17 @@ class _Checks:
                 yield from list(examine())
             except _ERRORS as error:
                 self.code = self.code or terminal.failure_of(error).code
-                yield from self._failed(name, error)
+                yield from self._describe_failure(name, error)
         yield from (Finding(name, name, "optional", str(one.message)) for one in warned)
 
-    def _failed(self, name: str, error: Exception) -> Iterator[Finding]:
+    def _describe_failure(self, name: str, error: Exception) -> Iterator[Finding]:
         """Say how something failed; of a table each fault."""
         from secure_apfed.faults import TableError
 
         if not isinstance(error, TableError):
             yield Finding(name, name, "missing", str(error))
             return
-        self.faults.add(error)
+        self.faults.add_error(error)
         for fault in error.faults:
             yield Finding(name, name, "missing", fault.message)
 
@@ -168,14 +172,16 @@ class _Checks:
         for each in find_departures(self.config):
             told = f"{each.value}, {each.usual}; protects {each.whom}: {each.means}"
             yield Finding("limits", each.setting, "optional", told)
-        for organisation, conflict in self.sealed.proposed.conflicts if self.sealed else ():
+        for organisation, conflict in (
+            self.sealed.proposal_document.conflicts if self.sealed else ()
+        ):
             told = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
             yield Finding("limits", "one organisation", "optional", told)
 
     def _contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
-        from secure_apfed.exchange.agreement import differing
-        from secure_apfed.runs.project import SEALED, shared_settings
+        from secure_apfed.exchange.agreement import find_differences
+        from secure_apfed.runs.project import SEALED, list_shared_settings
 
         file = self.file
         sealed = self.sealed
@@ -184,19 +190,23 @@ class _Checks:
             yield Finding("contract", "contract", "optional", told)
             return
         own = {**self.known, file.party: self.identity.public}
-        theirs = {name: given.identity for name, given in sealed.answered.items()}
+        theirs = {name: given.identity for name, given in sealed.answer_documents.items()}
         if other := [name for name, key in own.items() if theirs.get(name) != key.hex()]:
             raise ConfigError(
                 f"{file.party} knows another identity of {', '.join(other)} than the sealed "
                 f"project: join {file.folder / SEALED} again, or put identity.pem back"
             )
-        if differ := list(differing(self.config.terms(), sealed.proposed.config().terms())):
+        if differ := list(
+            find_differences(
+                self.config.collect_terms(), sealed.proposal_document.build_config().collect_terms()
+            )
+        ):
             raise ConfigError(
                 f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
                 "sign; nobody would begin"
             )
-        told = shared_settings(self.config).get("alignment", {})
-        agreed = sealed.proposed.settings.get("alignment", {})
+        told = list_shared_settings(self.config).get("alignment", {})
+        agreed = sealed.proposal_document.settings.get("alignment", {})
         for key in ("pairwise_overlaps", "dealer"):
             if told.get(key) != agreed.get(key):
                 raise ConfigError(
@@ -213,15 +223,15 @@ class _Checks:
             return
         told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
         yield Finding("table", "table", "ok", told)
-        yield self._columns(own)
+        yield self._describe_columns(own)
         if self.config.method.aligns:
-            yield from self._patterns(own.table.ids)
+            yield from self._describe_patterns(own.table.ids)
         if own.table.labels is not None:
             told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
             classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
             yield Finding("table", "labels", "ok", f"{told}{classes}")
 
-    def _columns(self, own: "OwnData") -> Finding:
+    def _describe_columns(self, own: "OwnData") -> Finding:
         """Say which columns are features, by their kind, and which are left out."""
         encoding = own.table.encoding
         if encoding.kind != "columns":
@@ -235,7 +245,7 @@ class _Checks:
             kinds.append(f"left out by ignore: {', '.join(party.ignore)}")
         return Finding("table", "features", "ok", "; ".join(kinds))
 
-    def _patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
+    def _describe_patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
         """Say in how many ways the IDs are written, as the agreed rules read them."""
         from apfed_protocols.id_patterns import (
             LEGEND,
@@ -273,31 +283,35 @@ class _Checks:
             raise TableError(faults)
 
     def _folder(self) -> Iterator[Finding]:
-        from secure_apfed.runs.folder import require_not_ended
+        from secure_apfed.runs.folder import require_open_project
 
         folder = self.file.folder
         tls = self.file.tls
-        require_not_ended(folder)
+        require_open_project(folder)
         if (free := shutil.disk_usage(folder).free) < _LITTLE_DISK:
-            raise CheckpointError(f"{folder} has {terminal.size(free)} left; make room for 1 GB")
+            raise CheckpointError(
+                f"{folder} has {terminal.format_size(free)} left; make room for 1 GB"
+            )
         for path in (folder, folder / "identity.pem", *([tls.key] if tls else [])):
             if path.exists() and path.stat().st_mode & 0o077:
                 raise CheckpointError(f"others may read {path}; shut it: chmod go-rwx {path}")
-        yield Finding("folder", "folder", "ok", f"its owner's alone, {terminal.size(free)} free")
+        yield Finding(
+            "folder", "folder", "ok", f"its owner's alone, {terminal.format_size(free)} free"
+        )
 
     def _certificate(self) -> Iterator[Finding]:
         from cryptography.x509 import load_pem_x509_certificate
 
-        from secure_apfed.between.certificates import RENEWAL, Credentials, read_revoked
-        from secure_apfed.runs.folder import read_ending
+        from secure_apfed.between.certificates import RENEWAL, Credentials, load_revocations
+        from secure_apfed.runs.folder import load_ending
 
-        if (tls := self.file.tls) is None or read_ending(self.file.folder) is not None:
+        if (tls := self.file.tls) is None or load_ending(self.file.folder) is not None:
             return  # an ended project has no certificate any more
-        yield from self._revoked()
-        yield from self._compare_with_sealed()
+        yield from self._check_revocations()
+        yield from self._compare_certificates()
         files = (tls.ca, tls.certificate, tls.key)
-        revoked = read_revoked(tls.revoked)
-        loaded = Credentials.load(*files, name=self.file.party, revoked=revoked)
+        revoked = load_revocations(tls.revoked)
+        loaded = Credentials.from_files(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
         told = f"{days} days left"
@@ -307,10 +321,10 @@ class _Checks:
             told += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
             yield Finding("certificate", "certificate", "optional", told)
 
-    def _revoked(self) -> Iterator[Finding]:
+    def _check_revocations(self) -> Iterator[Finding]:
         """Check that the list of revoked keys is read, and report whom it names."""
-        from secure_apfed.between.certificates import read_revoked
-        from secure_apfed.runs.revocation import find_unread_lists, revoked_names
+        from secure_apfed.between.certificates import load_revocations
+        from secure_apfed.runs.revocation import find_revoked_names, find_unread_lists
 
         assert self.file.tls is not None
         path = self.file.tls.revoked
@@ -324,19 +338,19 @@ class _Checks:
             told = f"tls.revoked of {self.path} names no list: a stolen key cannot be revoked here"
             yield Finding("certificate", "revoked", "optional", told)
             return
-        revoked = read_revoked(path)
-        names = revoked_names(self.file, revoked)
+        revoked = load_revocations(path)
+        names = find_revoked_names(self.file, revoked)
         told = f"{path} names {len(revoked)}"
         if names:
             told += f", among them {', '.join(names)}, with whom nothing can begin"
         yield Finding("certificate", "revoked", "optional" if names else "ok", told)
 
-    def _compare_with_sealed(self) -> Iterator[Finding]:
+    def _compare_certificates(self) -> Iterator[Finding]:
         """Report a project that was sealed again while this party still shows its old
         certificates.
         """
         from secure_apfed.runs.project import SEALED
-        from secure_apfed.runs.revocation import renewed_pem
+        from secure_apfed.runs.revocation import find_newest_pem
 
         tls = self.file.tls
         sealed = self.sealed
@@ -344,7 +358,7 @@ class _Checks:
             return
         shown = tls.certificate.read_text(encoding="utf-8", errors="replace")
         authorities = tls.ca.read_text(encoding="utf-8", errors="replace")
-        newest = renewed_pem(
+        newest = find_newest_pem(
             self.file.folder, self.file.party, sealed.certificates[self.file.party]
         )
         if shown != newest or sealed.ca not in authorities:
@@ -354,7 +368,7 @@ class _Checks:
             )
             yield Finding("certificate", "sealed certificate", "optional", told)
 
-    def _reached(self) -> Iterator[Finding]:
+    def _check_peers(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import LINKS
 
         file = self.file
@@ -363,11 +377,11 @@ class _Checks:
         link = LINKS[file.link](file, self.identity, self.known)
         for name in file.peers:
             state: State = "optional"
-            if not link.dials(name):
+            if not link.needs_dialling(name):
                 told = "it dials this party, which check --meet 60 tries"
             else:
                 try:
-                    link.proved(name).close()
+                    link.dial_and_prove(name).close()
                     state = "ok"
                     told = "reached, and it is who it should be"
                 except (OSError, EOFError, RemoteProtocolError) as error:
@@ -377,30 +391,33 @@ class _Checks:
                         self.code = _REFUSED
             yield Finding("peers", f"{name} by relay" if file.relay else name, state, told)
 
-    def _meeting(self, meet_s: float) -> Iterator[Finding]:
+    def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
         """Meet all others as for a run, and compare versions, clocks and what would be signed."""
-        from secure_apfed.exchange import Links, StatusKeeper, play_one
-        from secure_apfed.runs.party import connect
+        from secure_apfed.exchange import Links, StatusTracker, run_role
+        from secure_apfed.runs.party import connect_peers
         from secure_apfed.runs.project import digest_of
 
         file = self.file
         me = self.file.party
         waits = file.model_copy(update={"meet_s": meet_s})
-        status = StatusKeeper()
-        status.begin(me, list(file.peers), None, meet_s=meet_s)
-        board = progress.Board(lambda: (status.status(),))
-        with progress.showing(board, as_json=self.is_quiet):
-            transport = connect(waits, self.identity, self.known, status.misses)
-        links = Links(me, list(file.peers), transport.post, lambda envelope, size: None)
+        status = StatusTracker()
+        status.start_session(me, list(file.peers), None, meet_s=meet_s)
+        board = progress.Board(lambda: (status.build_status(),))
+        with progress.show_board(board, as_json=self.is_quiet):
+            transport = connect_peers(waits, self.identity, self.known, status.observe_missing)
+        links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
         mine = {
-            "version": _version(),
-            "settings": digest_of(self.config.terms()).hex(),
+            "version": _get_version(),
+            "settings": digest_of(self.config.collect_terms()).hex(),
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }
         shares = share_patterns(self.patterns)
         sent: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
-        said = play_one(
-            _compared(links, list(file.peers), sent), links, transport, timeout_s=file.timeout_s
+        said = run_role(
+            _compare_peers(links, list(file.peers), sent),
+            links,
+            transport,
+            timeout_s=file.timeout_s,
         )
         for name, (theirs, apart_s) in said.items():
             for what, own in mine.items():
@@ -416,7 +433,7 @@ class _Checks:
             told = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
             yield Finding("meeting", name, "ok", told)
         others = {
-            name: read_patterns(theirs[_PATTERNS], sender=name)
+            name: parse_patterns(theirs[_PATTERNS], sender=name)
             for name, (theirs, _) in said.items()
             if _PATTERNS in theirs
         }
@@ -481,7 +498,7 @@ class _Checks:
             yield Finding("meeting", "patterns of IDs", "optional", told)
 
 
-async def _compared(
+async def _compare_peers(
     links: "Links", peers: list[str], mine: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
     """Return what each peer says, and how far its clock is from this one, in seconds."""
@@ -512,7 +529,7 @@ def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(list(frequent.items())[:_MOST_PATTERNS])
 
 
-def read_patterns(given: object, *, sender: str) -> dict[str, int]:
+def parse_patterns(given: object, *, sender: str) -> dict[str, int]:
     """Return the patterns that another party sent, with their shares in whole per cent.
 
     Raises:
@@ -542,5 +559,5 @@ def _is_pattern(text: object) -> bool:
     return text.isprintable() and all(_MARKS_OF_KINDS.fullmatch(run) for run in runs)
 
 
-def _version() -> str:
+def _get_version() -> str:
     return metadata.version("secure-apfed")

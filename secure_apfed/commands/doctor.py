@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 
 from apfed_protocols.crypten import INSTALL
-from apfed_protocols.installing import install_extra, install_required
+from apfed_protocols.installing import install_extra, install_requirement
 from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
@@ -54,15 +54,15 @@ _CRYPTEN = "from apfed_protocols.crypten import load_crypten; load_crypten()"
 _CRYPTEN_SECONDS = 60
 
 
-def healthy(findings: tuple[Finding, ...]) -> bool:
+def is_healthy(findings: tuple[Finding, ...]) -> bool:
     return all(finding.state != "missing" for finding in findings)
 
 
-def examine() -> tuple[Finding, ...]:
-    return (*_system(), *_packages(), *_accelerator(), *_data())
+def examine_machine() -> tuple[Finding, ...]:
+    return (*_check_system(), *_check_packages(), *_check_accelerator(), *_check_data())
 
 
-def _system() -> Iterator[Finding]:
+def _check_system() -> Iterator[Finding]:
     state: State = "ok" if sys.version_info >= _OLDEST_PYTHON else "missing"
     newer = "" if state == "ok" else "install Python {}.{} or newer".format(*_OLDEST_PYTHON)
     yield Finding("system", "python", state, platform.python_version(), newer)
@@ -72,15 +72,15 @@ def _system() -> Iterator[Finding]:
     yield Finding("system", "machine", "ok", machine)
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     for name, (module, purpose) in _REQUIRED.items():
-        yield _package(name, module, purpose, install_required(name), "missing")
+        yield _check_package(name, module, purpose, install_requirement(name), "missing")
     for name, (module, purpose, extra) in _OPTIONAL.items():
-        yield _package(name, module, purpose, install_extra(extra), "optional")
-    yield _crypten()
+        yield _check_package(name, module, purpose, install_extra(extra), "optional")
+    yield _check_crypten()
 
 
-def _package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
+def _check_package(name: str, module: str, purpose: str, remedy: str, absent: State) -> Finding:
     quiet = io.StringIO()
     try:
         with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
@@ -93,7 +93,7 @@ def _package(name: str, module: str, purpose: str, remedy: str, absent: State) -
         return Finding("packages", name, absent, f"for {purpose}: {reason}", remedy)
 
 
-def _crypten() -> Finding:
+def _check_crypten() -> Finding:
     try:
         version = importlib.metadata.version("crypten")
         subprocess.run(  # noqa: S603 - a fixed program, no input
@@ -114,7 +114,7 @@ def _crypten() -> Finding:
     return Finding("packages", "crypten", "optional", f"{purpose}: {why}", INSTALL)
 
 
-def _accelerator() -> Iterator[Finding]:
+def _check_accelerator() -> Iterator[Finding]:
     try:
         import torch
     except (ImportError, OSError):
@@ -133,7 +133,7 @@ def _accelerator() -> Iterator[Finding]:
     yield Finding("system", "GPU", "optional", value, remedy)
 
 
-def _data() -> Iterator[Finding]:
+def _check_data() -> Iterator[Finding]:
     folder = default_folder()
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):

@@ -16,7 +16,7 @@ import typer
 from apfed_protocols.installing import install_extra
 from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, Jobs, RunFolder
-from secure_apfed.phases import Phases, begins
+from secure_apfed.phases import Phases, begin_phase
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from secure_apfed.runs.worth import WhoHelped
 
 
-def tell(
+def finish_run(
     config: "Config",
     result: "RunResult",
     *,
@@ -45,17 +45,17 @@ def tell(
     """Measure and write what belongs beside a finished run, and print all of it; what its phases
     took where they are given. `contributions`: what each passive's help was worth, too.
     """
-    from apfed_experiments.finished import mount_attacks, read_finished_run
+    from apfed_experiments.finished import load_finished_run, mount_attacks
     from apfed_experiments.verdict import describe_run
 
     folder = result.folder
     assert folder is not None
-    begins("baselines")
+    begin_phase("baselines")
     how: dict[str, Any] = {"as_json": quiet and not json_events, "json_events": json_events}
-    with progress.working(config.data.active_name if json_events else "", **how):
-        solo = alone(config, result, quiet=quiet) if baselines else None
+    with progress.show_work(config.data.active_name if json_events else "", **how):
+        solo = measure_local_models(config, result, quiet=quiet) if baselines else None
     who_helped = _measure_worth(result, quiet=quiet) if contributions else None
-    begins("attacks")
+    begin_phase("attacks")
     if config.attacks and not quiet:
         names = ", ".join(dict.fromkeys(choice.name for choice in config.attacks))
         terminal.show_note(
@@ -66,20 +66,20 @@ def tell(
             "memory for those that read more"
         )
     if (recording := result.recorded) is None:
-        results = _of_each(folder)
+        results = _merge_attacks(folder)
     else:
-        with progress.working(**how):
+        with progress.show_work(**how):
             results = mount_attacks(folder, recording=recording)
-    begins("report")
+    begin_phase("report")
     page = report_if_possible(folder)
     if page is not None and result.recorded is None:
-        for party in _files(folder).ended_parties():
+        for party in _open_folder(folder).list_ended_parties():
             report_if_possible(party)
     if not quiet:
         _show_result(config, result, results, solo, page)
     board = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if phases is not None:
-        phases.end()
+        phases.end_phase()
     if quiet:
         from apfed_attacks.headlines import headlines_by_direction
         from secure_apfed.runs.departures import (
@@ -98,23 +98,23 @@ def tell(
                 "wire_bytes": result.wire_bytes,
                 "sessions": result.sessions,
                 "steps": result.steps,
-                "calibration": _plain(result.calibration),
-                "ranking": _plain(result.ranking),
+                "calibration": _dump_record(result.calibration),
+                "ranking": _dump_record(result.ranking),
                 "never_predicted": dict(result.never_predicted),
                 "privacy": asdict(result.privacy),
                 "promises": [promise.as_json() for promise in result.promises],
                 "attacks": [attack.as_json() for attack in results],
                 "directions": [of.as_json() for of in headlines_by_direction(results, config)],
                 "contributions": result.contributions,
-                "who_helped": _plain(who_helped),
+                "who_helped": _dump_record(who_helped),
                 "stated": result.stated,
                 "less_protected": describe_departures(config),
                 "shared_organisations": describe_shared_organisations(folder),
                 "solo": None if solo is None else solo.model_dump(mode="json"),
-                "verdict": dict(describe_run(read_finished_run(folder))),
+                "verdict": dict(describe_run(load_finished_run(folder))),
                 "folder": folder,
                 "report": page,
-                "tradeoff": None if board is None else board.table.plain(),
+                "tradeoff": None if board is None else board.table.export_rows(),
                 "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
             }
         )
@@ -127,38 +127,38 @@ def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
     from secure_apfed.runs.worth import measure_worth
 
     assert result.folder is not None
-    with progress.counting("trainings without a passive", quiet=quiet) as on_done:
+    with progress.show_count("trainings without a passive", quiet=quiet) as on_done:
         found = measure_worth(result, on_done=on_done)
-    files = _files(result.folder)
+    files = _open_folder(result.folder)
     files.write_json(files.who_helped, found.model_dump(mode="json"))
     return found
 
 
-def _plain(written: "Written | None") -> "dict[str, Any] | None":
+def _dump_record(written: "Written | None") -> "dict[str, Any] | None":
     return None if written is None else written.model_dump(mode="json")
 
 
-def _files(folder: Path) -> "Files":
+def _open_folder(folder: Path) -> "Files":
     from secure_apfed.runs.folder import RunFolder as Files
 
     return Files(folder)
 
 
-def _of_each(folder: Path) -> "tuple[AttackResult, ...]":
+def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
     """Merge the results of attacks that parties ran apart into `attacks.json` of the run's folder.
 
     In the active's own folder only its own results are read.
     """
     from apfed_attacks.interface import AttackResult
-    from secure_apfed.files import read_json
+    from secure_apfed.files import load_json
 
-    run = _files(folder)
-    paths = [path / "attacks.json" for path in run.ended_parties() or (folder,)]
+    run = _open_folder(folder)
+    paths = [path / "attacks.json" for path in run.list_ended_parties() or (folder,)]
     found = tuple(
         result
         for path in paths
         if path.is_file()
-        for result in read_json(path, tuple[AttackResult, ...])
+        for result in load_json(path, tuple[AttackResult, ...])
     )
     if found:
         run.write_json(folder / "attacks.json", [result.as_json() for result in found])
@@ -174,7 +174,9 @@ def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
     if not quiet:
         terminal.show_note(f"attacking what {record.me} let out")
     results = measure_own(record, record.config.attacks, seed=record.config.seed)
-    _files(folder).write_json(folder / "attacks.json", [result.as_json() for result in results])
+    _open_folder(folder).write_json(
+        folder / "attacks.json", [result.as_json() for result in results]
+    )
 
 
 def tell_helper(folder: Path, *, quiet: bool) -> None:
@@ -186,16 +188,18 @@ def tell_helper(folder: Path, *, quiet: bool) -> None:
         typer.echo(page)
 
 
-def alone(config: "Config", result: "RunResult", *, quiet: bool) -> "SoloRecord | None":
+def measure_local_models(
+    config: "Config", result: "RunResult", *, quiet: bool
+) -> "SoloRecord | None":
     """Measure what the active reaches locally, from the same rows and labels."""
-    from apfed_experiments.solo import LEFT_OUT, beside_run
+    from apfed_experiments.solo import LEFT_OUT, measure_run_baselines
 
     assert result.folder is not None
     if not quiet and config.dp_sgd is not None:
         terminal.show_note(LEFT_OUT)
     elif not quiet and result.trained is not None:
         terminal.show_note("measuring what the active would do alone")
-    return beside_run(config, result.folder, result.trained)
+    return measure_run_baselines(config, result.folder, result.trained)
 
 
 def _show_result(
@@ -206,17 +210,21 @@ def _show_result(
     page: Path | None,
 ) -> None:
     from apfed_attacks.headlines import headlines_by_direction
-    from apfed_experiments.finished import read_finished_run
+    from apfed_experiments.finished import load_finished_run
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from apfed_experiments.verdict import describe_run
     from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
     from secure_apfed.measures import ACCURACY, MEASURES
     from secure_apfed.promises import NO_ACCOUNT, promise_of_account
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-    from secure_apfed.runs.outcome import describe_never_predicted, measure_text, read_common
+    from secure_apfed.runs.outcome import (
+        describe_unpredicted_classes,
+        load_common_people,
+        measure_text,
+    )
 
     assert result.folder is not None
-    finished = read_finished_run(result.folder)
+    finished = load_finished_run(result.folder)
     measure = MEASURES[result.measure]
     titles = {name: title_variant(config.method, name) for name in result.accuracy}
     tested = {
@@ -246,13 +254,16 @@ def _show_result(
             )
         )
         rows += [
-            (MEASURES[name].title, found.text(MEASURES[name]))
+            (MEASURES[name].title, found.format_interval(MEASURES[name]))
             for name, found in ranking.intervals.items()
         ]
-    rows += [(f"people of {one.party}", one.sentence) for one in read_common(_files(result.folder))]
+    rows += [
+        (f"people of {one.party}", one.sentence)
+        for one in load_common_people(_open_folder(result.folder))
+    ]
     if result.threshold is not None:
         rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
-    missing = describe_never_predicted(config, result.never_predicted)
+    missing = describe_unpredicted_classes(config, result.never_predicted)
     if missing is not None:
         rows.append(("never predicted", missing))
     if solo is not None:
@@ -271,7 +282,7 @@ def _show_result(
     several = f" in {result.sessions} sessions" if result.sessions > 1 else ""
     rows.append(("sent", f"{result.wire_bytes / 1e6:.1f} MB{several}"))
     figure = config.method.figure
-    rows += [(promise.title(), promise.sentence) for promise in result.promises]
+    rows += [(promise.format_title(), promise.sentence) for promise in result.promises]
     checked = result.privacy.accountants if figure == "epsilon_x" else {}
     rows += [
         (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
@@ -329,14 +340,14 @@ def attack(
     from apfed_experiments.finished import mount_attacks
     from secure_apfed.learning.descent import find_device
 
-    chosen = _chosen(attacks or [], options or [])
+    chosen = _pick_attacks(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
     where = None if device is None else find_device(device)
-    with progress.working(as_json=as_json):
+    with progress.show_work(as_json=as_json):
         results = mount_attacks(folder, chosen, seed=seed, device=where)
     page = report_if_possible(folder)
-    headlines = headlines_by_direction(results, _files(folder).load_config())
+    headlines = headlines_by_direction(results, _open_folder(folder).load_config())
     if as_json:
         found = [result.as_json() for result in results]
         directions = [headline.as_json() for headline in headlines]
@@ -345,7 +356,7 @@ def attack(
         )
         return
     _show_attacks(results, headlines)
-    if _files(folder).load_config().kept.keep == "none":
+    if _open_folder(folder).load_config().effective_transcript.keep == "none":
         terminal.show_note(
             "note: nothing that was sent is kept, since the run's file names no attacks; name "
             "them, or set transcript.keep, and play the run anew for those that read it"
@@ -371,9 +382,9 @@ def report_if_possible(folder: Path) -> Path | None:
 
 
 def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Headline]") -> None:
-    from apfed_attacks.interface import headlines
+    from apfed_attacks.interface import select_headlines
 
-    worst = headlines(results)
+    worst = select_headlines(results)
     rows: list[tuple[str, ...]] = [
         (
             each.attack,
@@ -402,10 +413,10 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
     )
 
 
-def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
+def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice, ...]":
     """Return what to mount: the attacks with options given once each, the others' full suites."""
     from apfed_attacks import ATTACKS
-    from apfed_attacks.run import ALL, full_suite, prepare
+    from apfed_attacks.run import ALL, full_suite, prepare_attack
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
@@ -420,7 +431,7 @@ def _chosen(names: Sequence[str], options: Sequence[str]) -> "tuple[AttackChoice
     for name in named:
         if name in given:
             chosen.append(AttackChoice(name=name, options=given[name]))
-            prepare(chosen[-1])
+            prepare_attack(chosen[-1])
         else:
             chosen += full_suite([name])
     return tuple(chosen)
@@ -456,13 +467,13 @@ def tradeoff(
 
     study = load_tradeoff(study_file)
     folder = output or Path("runs", study.name)
-    board = _played(study, folder, jobs, quiet=as_json)
+    board = _run_study(study, folder, jobs, quiet=as_json)
     if as_json:
         failures = {failure.trial: failure.message for failure in board.failures}
         terminal.print_json(
             {
                 "study": study.name,
-                "points": board.table.plain(),
+                "points": board.table.export_rows(),
                 "failures": failures,
                 "folder": folder,
             }
@@ -476,13 +487,13 @@ def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | Non
         return None
     from apfed_experiments.tradeoff import tradeoff_of
 
-    return _played(tradeoff_of(config), folder, 2, quiet=quiet)
+    return _run_study(tradeoff_of(config), folder, 2, quiet=quiet)
 
 
-def _played(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
+def _run_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
     from apfed_experiments.tradeoff import run_tradeoff
 
-    with progress.counting(f"{study.name}: trials", quiet=quiet) as on_done:
+    with progress.show_count(f"{study.name}: trials", quiet=quiet) as on_done:
         board = run_tradeoff(study, folder, jobs=jobs, on_done=on_done)
     if not quiet:
         title = f"Trade-off {study.name}: accuracy, and the worst attack's advantage"
@@ -517,7 +528,7 @@ def runs(
         terminal.print_json({"folder": folder, "runs": rows, "page": page})
         return
     if found:
-        terminal.show_rows(f"Runs below {folder}", HEADER, [run.cells() for run in found])
+        terminal.show_rows(f"Runs below {folder}", HEADER, [run.list_cells() for run in found])
         terminal.show_note(
             "The gain of one run shows no help, only several seeds do (secure-apfed run CONFIG "
             "--seeds 5). The worst of several attacks is above 0 by chance alone; where none was "
@@ -564,7 +575,7 @@ def predict(
     elif predictions is None:
         terminal.show_note(f"{compared.rows} rows written to {output}")
     else:
-        _show_predictions(predictions.frame())
+        _show_predictions(predictions.to_frame())
     if as_json:
         return
     for column in compared.drift:
@@ -590,7 +601,7 @@ def _predict_jointly(
     as_json: bool,
 ) -> None:
     from secure_apfed.errors import ConfigError
-    from secure_apfed.exchange import StatusKeeper
+    from secure_apfed.exchange import StatusTracker
     from secure_apfed.runs.party import PartyFile
     from secure_apfed.runs.served import predict_jointly
 
@@ -599,13 +610,13 @@ def _predict_jointly(
             "--id-column: with --jointly people are asked about by the ID columns of the training "
             "(data.id_column); leave it out"
         )
-    if not PartyFile.read(party).folder.samefile(model):
+    if not PartyFile.from_file(party).folder.samefile(model):
         raise ConfigError(
             f"--jointly {party}: its folder is not {model}; give the run of that file"
         )
-    status, frames = StatusKeeper(), list["pd.DataFrame"]()
-    board = progress.Board(lambda: (status.status(),))
-    with progress.showing(board, as_json=as_json):
+    status, frames = StatusTracker(), list["pd.DataFrame"]()
+    board = progress.Board(lambda: (status.build_status(),))
+    with progress.show_board(board, as_json=as_json):
         said = predict_jointly(
             party, data, output, status=status, write=None if output else frames.append
         )
@@ -621,7 +632,7 @@ def _predict_jointly(
             + (refused if said.refused else "")
             + (f", since {said.why}" if said.why else "")
         )
-    if said.failed:
+    if said.is_failure:
         raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
 
 
@@ -640,15 +651,15 @@ def columns(
     from secure_apfed.config.file import dump_settings
     from secure_apfed.errors import ConfigError
     from secure_apfed.files import refuse_replacing_input, write_atomically
-    from secure_apfed.runs.columns import kept_columns, read_scores, reduced
+    from secure_apfed.runs.columns import load_column_scores, pick_columns, restrict_columns
 
-    scores = read_scores(folder)
-    kept = {} if keep is None else kept_columns(scores, keep)
+    scores = load_column_scores(folder)
+    kept = {} if keep is None else pick_columns(scores, keep)
     if output is not None:
         if keep is None:
             raise ConfigError("--output: say how many columns stay, as --keep 10 or --keep 0.3")
         refuse_replacing_input(output, "--output", folder)
-        config = reduced(_files(folder).load_config(), scores, kept)
+        config = restrict_columns(_open_folder(folder).load_config(), scores, kept)
         write_atomically(output, dump_settings(config).encode())
     if as_json:
         terminal.print_json({"scores": scores, "kept": kept, "config": output})

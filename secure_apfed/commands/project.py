@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from secure_apfed.config import Config
     from secure_apfed.planning.forecast import Link
     from secure_apfed.runs.ending import EndPlan
-    from secure_apfed.runs.project import Proposal, Sealed
+    from secure_apfed.runs.project import Proposal, SealedProject
     from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
@@ -85,12 +85,15 @@ def new(
 ) -> None:
     """Propose a run: the file that comes of it goes to all other parties."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.runs.project import PROPOSAL, propose
+    from secure_apfed.runs.project import PROPOSAL, propose_project
 
     config = load_config(config_file, overrides=overrides or ())
     home = folder or Path(party)
-    (relay_by, dialled), *_ = [*_pairs("--relay", [relay] if relay else []).items(), (None, None)]
-    proposal = propose(
+    (relay_by, dialled), *_ = [
+        *_parse_pairs("--relay", [relay] if relay else []).items(),
+        (None, None),
+    ]
+    proposal = propose_project(
         config,
         party,
         home,
@@ -98,10 +101,10 @@ def new(
         columns=columns,
         relay_by=relay_by,
         relay=dialled,
-        addresses=_pairs("--at", at or ()),
-        run_by=_pairs("--run-by", run_by or ()),
-        together=_groups(together or ()),
-        show=partial(_tell, party=party, as_json=as_json),
+        addresses=_parse_pairs("--at", at or ()),
+        run_by=_parse_pairs("--run-by", run_by or ()),
+        together=_parse_groups(together or ()),
+        show=partial(_show_proposal, party=party, as_json=as_json),
     )
     if not as_json:
         others = ", ".join(name for name in proposal.roles if name != party)
@@ -123,15 +126,15 @@ def seal_answers(
     as_json: AsJson = False,
 ) -> None:
     """Put all answers together into the project that all hold; again, to renew certificates."""
-    from secure_apfed.runs.project import SEALED, seal
+    from secure_apfed.runs.project import SEALED, seal_project
 
-    sealed = seal(answers, folder, days=days)
+    sealed = seal_project(answers, folder, days=days)
     then = f"Send {folder / SEALED} to all others; each joins it."
-    _tell_sealed(sealed, folder, then, as_json=as_json)
+    _show_sealed_project(sealed, folder, then, as_json=as_json)
 
 
 @project_app.command("end")
-def end(
+def end_party_project(
     folder: Annotated[
         Path | None, typer.Argument(metavar="FOLDER", help="The party's, in place of --config.")
     ] = None,
@@ -179,7 +182,7 @@ def _show_end(plan: "EndPlan") -> None:
             "nothing to do"
         )
         return
-    rows = [(name, terminal.size(size), why) for name, why, size in plan.deletes]
+    rows = [(name, terminal.format_size(size), why) for name, why, size in plan.deletes]
     terminal.show_rows(f"To be deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
     terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
 
@@ -213,42 +216,44 @@ def join(
     from secure_apfed.runs import project
 
     home = folder or Path(party)
-    signed = project.Signed.read(file)
+    signed = project.SignedFile.from_file(file)
     sealed = signed.document.get("kind") == "sealed project"
-    organiser: Sealed | Proposal = (
-        signed.opened(project.Sealed, file) if sealed else signed.opened(project.Proposal, file)
+    organiser: SealedProject | Proposal = (
+        signed.open_document(project.SealedProject, file)
+        if sealed
+        else signed.open_document(project.Proposal, file)
     )
     if words is not None:
-        _compare(words, file, organiser)
+        _check_words(words, file, organiser)
     if sealed:
         then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
-        _tell_sealed(project.accept(file, party, home), home, then, as_json=as_json)
+        _show_sealed_project(project.accept_project(file, party, home), home, then, as_json=as_json)
         return
     own = {"file": table and str(table.absolute()), "id_column": id_column, "missing": missing}
     try:
-        proposal = project.answer(
+        proposal = project.answer_proposal(
             file,
             party,
             home,
             columns=columns,
             certificates=certificates,
             table={key: value for key, value in own.items() if value is not None},
-            together=_groups(together or ()),
+            together=_parse_groups(together or ()),
             settings=own_settings or (),
-            show=partial(_tell, party=party, as_json=as_json),
+            show=partial(_show_proposal, party=party, as_json=as_json),
         )
     except TableError as error:
-        faults = [replace(fault, message=_advise(fault.message)) for fault in error.faults]
+        faults = [replace(fault, message=_reword_message(fault.message)) for fault in error.faults]
         raise JoinedTableError(faults) from error
     except DataError as error:
-        raise DataError(_advise(str(error))) from error
+        raise DataError(_reword_message(str(error))) from error
     if not as_json:
         made = home / project.ANSWER.format(party)
         settings = home / project.RUN
         typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
 
 
-def _advise(message: str) -> str:
+def _reword_message(message: str) -> str:
     """Say by options what a message says by the run's file, which a party that joins has not."""
     message = message.replace(" in the run's file", "")
     if _EMPTY_CELLS in message:
@@ -259,11 +264,11 @@ def _advise(message: str) -> str:
     return message
 
 
-def _compare(words: str, file: Path, organiser: "Sealed | Proposal") -> None:
-    from secure_apfed.runs.project import Sealed
+def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") -> None:
+    from secure_apfed.runs.project import SealedProject
 
     told = {"organiser": organiser.words.split()}
-    if isinstance(organiser, Sealed):
+    if isinstance(organiser, SealedProject):
         told["whole project"] = organiser.project_words.split()
     given = words.split()
     whose = next((name for name, right in told.items() if len(right) == len(given)), None)
@@ -297,25 +302,25 @@ def show_identity(folder: Annotated[Path, typer.Argument()], as_json: AsJson = F
 
 
 def _show_identity(folder: Path, *, as_json: bool) -> None:
-    from secure_apfed.fingerprints import IDENTITY_WORDS, in_words
+    from secure_apfed.fingerprints import IDENTITY_WORDS, format_as_words
     from secure_apfed.runs.folder import PartyFolder
 
-    public = PartyFolder(folder).identity().public
-    told = {"identity": public.hex(), "words": in_words(public, IDENTITY_WORDS)}
+    public = PartyFolder(folder).load_identity().public
+    told = {"identity": public.hex(), "words": format_as_words(public, IDENTITY_WORDS)}
     if as_json:
         terminal.print_json(told)
     else:
         terminal.show_rows(str(folder), ("", ""), list(told.items()))
 
 
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+def _parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
     found = dict(text.partition("=")[::2] for text in given)
     if len(found) < len(given) or not all(name and value for name, value in found.items()):
         raise ConfigError(f"{option} {' '.join(given)}: expected NAME=VALUE, and each name once")
     return found
 
 
-def _groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _parse_groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the parties that each option names."""
     groups = tuple(tuple(text.split("+")) for text in given)
     if any(len(group) < 2 or not all(group) for group in groups):
@@ -325,7 +330,7 @@ def _groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     return groups
 
 
-def _tell(
+def _show_proposal(
     proposal: "Proposal", config: "Config", own: "TableShape | None", *, party: str, as_json: bool
 ) -> None:
     """Show in one screen what is asked of a party, what is learnt of it, and what it learns.
@@ -340,24 +345,24 @@ def _tell(
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that nobody has
-        like = dict.fromkeys(proposal.names("active", "passive"), own or TableShape())
+        like = dict.fromkeys(proposal.list_names("active", "passive"), own or TableShape())
         try:
             links = forecast(config, like).links
         except DataError as error:  # other parties' tables may still do
             terminal.show_note(f"note: what is sent cannot be told from this table alone: {error}")
-    facts = RunFacts.of(config, passives=len(proposal.names("passive")), apart=True)
-    asked = dict(_asked(proposal, config, party, own, links))
+    facts = RunFacts.from_settings(config, passives=len(proposal.list_names("passive")), apart=True)
+    asked = dict(_describe_request(proposal, config, party, own, links))
     by_others = f"What is learnt of {party}"
     by_party = f"What {party} learns"
     learnt: dict[str, list[tuple[str, ...]]] = {
-        by_others: list(_learnt(proposal, facts, links, sender=party)),
-        by_party: list(_learnt(proposal, facts, links, receiver=party)),
+        by_others: list(_describe_leaks(proposal, facts, links, sender=party)),
+        by_party: list(_describe_leaks(proposal, facts, links, receiver=party)),
         "Who puts together what it has": [
-            (each.who, each.learns) for each in COALITIONS if each.holds(facts)
+            (each.who, each.learns) for each in COALITIONS if each.holds_for(facts)
         ],
     }
     departures = find_departures(config)
-    organisations = list(_organisations(proposal))
+    organisations = list(_describe_organisations(proposal))
     if as_json:
         terminal.print_json(
             {
@@ -381,7 +386,7 @@ def _tell(
         terminal.show_rows(f"\n{title}", columns, rows)
 
 
-def _organisations(proposal: "Proposal") -> Iterator[str]:
+def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
     """Yield what an organisation reads by parties that it was allowed to run together."""
     for organisation, conflict in proposal.conflicts:
         yield (
@@ -390,7 +395,7 @@ def _organisations(proposal: "Proposal") -> Iterator[str]:
         )
 
 
-def _asked(
+def _describe_request(
     proposal: "Proposal",
     config: "Config",
     party: str,
@@ -399,7 +404,7 @@ def _asked(
 ) -> Iterator[tuple[str, str]]:
     data = config.data
     train = config.train
-    size = terminal.size
+    size = terminal.format_size
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
     for name, role in proposal.roles.items():
@@ -408,7 +413,7 @@ def _asked(
         yield f"{name} ({role})", f"{where}, run by {who}" if who else where
     if proposal.relay is not None:
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
-    if party in proposal.names("active", "passive"):
+    if party in proposal.list_names("active", "passive"):
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
         ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
         yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
@@ -424,10 +429,10 @@ def _asked(
     )
     guess = "" if own is not None or not data.parties else ", for tables of 1,000 rows"
     yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
-    yield from _served(config, party, own, role=proposal.roles[party])
+    yield from _describe_serving(config, party, own, role=proposal.roles[party])
 
 
-def _served(
+def _describe_serving(
     config: "Config", party: str, own: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
     """Yield what a passive answers after the training, unless its own file says otherwise."""
@@ -447,7 +452,7 @@ def _served(
     yield "joint prediction", f"where {party} serves: {told}, unless its party.yaml says otherwise"
 
 
-def _learnt(
+def _describe_leaks(
     proposal: "Proposal", facts: "RunFacts", links: "Sequence[Link]", **end: str
 ) -> Iterator[tuple[str, ...]]:
     """Yield peers, what is read, and what remains open, by kind of message that has this end."""
@@ -478,18 +483,22 @@ def _spell_own(address: str) -> str:
     return spell_address(("127.0.0.1" if host == "localhost" else str(ip_address(host)), port))
 
 
-def _tell_sealed(sealed: "Sealed", folder: Path, then: str, *, as_json: bool) -> None:
-    words = {name: given.words for name, given in sealed.answered.items()}
+def _show_sealed_project(
+    sealed: "SealedProject", folder: Path, then: str, *, as_json: bool
+) -> None:
+    words = {name: given.words for name, given in sealed.answer_documents.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})
         return
     terminal.show_rows("Who takes part", ("", "words of its identity"), list(words.items()))
     typer.echo(f"The whole project, by telephone the same at all: {sealed.project_words}")
-    address = sealed.proposed.relay
+    address = sealed.proposal_document.relay
     if address is not None and (folder / "relay-key.pem").exists():
         files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
         options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
-        allowed = " ".join(f"--allow {given.identity}" for given in sealed.answered.values())
+        allowed = " ".join(
+            f"--allow {given.identity}" for given in sealed.answer_documents.values()
+        )
         from secure_apfed.runs.revocation import REVOKED
 
         if (folder / REVOKED).exists():

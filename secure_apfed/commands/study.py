@@ -50,26 +50,26 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each line.")]
 Output = Annotated[Path, typer.Option(help="Folder of the study.")]
 
 
-def _workers() -> AbstractContextManager[None]:
+def _start_workers() -> AbstractContextManager[None]:
     """Import within what plays runs: the processes that play them import it at the same time."""
-    from apfed_experiments.workers import playing
+    from apfed_experiments.workers import start_workers
 
-    return playing()
+    return start_workers()
 
 
-def _some(names: Sequence[str]) -> str:
+def _describe_choice(names: Sequence[str]) -> str:
     return f"Some of: {', '.join(names)}; all unless given. May be repeated."
 
 
 @app.command("main")
 def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2) -> None:
     """Show what APFed is worth, costs and gives away under a secure sum and a guard."""
-    with _workers():
+    with _start_workers():
         from apfed_experiments.main_job import MAIN, run_job
 
-    with progress.counting("runs", quiet=False) as on_done:
+    with progress.show_count("runs", quiet=False) as on_done:
         tables = run_job(MAIN, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show(tables, MAIN.reading, output / "index.html")
+    _show_tables(tables, MAIN.reading, output / "index.html")
 
 
 @app.command("methods")
@@ -77,12 +77,12 @@ def compare_methods(
     output: Output = Path("runs/methods"), seeds: Seeds = 5, jobs: Jobs = 2
 ) -> None:
     """Compare all methods where few rows have a label."""
-    with _workers():
+    with _start_workers():
         from apfed_experiments.main_job import METHOD_COMPARISON, run_job
 
-    with progress.counting("runs", quiet=False) as on_done:
+    with progress.show_count("runs", quiet=False) as on_done:
         tables = run_job(METHOD_COMPARISON, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show(tables, METHOD_COMPARISON.reading, output / "index.html")
+    _show_tables(tables, METHOD_COMPARISON.reading, output / "index.html")
 
 
 @app.command()
@@ -96,17 +96,17 @@ def sums(
     as_json: AsJson = False,
 ) -> None:
     """Measure what aggregator, active and passive of APFed read, by secure sum and guard."""
-    _known([base], BASES)
-    with _workers():
+    _check_names([base], BASES)
+    with _start_workers():
         from apfed_experiments.study import base_config
         from apfed_experiments.sum_by_guard import READING, run_sum_by_guard
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # a sum in the clear is half of the study
-    with progress.counting("runs", quiet=as_json) as on_done:
+    with progress.show_count("runs", quiet=as_json) as on_done:
         table = run_sum_by_guard(
             base_config(base), output, seeds=range(seeds), jobs=jobs, on_done=on_done
         )
-    _show([table], READING, as_json=as_json)
+    _show_tables([table], READING, as_json=as_json)
 
 
 @app.command()
@@ -126,7 +126,7 @@ def gains(
     ] = False,
 ) -> None:
     """Measure what help adds to the best local model, case by case."""
-    with _workers():
+    with _start_workers():
         from apfed_experiments import gains as help_by_case
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -134,15 +134,15 @@ def gains(
     few = help_by_case.QUICK if quick and tables is None else ("*",)
     cases = help_by_case.cases_like(only or few, there)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
-    with progress.counting("runs", quiet=as_json) as on_done:
+    with progress.show_count("runs", quiet=as_json) as on_done:
         found = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
         )
-    _show(found, help_by_case.READING, output / "gains.md", as_json=as_json)
+    _show_tables(found, help_by_case.READING, output / "gains.md", as_json=as_json)
 
 
 @app.command("who-helped")
-def who_helped(
+def measure_passives(
     config_file: ConfigFile,
     output: Annotated[
         Path | None, typer.Option(help="Folder; runs/NAME-who-helped unless given.")
@@ -159,44 +159,46 @@ def who_helped(
     from secure_apfed.config.file import load_config
 
     config = load_config(config_file, overrides=overrides or ())
-    with _workers():
-        from apfed_experiments.who_helped import run_who_helped
+    with _start_workers():
+        from apfed_experiments.who_helped import run_leave_one_out
 
     folder = output or Path("runs", f"{config.name}-who-helped")
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    with progress.counting("runs", quiet=as_json) as on_done:
-        found = run_who_helped(
+    with progress.show_count("runs", quiet=as_json) as on_done:
+        found = run_leave_one_out(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
-    _show([found.table], found.reading, found.page, as_json=as_json, note=found.reading)
+    _show_tables([found.table], found.reading, found.page, as_json=as_json, note=found.reading)
 
 
 @app.command()
 def leaks(
-    only: Annotated[list[str] | None, typer.Option(help=_some(LEAKS))] = None,
+    only: Annotated[list[str] | None, typer.Option(help=_describe_choice(LEAKS))] = None,
     store: Annotated[
         Path | None, typer.Option(help="JSON file in which the parts played are replaced.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure what an active or a passive reads, honest or not, and what rules stop."""
-    _known(only, LEAKS)
-    from apfed_experiments.columns import plain, table_of
-    from apfed_experiments.leaks import play
+    _check_names(only, LEAKS)
+    from apfed_experiments.columns import export_value, table_of
+    from apfed_experiments.leaks import run_parts
     from secure_apfed.seeds import one_thread
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    with one_thread(), progress.counting("parts", quiet=as_json) as on_done:
-        found = play(only or LEAKS, store, on_done=on_done)
+    with one_thread(), progress.show_count("parts", quiet=as_json) as on_done:
+        found = run_parts(only or LEAKS, store, on_done=on_done)
     if as_json:
-        terminal.print_json({name: [plain(row) for row in rows] for name, rows in found.items()})
+        terminal.print_json(
+            {name: [export_value(row) for row in rows] for name, rows in found.items()}
+        )
         return
     for name, rows in found.items():
-        typer.echo(f"\n{name}\n\n{table_of(rows).markdown()}", nl=False)
+        typer.echo(f"\n{name}\n\n{table_of(rows).format_markdown()}", nl=False)
 
 
-def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
+def _check_names(given: Sequence[str] | None, names: Sequence[str]) -> None:
     for name in given or ():
         if name not in names:
             from secure_apfed.settings import unknown_name
@@ -204,7 +206,7 @@ def _known(given: Sequence[str] | None, names: Sequence[str]) -> None:
             raise typer.BadParameter(unknown_name(name, names))
 
 
-def _show(
+def _show_tables(
     tables: Sequence["Table"],
     reading: str = "",
     page: Path | None = None,
@@ -216,7 +218,9 @@ def _show(
     `more`.
     """
     if as_json:
-        terminal.print_json({**more, "rows": [row for table in tables for row in table.plain()]})
+        terminal.print_json(
+            {**more, "rows": [row for table in tables for row in table.export_rows()]}
+        )
         return
     for table in tables:
         terminal.show_rows(table.title, table.header, table.cells)
@@ -246,13 +250,13 @@ def table(
         _list_tables(as_json=as_json)
         return
     from apfed_experiments.tables import find_table
-    from apfed_experiments.tables.table import fill, write
+    from apfed_experiments.tables.table import fill_table, write_table
 
     wanted = find_table(name)
     folder = output or Path("runs", "tables", name)
-    with progress.counting(f"{name}: jobs", quiet=as_json) as on_done:
-        board = fill(wanted, folder, full=full, jobs=jobs, minutes=minutes, on_done=on_done)
-    files = write(board, folder)
+    with progress.show_count(f"{name}: jobs", quiet=as_json) as on_done:
+        board = fill_table(wanted, folder, full=full, jobs=jobs, minutes=minutes, on_done=on_done)
+    files = write_table(board, folder)
     if as_json:
         terminal.print_json({**board.as_json(), "files": files})
     else:

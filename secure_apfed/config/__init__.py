@@ -39,9 +39,9 @@ class Config(RunSettings):
     @field_validator("data")
     @classmethod
     def _labels_are_of_the_task(cls, data: DataSettings, info: ValidationInfo) -> DataSettings:
-        from secure_apfed.config.checks import of_task
+        from secure_apfed.config.checks import adapt_to_task
 
-        return of_task(data, info.data.get("task"))
+        return adapt_to_task(data, info.data.get("task"))
 
     @field_validator("task", "measure", "alignment", "data", "secure_sum")
     @classmethod
@@ -55,7 +55,7 @@ class Config(RunSettings):
         return value
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _check_fit(self) -> Self:
         # Late: tables hold what they name, and whoever reads settings needs none of it.
         from secure_apfed.config.checks import check_task
         from secure_apfed.methods.checks import check_method

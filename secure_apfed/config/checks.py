@@ -34,7 +34,7 @@ CHECKS: Mapping[str, Callable[[Any], object]] = {
 """By section, what raises a `ConfigError` for a name that is in no table, with the nearest."""
 
 
-def of_task(data: DataSettings, task: str | None) -> DataSettings:
+def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:
     """Return the data settings; a regression reads the labels of own tables as numbers."""
     if TASKS.get(task or "") is not Regression or data.dataset != TABLES or data.classes:
         return data
@@ -42,11 +42,11 @@ def of_task(data: DataSettings, task: str | None) -> DataSettings:
 
 
 def check_task(config: RunSettings) -> None:
-    for problem in _problems(config):
+    for problem in _list_problems(config):
         raise ValueError(problem)
 
 
-def _problems(config: RunSettings) -> Iterator[str]:
+def _list_problems(config: RunSettings) -> Iterator[str]:
     task = TASKS[config.task]
     numbers = labels_are_numbers(config.data)
     if task.measured_as not in (measured := MEASURES[config.measure].tasks):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from secure_apfed.config import Config
-from secure_apfed.config.plain_yaml import KeyPath, as_yaml, parse_yaml, read_text, yaml_value
+from secure_apfed.config.plain_yaml import KeyPath, as_yaml, load_text, parse_yaml, yaml_value
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import PathLike
 from secure_apfed.settings import Settings, did_you_mean
@@ -51,7 +51,9 @@ _EXPECTED: Mapping[str, str] = {
 }
 
 
-def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tuple[KeyPath, str]]:
+def describe_errors(
+    cls: type[Settings], error: ValidationError, raw: Any
+) -> list[tuple[KeyPath, str]]:
     """Return (key path in `raw`, problem) for everything that `cls` refused.
 
     A hundred problems at most, since each takes time; one more, of no key, says if there are more.
@@ -59,18 +61,18 @@ def describe(cls: type[Settings], error: ValidationError, raw: Any) -> list[tupl
     problems: dict[KeyPath, list[ErrorDetails]] = {}
     more: list[tuple[KeyPath, str]] = []
     for detail in error.errors(include_url=False):
-        path = (*_given_path(detail, raw), *_keys_named(cls, detail, raw))
+        path = (*_locate_error(detail, raw), *_find_key_names(cls, detail, raw))
         if path not in problems and len(problems) == _MOST:
             more = [((), f"has more problems than these {_MOST}; mend them first")]
             break
         problems.setdefault(path, []).append(detail)
     return [
-        *((path, _sentence(cls, path, details, raw)) for path, details in problems.items()),
+        *((path, _describe_problem(cls, path, details, raw)) for path, details in problems.items()),
         *more,
     ]
 
 
-def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
+def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
     """Return the error's location without the names of union members, which no file holds."""
     names = list(detail["loc"])
     path = []
@@ -91,7 +93,7 @@ def _given_path(detail: ErrorDetails, raw: Any) -> KeyPath:
     return (*path, *(() if missing is None else (missing,)))
 
 
-def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
+def _find_key_names(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str]:
     """Return the keys that begin one of our sentences, as "train.patience: ...", below its
     location.
 
@@ -100,14 +102,16 @@ def _keys_named(cls: type[Settings], detail: ErrorDetails, raw: Any) -> list[str
     if detail["type"] != "value_error":
         return []
     names = str(detail["ctx"]["error"]).partition(": ")[0].split(".")
-    return names if names[0] in _known_keys(cls, detail["loc"], raw) else []
+    return names if names[0] in _list_known_keys(cls, detail["loc"], raw) else []
 
 
-def _sentence(cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any) -> str:
+def _describe_problem(
+    cls: type[Settings], path: KeyPath, details: list[ErrorDetails], raw: Any
+) -> str:
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
-        known = sorted(set(_known_keys(cls, tuple(above), raw)))
+        known = sorted(set(_list_known_keys(cls, tuple(above), raw)))
         guess = did_you_mean(str(name), known)
         return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
     if first["type"] == "missing":
@@ -117,16 +121,16 @@ def _sentence(cls: type[Settings], path: KeyPath, details: list[ErrorDetails], r
         keys, _, rest = (said := str(first["ctx"]["error"])).partition(": ")
         return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else said
     # A member of a union that takes another shape altogether says nothing about this value.
-    expected = dict.fromkeys(_expectation(detail) for detail in details)
+    expected = dict.fromkeys(_describe_expectation(detail) for detail in details)
     given = first["input"]
     if first["type"] == "union_tag_invalid":
         given = first["ctx"]["tag"]
     wanted = " or ".join(expected)
-    nearest = _nearest(given, details)
-    return f"expected {wanted}, got {_shown(given)}{nearest}"
+    nearest = _suggest_choice(given, details)
+    return f"expected {wanted}, got {_format_value(given)}{nearest}"
 
 
-def _expectation(detail: ErrorDetails) -> str:
+def _describe_expectation(detail: ErrorDetails) -> str:
     if (expected := _EXPECTED.get(detail["type"])) is None:
         return detail["msg"].lower()
     context = detail.get("ctx", {})
@@ -135,7 +139,7 @@ def _expectation(detail: ErrorDetails) -> str:
     return expected.format_map(context)
 
 
-def _nearest(given: Any, details: list[ErrorDetails]) -> str:
+def _suggest_choice(given: Any, details: list[ErrorDetails]) -> str:
     """Name the choice that is closest to a misspelt one."""
     choices = [
         choice.strip(" '")
@@ -147,7 +151,7 @@ def _nearest(given: Any, details: list[ErrorDetails]) -> str:
     return f"; {guess}" if guess else ""
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return the value as the file would write it, shortened."""
     words = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)
@@ -155,21 +159,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _known_keys(annotation: Any, path: KeyPath, given: Any) -> Iterator[str]:
+def _list_known_keys(annotation: Any, path: KeyPath, given: Any) -> Iterator[str]:
     """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
     for model in _models_at(annotation, path, given):
         yield from model.model_fields
 
 
 def _models_at(annotation: Any, path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
-    for option in _options(annotation):
+    for option in _list_union_members(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _models_within(_named(option, given), path, given)
+            yield from _models_within(_find_named_class(option, given), path, given)
         elif path and get_origin(option) is dict:
-            yield from _models_at(arguments[1], path[1:], _inside(given, path[0]))
+            yield from _models_at(arguments[1], path[1:], _get_item(given, path[0]))
         elif path and get_origin(option) in (tuple, list):
-            yield from _models_at(arguments[0], path[1:], _inside(given, path[0]))
+            yield from _models_at(arguments[0], path[1:], _get_item(given, path[0]))
 
 
 def _models_within(model: type[BaseModel], path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
@@ -177,36 +181,38 @@ def _models_within(model: type[BaseModel], path: KeyPath, given: Any) -> Iterato
         yield model
     elif path[0] in model.model_fields:
         inner = model.model_fields[str(path[0])].annotation
-        yield from _models_at(inner, path[1:], _inside(given, path[0]))
-    elif path[0] == model.__name__ or path[0] in _tags(model):
+        yield from _models_at(inner, path[1:], _get_item(given, path[0]))
+    elif path[0] == model.__name__ or path[0] in _list_tags(model):
         yield from _models_within(model, path[1:], given)
 
 
-def _inside(given: Any, key: str | int) -> Any:
+def _get_item(given: Any, key: str | int) -> Any:
     return given.get(key) if isinstance(given, dict) else None
 
 
-def _named(model: type[BaseModel], given: Any) -> type[BaseModel]:
+def _find_named_class(model: type[BaseModel], given: Any) -> type[BaseModel]:
     """Return the class with the given name, if one class stands for those derived from it."""
-    name = _inside(given, "name") if isinstance(given, dict) else given
-    if isinstance(name, str) and name in _tags(model):
+    name = _get_item(given, "name") if isinstance(given, dict) else given
+    if isinstance(name, str) and name in _list_tags(model):
         return model
-    found = (_named(kind, given) for kind in model.__subclasses__())
-    return next((kind for kind in found if isinstance(name, str) and name in _tags(kind)), model)
+    found = (_find_named_class(kind, given) for kind in model.__subclasses__())
+    return next(
+        (kind for kind in found if isinstance(name, str) and name in _list_tags(kind)), model
+    )
 
 
-def _options(annotation: Any) -> Iterator[Any]:
+def _list_union_members(annotation: Any) -> Iterator[Any]:
     """Yield the members of a union, however deep; anything else is its own only member."""
     if get_origin(annotation) is Annotated:
-        yield from _options(get_args(annotation)[0])
+        yield from _list_union_members(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
         for member in get_args(annotation):
-            yield from _options(member)
+            yield from _list_union_members(member)
     else:
         yield annotation
 
 
-def _tags(model: type[BaseModel]) -> Iterator[Any]:
+def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
     """Yield the literals that tell this member of a tagged union from the others."""
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
@@ -223,7 +229,7 @@ def load_config(path: PathLike, *, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
     """
-    return load_config_text(read_text(Path(path)), source=str(path), overrides=overrides)
+    return load_config_text(load_text(Path(path)), source=str(path), overrides=overrides)
 
 
 def load_config_text(
@@ -236,15 +242,15 @@ def load_settings_text(
     cls: type[SettingsT], text: str, *, source: str, overrides: Sequence[str] = ()
 ) -> SettingsT:
     """Return any settings from a YAML text."""
-    raw, lines = _parse(text, source)
-    overridden = {_override(raw, override) for override in overrides}
+    raw, lines = _parse_settings(text, source)
+    overridden = {_apply_override(raw, override) for override in overrides}
     try:
         # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
         return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
-        problems = describe(cls, error, raw)
+        problems = describe_errors(cls, error, raw)
     listed = [
-        f"{_place(source, path, lines, overridden)}: {'.'.join(map(str, path))}: {problem}"
+        f"{_describe_place(source, path, lines, overridden)}: {'.'.join(map(str, path))}: {problem}"
         if path
         else f"{source}: {problem}"
         for path, problem in problems
@@ -256,7 +262,7 @@ def dump_settings(settings: Settings) -> str:
     return as_yaml(settings.model_dump(mode="json"))
 
 
-def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def _parse_settings(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     raw, lines = parse_yaml(text, source)
     if raw is None:
         raise ConfigError(f"{source}: is empty; expected settings, at least name, method and data")
@@ -266,7 +272,7 @@ def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     return raw, lines
 
 
-def _override(raw: dict[str, Any], override: str) -> KeyPath:
+def _apply_override(raw: dict[str, Any], override: str) -> KeyPath:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
@@ -275,18 +281,18 @@ def _override(raw: dict[str, Any], override: str) -> KeyPath:
     path: list[str | int] = []
     holder: Any = raw
     for name in names[:-1]:
-        path.append(_index(holder, name, override))
+        path.append(_parse_index(holder, name, override))
         if isinstance(holder, dict) and holder.get(name) is None:
             holder[name] = {}
         elif name == "method" and isinstance(holder, dict) and isinstance(holder[name], str):
             holder[name] = {"name": holder[name]}
         holder = holder[path[-1]]
-    path.append(_index(holder, names[-1], override))
+    path.append(_parse_index(holder, names[-1], override))
     holder[path[-1]] = value
     return tuple(path)
 
 
-def _index(holder: Any, name: str, override: str) -> str | int:
+def _parse_index(holder: Any, name: str, override: str) -> str | int:
     if isinstance(holder, dict):
         return name
     if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
@@ -295,7 +301,7 @@ def _index(holder: Any, name: str, override: str) -> str | int:
     raise ConfigError(f"--set {override}: there is no {name!r} to set in {given}")
 
 
-def _place(
+def _describe_place(
     source: str, path: KeyPath, lines: Mapping[KeyPath, int], overridden: set[KeyPath]
 ) -> str:
     """Say where a key was given: --set, or file and line (of the nearest key above it)."""

@@ -59,7 +59,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.012345
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
 
 
-def read_text(path: Path) -> str:
+def load_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -89,7 +89,7 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
             node = loader.get_single_node()
             if node is None:
                 return None, {}
-            lines = dict(_keys(node, source))
+            lines = dict(_list_key_lines(node, source))
             return loader.construct_document(node), lines
         finally:
             loader.dispose()
@@ -119,12 +119,14 @@ def _too_large(source: str) -> ConfigError:
     return ConfigError(f"{source}: is larger than {MOST_BYTES} bytes; expected YAML with settings")
 
 
-def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[KeyPath, int]]:
+def _list_key_lines(
+    node: yaml.Node, source: str, path: KeyPath = ()
+) -> Iterator[tuple[KeyPath, int]]:
     _check_plain(node, source)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield (*path, index), item.start_mark.line + 1
-            yield from _keys(item, source, (*path, index))
+            yield from _list_key_lines(item, source, (*path, index))
     if not isinstance(node, yaml.MappingNode):
         return
     seen: dict[str, int] = {}
@@ -132,7 +134,7 @@ def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[Ke
         line = key.start_mark.line + 1
         if key.tag != f"{_TAG}str":
             raise ConfigError(
-                f"{source}:{line}: keys are texts, got {_shown(key)}; write it in quotes"
+                f"{source}:{line}: keys are texts, got {_format_key(key)}; write it in quotes"
             )
         name = key.value
         if name in seen:
@@ -142,7 +144,7 @@ def _keys(node: yaml.Node, source: str, path: KeyPath = ()) -> Iterator[tuple[Ke
             )
         seen[name] = line
         yield (*path, name), line
-        yield from _keys(value, source, (*path, name))
+        yield from _list_key_lines(value, source, (*path, name))
 
 
 def _check_plain(node: yaml.Node, source: str) -> None:
@@ -156,5 +158,5 @@ def _check_plain(node: yaml.Node, source: str) -> None:
         )
 
 
-def _shown(key: yaml.Node) -> str:
+def _format_key(key: yaml.Node) -> str:
     return repr(key.value[:80]) if isinstance(key, yaml.ScalarNode) else "a list or mapping"

@@ -81,7 +81,7 @@ def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
     return job
 
 
-def simulate(
+def simulate_job(
     files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
 ) -> None:
     """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
@@ -119,8 +119,8 @@ class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
                 local / f"{name}.json.default" for name in ("resources", "authorization")
             )
             allow_classes(resources)
-            _write(resources, _read(resources) | {"allow_log_streaming": False})
-            _write(rights, _without_code(_read(rights)))
+            _write_json(resources, _load_json(resources) | {"allow_log_streaming": False})
+            _write_json(rights, _deny_code(_load_json(rights)))
 
 
 def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
@@ -133,12 +133,12 @@ def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> 
     """
     default = resources.with_name(f"{resources.name}.default")
     source = next((file for file in (resources, default) if file.exists()), None)
-    content = _read(source) if source is not None else {"format_version": 2}
+    content = _load_json(source) if source is not None else {"format_version": 2}
     allowed = content.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
-    _write(resources, content | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
+    _write_json(resources, content | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
 
 
-def _without_code(content: dict[str, Any]) -> dict[str, Any]:
+def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
     """Return the same rights by role, without the right to submit own code."""
     roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
@@ -148,10 +148,10 @@ def _without_code(content: dict[str, Any]) -> dict[str, Any]:
     return content | {"permissions": denied}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _load_json(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2), encoding="utf-8")

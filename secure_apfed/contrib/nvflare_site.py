@@ -27,12 +27,12 @@ from secure_apfed.between.calls import Calls
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transport
 from secure_apfed.exchange.envelope import plain_text
-from secure_apfed.exchange.resumable_link import Linked, Missed
+from secure_apfed.exchange.resumable_link import LinkTransport, Missed
 from secure_apfed.exchange.sealed_connection import LocalEnd
 from secure_apfed.files import open_regular
 from secure_apfed.names import check_name
 from secure_apfed.runs.outcome import Progress
-from secure_apfed.runs.party import Connect, PartyFile, play_party
+from secure_apfed.runs.party import Connect, PartyFile, run_party
 
 try:
     from nvflare.collab import collab
@@ -79,20 +79,20 @@ class Site:
         peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
         ended = threading.Event()
         watch = (collab.context.abort_signal, ended)
-        threading.Thread(target=self._watch, args=watch, daemon=True).start()
+        threading.Thread(target=self._watch_abort, args=watch, daemon=True).start()
         _LOGGER.info("%s: its party begins", site)
         try:
-            self._play(site, partial(self._meet, peers))
+            self._run_party(site, partial(self._open_links, peers))
         except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
             failure = _for_all(error)
             _LOGGER.error("%s: %s", site, failure)
-            self._tell(peers, failure)
+            self._announce_end(peers, failure)
             return failure
         finally:
             self._playing = False
             ended.set()
         _LOGGER.info("%s: its party has ended", site)
-        self._tell(peers, _OVER)  # who would begin again waits for it in vain
+        self._announce_end(peers, _OVER)  # who would begin again waits for it in vain
         return ""
 
     def _require_first(self, site: str, caller: str) -> None:
@@ -106,11 +106,11 @@ class Site:
         """Return whether its party still runs; if nobody answers, the site is gone."""
         return self._playing
 
-    def _play(self, site: str, meet: Connect) -> None:
+    def _run_party(self, site: str, meet: Connect) -> None:
         folder: Path | None = None
         try:
             file = _party_file(site)
-            settings = PartyFile.read(file)
+            settings = PartyFile.from_file(file)
             if settings.party != site:
                 raise WrongSiteError(
                     f"{PARTY_FILE} names the file of {settings.party} here, and this site is "
@@ -129,7 +129,7 @@ class Site:
                 _LOGGER.warning("%s: %s", site, why)
                 _write_log(settings.folder, why)
 
-            play_party(
+            run_party(
                 file,
                 resume=self._resume,
                 meet=meet,
@@ -144,7 +144,7 @@ class Site:
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
         """Take one frame of the calling site; see `Calls.take`."""
         calls = self._calls  # another session may begin meanwhile
-        return calls is not None and calls.take(collab.caller, name, number, frame)
+        return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
@@ -154,19 +154,19 @@ class Site:
             self._stopped[collab.caller] = why
             calls = self._calls
         if calls is not None:
-            calls.stopped(collab.caller, why)
+            calls.note_stop(collab.caller, why)
 
-    def _tell(self, peers: Mapping[str, Any], failure: str) -> None:
+    def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
         """Tell all that this party has ended; who has a link to it heard so there, too."""
 
-        def tell(peer: Any) -> None:
+        def announce_to_peer(peer: Any) -> None:
             with contextlib.suppress(CollabCallError, RunAborted):
                 peer.stopped(failure)
 
         with ThreadPoolExecutor(max(1, len(peers))) as telling:
-            telling.map(tell, peers.values())
+            telling.map(announce_to_peer, peers.values())
 
-    def _meet(
+    def _open_links(
         self,
         peers: Mapping[str, Any],
         settings: PartyFile,
@@ -187,7 +187,7 @@ class Site:
                 "party"
             )
 
-        def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
+        def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
             try:
                 return peers[peer].carry(name, number, frame) is True
             except RunAborted as error:
@@ -196,16 +196,16 @@ class Site:
                 why = _one_line(error.cause)
                 raise ConnectionError(f"a call to {peer} failed: {why}") from error
 
-        calls = self._begin(Calls(me, carry))
-        return Linked.meet(
+        calls = self._replace_calls(Calls(me, send_frame))
+        return LinkTransport.meet_peers(
             settings.party,
-            calls.ways(),
+            calls.make_connectors(),
             patience_s=settings.reconnect_s,
             meet_s=settings.meet_s,
             told=told,
         )
 
-    def _begin(self, calls: Calls) -> Calls:
+    def _replace_calls(self, calls: Calls) -> Calls:
         """Replace the connections of the former session by those of a new one."""
         with self._lock:
             former = self._calls
@@ -213,14 +213,14 @@ class Site:
             stopped = dict(self._stopped)
             ended = self._ended
         if former is not None:
-            former.end("its session is over")
+            former.end_connections("its session is over")
         for peer, why in stopped.items():
-            calls.stopped(peer, why)
+            calls.note_stop(peer, why)
         if ended:
-            calls.end(ended)
+            calls.end_connections(ended)
         return calls
 
-    def _watch(self, aborted: Any, ended: threading.Event) -> None:
+    def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
         """End the party where NVFlare ends the job; no session begins any more."""
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
@@ -228,7 +228,7 @@ class Site:
                     self._ended = _ENDED
                     calls = self._calls
                 if calls is not None:
-                    calls.end(_ENDED)
+                    calls.end_connections(_ENDED)
                 return
 
 
@@ -240,21 +240,21 @@ class Server:
         """Play the whole job."""
         ended: dict[str, str] = {}
 
-        def hear(call: Any, failure: str) -> str:
+        def note_end(call: Any, failure: str) -> str:
             ended[call.target_name.partition(".")[0]] = _one_line(failure)
             return ""
 
         sites = collab.clients
         gone = set[str]()
         ask_at = float("inf")
-        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=hear).play()
+        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
         while waited := [
             site for site in sites if site.name not in {*ended, *gone, *played.failures}
         ]:
             if collab.is_aborted:
                 return
             if time.monotonic() > ask_at:  # some go on without who failed
-                gone |= {site.name for site in waited if not _plays(site)}
+                gone |= {site.name for site in waited if not _is_running(site)}
                 ask_at = float("inf")
             if played.failures or any(ended.values()):
                 ask_at = min(ask_at, time.monotonic() + _GRACE_S)
@@ -266,7 +266,7 @@ class Server:
             )
 
 
-def _plays(site: Any) -> bool:
+def _is_running(site: Any) -> bool:
     """Return whether the site's party still runs, as far as the server can learn."""
     try:
         return site(timeout=_CALL_S).playing() is True

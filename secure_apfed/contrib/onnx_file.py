@@ -67,8 +67,8 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         raise ConfigError(
             f"writing ONNX needs {error.name}; run: {install_extra('onnx')}"
         ) from error
-    network = _network(model)
-    encoding = _encoding(onnx.helper, model.encoding)
+    network = _export_network(model)
+    encoding = _build_encoding(onnx.helper, model.encoding)
     encoding.ir_version = network.ir_version
     joined = onnx.compose.merge_models(
         encoding,
@@ -103,14 +103,14 @@ class _Predicting(nn.Module):
 
     def forward(self, features_N: Tensor) -> Tensor:
         placed_N = features_N.to(next(self.network.parameters()).dtype)
-        told_N = self.task.told(self.network(placed_N))
+        told_N = self.task.decode_outputs(self.network(placed_N))
         return told_N.double() if told_N.ndim == 1 else told_N.float()
 
 
-def _network(model: SoloModel) -> Any:
+def _export_network(model: SoloModel) -> Any:
     """Export the network from encoded features to probabilities, by torch's exporter."""
     rows = torch.export.Dim("rows")
-    with _quiet():
+    with _silence_exporter():
         program = torch.onnx.export(
             _Predicting(model),
             (torch.zeros(2, *model.encoding.shape),),
@@ -126,7 +126,7 @@ def _network(model: SoloModel) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Silence what torch's exporter says of its own insides and of packages that nobody needs."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
@@ -140,14 +140,16 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
+def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
     """Build the graph from raw values to encoded features."""
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
-        parts = [graph.column(at, column, encoding) for at, column in enumerate(encoding.columns)]
-        graph.refuse(graph.node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
+        parts = [
+            graph.add_column(at, column, encoding) for at, column in enumerate(encoding.columns)
+        ]
+        graph.add_refusals(graph.add_node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
     else:
-        graph.strip(encoding)
+        graph.add_strip(encoding)
     output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
     made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
@@ -166,13 +168,13 @@ def _one_of(holds: Callable[[str], object]) -> str:
 
 
 @functools.cache
-def _blanks() -> str:
+def _build_blank_pattern() -> str:
     """Return a pattern of the characters that `str.strip` removes."""
     return _one_of(str.isspace)
 
 
 @functools.cache
-def _uncomposed() -> str:
+def _build_non_nfc_pattern() -> str:
     """Return a pattern of texts that may be in another form than NFC.
 
     These hold characters that NFC replaces, or composes with the one before them.
@@ -198,86 +200,86 @@ class _Graph:
         self.constants: list[Any] = []
         self._refused: list[str] = []
 
-    def node(
+    def add_node(
         self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
     ) -> str:
         made = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
         self.nodes.append(made)
         return output
 
-    def constant(self, name: str, kind: int, values: list[Any]) -> str:
+    def add_constant(self, name: str, kind: int, values: list[Any]) -> str:
         self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
         return name
 
-    def column(self, at: int, column: Column, encoding: ColumnEncoding) -> str:
+    def add_column(self, at: int, column: Column, encoding: ColumnEncoding) -> str:
         """Add one column's features, (N, number of them)."""
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
         given = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
         self.inputs.append(given)
         own = f"encoding/{at}"
         if isinstance(column, CategoricalColumn):
-            return self._category(own, column, encoding)
+            return self._add_category(own, column, encoding)
         given = column.name
-        mean = self.constant(f"{own}_mean", _DOUBLE, [column.mean])
+        mean = self.add_constant(f"{own}_mean", _DOUBLE, [column.mean])
         if encoding.missing == "mean":
-            empty = self.node("IsNaN", [given], f"{own}_empty")
-            given = self.node("Where", [empty, mean, given], f"{own}_filled")
-        centred = self.node("Sub", [given, mean], f"{own}_centred")
+            empty = self.add_node("IsNaN", [given], f"{own}_empty")
+            given = self.add_node("Where", [empty, mean, given], f"{own}_filled")
+        centred = self.add_node("Sub", [given, mean], f"{own}_centred")
         if column.constant:  # what is not finite is NaN here, too
-            zero = self.constant(f"{own}_zero", _DOUBLE, [0.0])
-            scaled = self.node("Mul", [centred, zero], f"{own}_scaled")
+            zero = self.add_constant(f"{own}_zero", _DOUBLE, [0.0])
+            scaled = self.add_node("Mul", [centred, zero], f"{own}_scaled")
         else:
-            scale = self.constant(f"{own}_scale", _DOUBLE, [column.scale])
-            scaled = self.node("Div", [centred, scale], f"{own}_scaled")
-        return self.node("Cast", [scaled], own, to=_FLOAT)
+            scale = self.add_constant(f"{own}_scale", _DOUBLE, [column.scale])
+            scaled = self.add_node("Div", [centred, scale], f"{own}_scaled")
+        return self.add_node("Cast", [scaled], own, to=_FLOAT)
 
-    def refuse(self, features: str, output: str) -> str:
+    def add_refusals(self, features: str, output: str) -> str:
         """Add the features, with NaN in refused rows and where features are infinite."""
-        none = self.constant("encoding/none", _FLOAT, [math.nan])
-        infinite = self.node("IsInf", [features], "encoding/infinite")
+        none = self.add_constant("encoding/none", _FLOAT, [math.nan])
+        infinite = self.add_node("IsInf", [features], "encoding/infinite")
         refused = [infinite]
         for at, column in enumerate(self._refused):
-            refused = [self.node("Or", [*refused, column], f"encoding/refused_{at}")]
-        return self.node("Where", [*refused, none, features], output)
+            refused = [self.add_node("Or", [*refused, column], f"encoding/refused_{at}")]
+        return self.add_node("Where", [*refused, none, features], output)
 
-    def _category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
+    def _add_category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
         """Add a text column's features; the graph compares texts exactly as they are given."""
-        blank = _blanks()
+        blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
-        empty = self._matches(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
+        empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
         if encoding.missing != "mean":
             self._refused.append(empty)
-        hot = self.node(
+        hot = self.add_node(
             "OneHotEncoder",
-            [self._spelled(own, column)],
+            [self._replace_spellings(own, column)],
             f"{own}_hot",
             "ai.onnx.ml",
             cats_strings=[text.encode() for text in column.categories],
             zeros=1,
         )
-        known = self.node("Flatten", [hot], f"{own}_known", axis=1)
+        known = self.add_node("Flatten", [hot], f"{own}_known", axis=1)
         # Neither a category nor empty.
-        axis = self.constant(f"{own}_axis", _INT64, [1])
-        found = self.node("ReduceMax", [known, axis], f"{own}_found")
-        taken = self.node("Cast", [found], f"{own}_taken", to=_BOOL)
-        left_out = self.node("Or", [empty, taken], f"{own}_left_out")
-        other = self.node("Not", [left_out], f"{own}_other")
-        pattern = f"(?s){blank}.*|.*{blank}|{_uncomposed()}|{RESPELT}"
-        odd = self._matches(column, pattern, f"{own}_odd")
-        self._refused.append(self.node("And", [odd, other], f"{own}_refused"))
+        axis = self.add_constant(f"{own}_axis", _INT64, [1])
+        found = self.add_node("ReduceMax", [known, axis], f"{own}_found")
+        taken = self.add_node("Cast", [found], f"{own}_taken", to=_BOOL)
+        left_out = self.add_node("Or", [empty, taken], f"{own}_left_out")
+        other = self.add_node("Not", [left_out], f"{own}_other")
+        pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
+        odd = self._add_match(column, pattern, f"{own}_odd")
+        self._refused.append(self.add_node("And", [odd, other], f"{own}_refused"))
         if column.constant:
-            same = self.node("Equal", [column.name, column.name], f"{own}_same")
-            return self.node("Cast", [same], own, to=_FLOAT)
+            same = self.add_node("Equal", [column.name, column.name], f"{own}_same")
+            return self.add_node("Cast", [same], own, to=_FLOAT)
         return known
 
-    def _matches(self, column: CategoricalColumn, pattern: str, output: str) -> str:
-        return self.node("RegexFullMatch", [column.name], output, pattern=pattern)
+    def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
+        return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
-    def _spelled(self, own: str, column: CategoricalColumn) -> str:
+    def _replace_spellings(self, own: str, column: CategoricalColumn) -> str:
         """Add the column with other spellings of its categories replaced by these."""
         if len(column.spellings) == len(column.categories):
             return column.name
-        return self.node(
+        return self.add_node(
             "LabelEncoder",
             [column.name],
             f"{own}_spelled",
@@ -287,16 +289,16 @@ class _Graph:
             default_string=b"",
         )
 
-    def strip(self, encoding: ImageEncoding) -> None:
+    def add_strip(self, encoding: ImageEncoding) -> None:
         """Add this party's rows of whole images, in [0, 1]."""
         whole = ["rows", encoding.channels, encoding.height, encoding.width]
         self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
-        first = self.constant("encoding/first_row", _INT64, [encoding.first_row])
-        end = self.constant("encoding/end_row", _INT64, [encoding.end_row])
-        axis = self.constant("encoding/axis", _INT64, [2])
-        cut = self.node("Slice", ["images", first, end, axis], "encoding/strip")
-        most = self.constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
-        self.node("Div", [cut, most], _FEATURES)
+        first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
+        end = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
+        axis = self.add_constant("encoding/axis", _INT64, [2])
+        cut = self.add_node("Slice", ["images", first, end, axis], "encoding/strip")
+        most = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
+        self.add_node("Div", [cut, most], _FEATURES)
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
@@ -320,7 +322,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     graph.node.extend(
         [
             helper.make_node("Identity", [net], [_PROBABILITIES]),
-            *_decided(helper, graph, net, model.threshold),
+            *_make_decision_nodes(helper, graph, net, model.threshold),
             helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
             helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
             helper.make_node(
@@ -338,7 +340,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
     )
 
 
-def _decided(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
+def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
     """Add the index of the class decided for each row, as `SoloModel.decide` does."""
     if threshold is None:
         return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]

@@ -20,13 +20,13 @@ from secure_apfed.data.files import (
     Progress,
     default_folder,
     fetch_file,
-    numbered,
-    read_cifar,
-    read_credit_card,
-    read_digits,
-    read_handwritten,
-    read_idx,
-    read_sklearn_table,
+    load_cifar,
+    load_credit_card,
+    load_digits,
+    load_handwritten,
+    load_idx,
+    load_sklearn_table,
+    number_columns,
 )
 from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
@@ -91,22 +91,22 @@ _MEASURES = (
 _MONTHS = range(1, 7)
 
 
-def _idx(*sha256: str) -> tuple[DataFile, ...]:
+def _make_idx_files(*sha256: str) -> tuple[DataFile, ...]:
     files = zip(_IDX.items(), sha256, strict=True)
     return tuple(DataFile(name, size, digest) for (name, size), digest in files)
 
 
-def _gz(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
+def _make_gz_downloads(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
     return tuple(Download(f, tuple(f"{at}/{f.name}.gz" for at in folders)) for f in files)
 
 
-_MNIST = _idx(
+_MNIST = _make_idx_files(
     "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 )
-_FASHION_MNIST = _idx(
+_FASHION_MNIST = _make_idx_files(
     "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
     "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
@@ -128,7 +128,9 @@ _MFEAT = {
 }
 
 
-def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...] = ()) -> DataSet:
+def _make_handwritten_set(
+    name: str, title: str, *views: str, subfolders: tuple[str, ...] = ()
+) -> DataSet:
     widths = {view: _MFEAT[view][0] for view in views}
     return DataSet(
         name=name,
@@ -140,14 +142,14 @@ def _handwritten(name: str, title: str, *views: str, subfolders: tuple[str, ...]
         shape=f"2000 rows of {sum(widths.values())} columns",
         classes=_TEN,
         views=len(views),
-        natural_views={view: numbered(view, width) for view, width in widths.items()},
+        natural_views={view: number_columns(view, width) for view, width in widths.items()},
         files=tuple(DataFile(f"mfeat-{view}.csv", *_MFEAT[view][1:]) for view in views),
         subfolders=subfolders,
-        read=read_handwritten,
+        read=load_handwritten,
     )
 
 
-def _cifar(
+def _make_cifar_set(
     name: str,
     title: str,
     subfolder: str,
@@ -173,7 +175,7 @@ def _cifar(
         files=files,
         subfolders=(subfolder,),
         downloads=(Download(archive, (address,), files),),
-        read=read_cifar,
+        read=load_cifar,
     )
 
 
@@ -189,7 +191,7 @@ _SETS = (
         classes=_TEN,
         views=4,
         height=8,
-        read=read_digits,
+        read=load_digits,
     ),
     DataSet(
         name="mnist",
@@ -204,12 +206,12 @@ _SETS = (
         height=28,
         split=True,
         files=_MNIST,
-        downloads=_gz(
+        downloads=_make_gz_downloads(
             _MNIST,
             "https://ossci-datasets.s3.amazonaws.com/mnist",
             "https://storage.googleapis.com/cvdf-datasets/mnist",
         ),
-        read=read_idx,
+        read=load_idx,
     ),
     DataSet(
         name="fashion_mnist",
@@ -225,14 +227,14 @@ _SETS = (
         split=True,
         files=_FASHION_MNIST,
         subfolders=("fashion-mnist",),
-        downloads=_gz(
+        downloads=_make_gz_downloads(
             _FASHION_MNIST,
             "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         ),
-        read=read_idx,
+        read=load_idx,
     ),
-    _cifar(
+    _make_cifar_set(
         "cifar10",
         "CIFAR-10",
         "cifar-10-batches-bin",
@@ -241,7 +243,7 @@ _SETS = (
         170_052_171,
         "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    _cifar(
+    _make_cifar_set(
         "cifar100",
         "CIFAR-100 (fine labels)",
         "cifar-100-binary",
@@ -265,12 +267,12 @@ _SETS = (
             "errors": tuple(f"{measure} error" for measure in _MEASURES),
             "worst": tuple(f"worst {measure}" for measure in _MEASURES),
         },
-        read=read_sklearn_table,
+        read=load_sklearn_table,
     ),
-    _handwritten(
+    _make_handwritten_set(
         "handwritten", "without the 6 morphological columns", "fou", "fac", "kar", "pix", "zer"
     ),
-    _handwritten("handwritten_six", "all six views", *_MFEAT, subfolders=("handwritten",)),
+    _make_handwritten_set("handwritten_six", "all six views", *_MFEAT, subfolders=("handwritten",)),
     DataSet(
         name="wine",
         title="Wine recognition",
@@ -286,7 +288,7 @@ _SETS = (
             "phenols": ("total_phenols", "flavanoids", "nonflavanoid_phenols", "proanthocyanins"),
             "look": ("color_intensity", "hue", "od280/od315_of_diluted_wines", "proline"),
         },
-        read=read_sklearn_table,
+        read=load_sklearn_table,
     ),
     DataSet(
         name="credit_card",
@@ -310,7 +312,7 @@ _SETS = (
                 "a0f0ab49d6326671d6cd83be5c88dcf18007025fe9a53ecd699119c871176ca1",
             ),
         ),
-        read=read_credit_card,
+        read=load_credit_card,
     ),
     DataSet(
         name="diabetes",
@@ -327,7 +329,7 @@ _SETS = (
             "cholesterol": ("s1", "s2", "s3", "s4"),
             "serum": ("s5", "s6"),
         },
-        read=read_sklearn_table,
+        read=load_sklearn_table,
     ),
     SYNTHETIC_KEYSTROKES,
 )
@@ -341,7 +343,7 @@ def find_dataset(name: str) -> DataSet:
     return DATASETS[name]
 
 
-def describe(dataset: DataSet) -> dict[str, str]:
+def describe_dataset(dataset: DataSet) -> dict[str, str]:
     """Return what `secure-apfed data list` shows of a set."""
     told = {
         "classes": "numbers" if dataset.numeric_labels else str(len(dataset.classes)),
@@ -352,7 +354,7 @@ def describe(dataset: DataSet) -> dict[str, str]:
     return {name: told.get(name) or getattr(dataset, name) for name in shown}
 
 
-def fetch(
+def fetch_dataset(
     name: str, folder: Path | None = None, progress: Progress | None = None
 ) -> tuple[Path, ...]:
     """Put the files of a data set into `folder`/`name` and return where they are; those that are
@@ -384,14 +386,14 @@ def view_count(settings: DataSettings) -> int:
         return len(settings.columns)
     if isinstance(settings.views, int):
         return settings.views
-    return len(settings.named_views) or find_dataset(settings.dataset).views
+    return len(settings.explicit_views) or find_dataset(settings.dataset).views
 
 
 def view_names(settings: DataSettings) -> tuple[str, ...]:
     """Return the names of the views that columns are cut into, in order; of images none."""
     if settings.dataset == TABLES:
         return tuple(settings.view_columns or ())
-    return settings.named_views or tuple(find_dataset(settings.dataset).natural_views)
+    return settings.explicit_views or tuple(find_dataset(settings.dataset).natural_views)
 
 
 def party_names(settings: DataSettings) -> tuple[str, ...]:
@@ -408,17 +410,21 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
 
 def check_data(settings: DataSettings) -> None:
     """Refuse a set that there is not, and one that cannot be cut so."""
-    for problem in _problems(settings):
+    for problem in _list_problems(settings):
         raise ConfigError(problem)
 
 
-def _given(settings: DataSettings, *keys: str) -> str:
+def _list_given_keys(settings: DataSettings, *keys: str) -> str:
     fields = DataSettings.model_fields
     return " and ".join(key for key in keys if getattr(settings, key) != fields[key].default)
 
 
-def _problems(settings: DataSettings) -> Iterator[str]:
-    yield from _of_own_tables(settings) if settings.dataset == TABLES else _of_built_in(settings)
+def _list_problems(settings: DataSettings) -> Iterator[str]:
+    yield from (
+        _list_table_problems(settings)
+        if settings.dataset == TABLES
+        else _list_dataset_problems(settings)
+    )
     passives = party_names(settings)[1:]
     unknown = [name for name in settings.labels_at if name not in passives]
     if unknown:
@@ -438,9 +444,9 @@ def _problems(settings: DataSettings) -> Iterator[str]:
             )
 
 
-def _of_own_tables(settings: DataSettings) -> Iterator[str]:
+def _list_table_problems(settings: DataSettings) -> Iterator[str]:
     of_built_in = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
-    if given := _given(settings, *of_built_in):
+    if given := _list_given_keys(settings, *of_built_in):
         yield (
             f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
             f"they are; leave {given} out"
@@ -457,13 +463,13 @@ def _of_own_tables(settings: DataSettings) -> Iterator[str]:
         )
 
 
-def _of_built_in(settings: DataSettings) -> Iterator[str]:
+def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
     dataset = find_dataset(settings.dataset)
     name = settings.dataset
-    if given := _given(settings, "parties", "classes", "view_columns"):
+    if given := _list_given_keys(settings, "parties", "classes", "view_columns"):
         yield f"{given} belong to dataset: {TABLES}, not to {name}"
     known = dataset.natural_views
-    named = settings.named_views
+    named = settings.explicit_views
     if set(named) - set(known) or len(set(named)) != len(named):
         yield (
             f"views: expected different ones of {', '.join(known) or 'none'}, which {name} has; "
@@ -471,7 +477,9 @@ def _of_built_in(settings: DataSettings) -> Iterator[str]:
         )
     if settings.horizontal:
         cuts = ("views",) if not named else ()
-        if given := _given(settings, *cuts, "active_view", "columns", "overlap", "aligned"):
+        if given := _list_given_keys(
+            settings, *cuts, "active_view", "columns", "overlap", "aligned"
+        ):
             yield (
                 "partition: horizontal gives every party all features of people of its own; leave "
                 f"{given} out, or take partition: vertical"
@@ -484,10 +492,10 @@ def _of_built_in(settings: DataSettings) -> Iterator[str]:
         if settings.views is not None:
             yield "give columns or views, not both"
     else:
-        yield from _of_views(settings, dataset)
+        yield from _list_view_problems(settings, dataset)
 
 
-def _of_views(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
+def _list_view_problems(settings: DataSettings, dataset: DataSet) -> Iterator[str]:
     name = settings.dataset
     height = dataset.height
     natural = len(dataset.natural_views)

@@ -32,10 +32,10 @@ def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Tab
     """Return the rows of the query; `place` resolves the path of a file named by the settings."""
     tables: list[pyarrow.Table] = []
     try:
-        for names, rows in _chunks(database, place, party):
+        for names, rows in _fetch_chunks(database, place, party):
             refuse_names(names, "its query", party)
             columns = zip(*rows, strict=True) if rows else [()] * len(names)
-            tables.append(pyarrow.table(dict(zip(names, map(_array, columns), strict=True))))
+            tables.append(pyarrow.table(dict(zip(names, map(_make_array, columns), strict=True))))
         return pyarrow.concat_tables(tables, promote_options="permissive")
     except (pyarrow.ArrowException, OverflowError) as error:
         raise DataError(
@@ -44,17 +44,17 @@ def query_table(database: Database, place: _Place, *, party: str) -> pyarrow.Tab
         ) from error
 
 
-def _array(cells: Sequence[Any]) -> pyarrow.Array:
+def _make_array(cells: Sequence[Any]) -> pyarrow.Array:
     return pyarrow.array([str(cell) if isinstance(cell, UUID) else cell for cell in cells])
 
 
-def _chunks(
+def _fetch_chunks(
     database: Database, place: _Place, party: str
 ) -> Iterator[tuple[tuple[str, ...], Sequence[Sequence[Any]]]]:
     """Yield the names of the columns and some rows at a time; once without rows if there are
     none.
     """
-    with _connected(database, place, party) as connection:
+    with _open_connection(database, place, party) as connection:
         result = connection.exec_driver_sql(database.query)
         names = tuple(result.keys())
         rows = result.fetchmany(_ROWS)
@@ -64,9 +64,9 @@ def _chunks(
 
 
 @contextmanager
-def _connected(database: Database, place: _Place, party: str) -> "Iterator[Connection]":
+def _open_connection(database: Database, place: _Place, party: str) -> "Iterator[Connection]":
     key = f"data.parties.{party}.database"
-    secret = _password(database, place, key)
+    secret = _find_password(database, place, key)
     try:
         import sqlalchemy
         from sqlalchemy.exc import SQLAlchemyError
@@ -76,7 +76,7 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
         ) from None
     try:
         url = sqlalchemy.make_url(database.url).set(password=secret)
-        url, options = _of_file(url, place, key)
+        url, options = _make_read_only_url(url, place, key)
         engine = sqlalchemy.create_engine(
             url, connect_args=options, poolclass=sqlalchemy.NullPool, hide_parameters=True
         )
@@ -101,7 +101,7 @@ def _connected(database: Database, place: _Place, party: str) -> "Iterator[Conne
         raise DataError(f"{key}: {said}; correct url or query") from None
 
 
-def _of_file(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
+def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
     """Return the URL and the options that open an SQLite or DuckDB file read-only.
 
     URLs of other databases are returned unchanged.
@@ -119,7 +119,7 @@ def _of_file(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]
     return url.set(database=path.as_uri(), query={"mode": "ro", "uri": "true"}), {}
 
 
-def _password(database: Database, place: _Place, key: str) -> str | None:
+def _find_password(database: Database, place: _Place, key: str) -> str | None:
     if database.credentials is None:
         return None
     ((kind, name),) = database.credentials.items()

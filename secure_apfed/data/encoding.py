@@ -93,7 +93,7 @@ class CellCounts:
     empty: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
 
-    def warn(self, *, source: str) -> None:
+    def warn_of_unseen_cells(self, *, source: str) -> None:
         for name, count in self.ignored.items():
             warnings.warn(
                 f"{source}: {count} of {self.rows} cells of column {name!r} hold what no training "
@@ -127,7 +127,7 @@ class NumericColumn(Settings):
 
     def encode(self, column: "pd.Series", *, source: str) -> _Encoded:
         """Return (N, 1); an empty cell becomes 0, the mean."""
-        numbers_N = _numbers(column, self.kind, source=source, formats=self.date_formats)
+        numbers_N = _parse_numbers(column, self.kind, source=source, formats=self.date_formats)
         empty_N = np.isnan(numbers_N)
         other_N = np.zeros(len(numbers_N), dtype=bool)
         standard_N = np.where(empty_N, 0.0, (numbers_N - self.mean) / self.scale)
@@ -137,7 +137,7 @@ class NumericColumn(Settings):
         return _Encoded(standard_N[:, None], empty_N, other_N)
 
 
-def _numbers(
+def _parse_numbers(
     column: "pd.Series", kind: str, *, source: str, formats: Sequence[str] = ()
 ) -> NDArray[np.float64]:
     """Return the finite numbers (N,) to standardise; NaN where a cell is empty."""
@@ -175,9 +175,11 @@ class CategoricalColumn(Settings):
     @property
     def spellings(self) -> dict[str, str]:
         """Texts as programs write them that stand for a category, which they name."""
-        return self.known(text for own in self.categories for text in self._written(own))
+        return self.match_categories(
+            text for own in self.categories for text in self._list_spellings(own)
+        )
 
-    def known(self, texts: Iterable[str]) -> dict[str, str]:
+    def match_categories(self, texts: Iterable[str]) -> dict[str, str]:
         """Return the category that each of these texts stands for.
 
         This is the text itself, or the category of the same meaning, as a number, a moment or, if
@@ -187,16 +189,16 @@ class CategoricalColumn(Settings):
         own = {column_name(category): category for category in self.categories}
         alike = defaultdict[str, set[str]](set)
         for text, category in own.items():
-            alike[self._meaning(text)].add(category)
+            alike[self._normalise_text(text)].add(category)
         found = {}
         for text in texts:
             name = column_name(text)
-            same = {own[name]} if name in own else alike[self._meaning(text)]
+            same = {own[name]} if name in own else alike[self._normalise_text(text)]
             if len(same) == 1:
                 (found[text],) = same
         return found
 
-    def _meaning(self, text: str) -> str:
+    def _normalise_text(self, text: str) -> str:
         truth = _truth_of(text) if self._are_truths else None
         return plain_text(column_name(text)) if truth is None else str(truth)
 
@@ -204,7 +206,7 @@ class CategoricalColumn(Settings):
     def _are_truths(self) -> bool:
         return None not in map(_truth_of, self.categories)
 
-    def _written(self, category: str) -> Iterator[str]:
+    def _list_spellings(self, category: str) -> Iterator[str]:
         yield from (unicodedata.normalize(form, category) for form in ("NFC", "NFD"))
         plain = [plain_text(category)]
         if self._are_truths:
@@ -223,7 +225,7 @@ class CategoricalColumn(Settings):
         own = {category: at for at, category in enumerate(self.categories)}
         texts = texts_of(column, words=self.texts)
         distinct = {text for text in texts if text is not None}
-        places = {text: own[category] for text, category in self.known(distinct).items()}
+        places = {text: own[category] for text, category in self.match_categories(distinct).items()}
         empty_N = np.array([text is None for text in texts], dtype=bool)
         hot_NF = np.zeros((len(column), len(self.categories)))
         for row, text in enumerate(texts):
@@ -252,7 +254,7 @@ class ColumnEncoding(Settings):
     missing: Missing = "error"
 
     @classmethod
-    def plain(cls, names: Sequence[str]) -> "ColumnEncoding":
+    def for_numeric_columns(cls, names: Sequence[str]) -> "ColumnEncoding":
         """Return an encoding of numeric columns that leaves numbers as they are."""
         return cls(columns=tuple(NumericColumn(name=name) for name in names))
 
@@ -281,7 +283,7 @@ class ColumnEncoding(Settings):
         """Return float32 features (N, F) of a frame with these columns, further ones ignored, or of
         an array (N, number of columns) in this order; cells are added to `counts`.
         """
-        frame = self._frame(raw, source)
+        frame = self._select_columns(raw, source)
         counts = counts or CellCounts()
         features_NF = np.empty((len(frame), *self.shape), np.float32)
         lacking = Counter[str]()
@@ -316,7 +318,7 @@ class ColumnEncoding(Settings):
         quoted = ", ".join(map(repr, sorted(words)))
         return f" ({quoted}, a category here, is empty to pandas: read_csv(keep_default_na=False))"
 
-    def _frame(self, raw: RawFeatures, source: str) -> pd.DataFrame:
+    def _select_columns(self, raw: RawFeatures, source: str) -> pd.DataFrame:
         names = [column.name for column in self.columns]
         if not isinstance(raw, pd.DataFrame):
             if raw.ndim != 2 or raw.shape[1] != len(names):
@@ -392,16 +394,16 @@ def fit_columns(
         raise DataError(NO_FEATURES.format(source=source))
     faults = FaultList()
     if missing != "mean":
-        with faults.gather():
+        with faults.gather_faults():
             refuse_empty_cells(frame, categorical=categorical, advice=advice)
     columns = list[Column]()
     for name in frame.columns:
-        with faults.gather():
+        with faults.gather_faults():
             if name in categorical:
                 columns.append(_fit_categories(frame[name], most, advice=advice))
             else:
                 columns.append(_fit_numbers(frame[name], formats, advice=advice))
-    faults.check()
+    faults.raise_faults()
     return ColumnEncoding(columns=tuple(columns), missing=missing)
 
 
@@ -418,7 +420,7 @@ def _fit_numbers(
         written = tuple(formats)
     elif is_duration(column):
         kind = "duration"
-    numbers = _numbers(column, kind, source=source, formats=written)
+    numbers = _parse_numbers(column, kind, source=source, formats=written)
     name = str(column.name)
     known = numbers[~np.isnan(numbers)]
     _check_any(len(known), column, advice)
@@ -635,13 +637,13 @@ class ImageEncoding(Settings):
         """Return float32 features (N, C, S, W) of raw images with values 0 to `maximum`; nothing is
         added to `counts`, which is of the cells of columns.
         """
-        strip_NCSW = self._strip(self._numbers(raw, source), source)
+        strip_NCSW = self._cut_strip(self._parse_pixels(raw, source), source)
         self._check_range(strip_NCSW, source)
         scaled_NCSW = strip_NCSW.astype(np.float32)
         scaled_NCSW /= self.maximum
         return torch.from_numpy(scaled_NCSW)
 
-    def _numbers(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
+    def _parse_pixels(self, raw: RawFeatures, source: str) -> NDArray[np.generic]:
         if isinstance(raw, pd.DataFrame):
             columns = [numbers_of(raw[name], source=source) for name in raw.columns]
             return np.stack(columns, axis=1) if columns else np.empty((len(raw), 0))
@@ -649,7 +651,7 @@ class ImageEncoding(Settings):
             raise DataError(f"{source}: images hold whole numbers or floats, got {raw.dtype}")
         return raw
 
-    def _strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
+    def _cut_strip(self, values: NDArray[np.generic], source: str) -> NDArray[np.generic]:
         whole = (self.channels, self.height, self.width)
         cut = self.shape
         for size in (cut, whole):
@@ -660,9 +662,9 @@ class ImageEncoding(Settings):
                 rows = slice(None) if size == cut else slice(self.first_row, self.end_row)
                 return images_NCHW[:, :, rows]
         raise DataError(
-            f"{source}: expected images of {_times(whole)} (channels x height x width), or strips "
-            f"of {_times(cut)}, as arrays or flat ({math.prod(whole)} or {math.prod(cut)} "
-            f"columns); got {_times(values.shape[1:]) or 'single numbers'}"
+            f"{source}: expected images of {_format_shape(whole)} (channels x height x width), or "
+            f"strips of {_format_shape(cut)}, as arrays or flat ({math.prod(whole)} or "
+            f"{math.prod(cut)} columns); got {_format_shape(values.shape[1:]) or 'single numbers'}"
         )
 
     def _check_range(self, pixels: NDArray[np.generic], source: str) -> None:
@@ -684,7 +686,7 @@ class ImageEncoding(Settings):
             )
 
 
-def _times(sizes: tuple[int, ...]) -> str:
+def _format_shape(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
 
 

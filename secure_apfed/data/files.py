@@ -91,18 +91,18 @@ def data_folders(folder: Path | None) -> tuple[Path, ...]:
     return tuple(path.expanduser() for path in listed or [Path("~/.cache/secure-apfed")])
 
 
-def read_file(path: Path, *, most: int | None = None) -> bytes:
+def load_file(path: Path, *, most: int | None = None) -> bytes:
     """Return a file's bytes, decompressed where it is called .gz; beyond `most` bytes nothing is
     read or inflated (None: no bound, for the user's own files).
     """
     try:
         with path.open("rb") as file:
-            return _plain(file, path, most=most, packed=path.suffix == ".gz")
+            return _decompress_file(file, path, most=most, packed=path.suffix == ".gz")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _plain(file: BinaryIO, source: object, *, most: int | None, packed: bool) -> bytes:
+def _decompress_file(file: BinaryIO, source: object, *, most: int | None, packed: bool) -> bytes:
     try:
         content: bytes = (gzip.GzipFile(fileobj=file) if packed else file).read(
             -1 if most is None else most + 1
@@ -134,10 +134,10 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
         )
 
 
-def read_checked(path: Path, file: DataFile, *, remedy: str) -> bytes:
+def load_checked_file(path: Path, file: DataFile, *, remedy: str) -> bytes:
     """Read a file of the catalogue, no further than its size, and check it."""
     try:
-        content = read_file(path, most=file.size)
+        content = load_file(path, most=file.size)
     except DataError as error:
         raise DataError(f"{error}: {remedy}") from error
     check_digest(content, file, path=path, remedy=remedy)
@@ -157,10 +157,12 @@ def fetch_file(
     failures: list[str] = []
     for address in download.addresses:
         try:
-            content = _download(address, file, progress)
-            plain = _plain(io.BytesIO(content), address, most=file.size, packed=not members)
+            content = _download_file(address, file, progress)
+            plain = _decompress_file(
+                io.BytesIO(content), address, most=file.size, packed=not members
+            )
             check_digest(plain, file, path=address, remedy=_ELSE)
-            found = _members(content, members, address) if members else {place: content}
+            found = _extract_members(content, members, address) if members else {place: content}
         except DataError as error:
             failures.append(str(error))
             continue
@@ -181,13 +183,13 @@ def fetch_file(
 
 def _is_right(path: Path, file: DataFile) -> bool:
     try:
-        read_checked(path, file, remedy="get it again")
+        load_checked_file(path, file, remedy="get it again")
     except DataError:
         return False
     return True
 
 
-def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
+def _download_file(address: str, file: DataFile, progress: Progress | None) -> bytes:
     """Download a file of the catalogue from an address, and no more bytes than it may have."""
     # What gzip may take, at its worst, for what does not compress.
     most = file.size + file.size // 100 + 2**12
@@ -213,7 +215,9 @@ def _download(address: str, file: DataFile, progress: Progress | None) -> bytes:
     return bytes(content)
 
 
-def _members(archive: bytes, targets: dict[Path, DataFile], address: str) -> dict[Path, bytes]:
+def _extract_members(
+    archive: bytes, targets: dict[Path, DataFile], address: str
+) -> dict[Path, bytes]:
     """Take exactly the targets out of a checked archive; no path in it is ever followed."""
     wanted = {path.name: path for path in targets}
     found = dict[Path, bytes]()
@@ -250,7 +254,7 @@ class ImagePool:
     maximum: int
     official_train: int | None = None
 
-    def at(self, rows: NDArray[np.int64]) -> "ImagePool":
+    def select_rows(self, rows: NDArray[np.int64]) -> "ImagePool":
         train = self.official_train
         train = None if train is None else int((rows < train).sum())
         return ImagePool(self.pixels[rows], self.labels[rows], self.maximum, train)
@@ -267,7 +271,7 @@ class TablePool:
     labels: NDArray[Any]
     categorical: tuple[str, ...] = ()
 
-    def at(self, rows: NDArray[np.int64]) -> "TablePool":
+    def select_rows(self, rows: NDArray[np.int64]) -> "TablePool":
         frame = self.frame.iloc[rows].reset_index(drop=True)
         return replace(self, frame=frame, labels=self.labels[rows])
 
@@ -275,7 +279,7 @@ class TablePool:
 Pool: TypeAlias = ImagePool | TablePool
 
 
-def numbered(name: str, count: int) -> tuple[str, ...]:
+def number_columns(name: str, count: int) -> tuple[str, ...]:
     """Return names for columns that have none of their own."""
     return tuple(f"{name}-{at}" for at in range(count))
 
@@ -334,28 +338,28 @@ Reader: TypeAlias = Callable[[DataSet, Path | None], Pool]
 
 
 @cache
-def _of_sklearn(name: str) -> Any:
+def _load_sklearn_set(name: str) -> Any:
     """Load a data set of scikit-learn, parsed once: a study reads it for every run and its
     attacks.
     """
     return getattr(import_module("sklearn.datasets"), f"load_{name}")(as_frame=True)
 
 
-def read_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
+def load_digits(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Read the digits of scikit-learn: 1797 images of 8x8, values 0 to 16."""
-    bunch = _of_sklearn("digits")
+    bunch = _load_sklearn_set("digits")
     pixels_NHW = bunch.images.astype(np.uint8)
     return ImagePool(pixels_NHW[:, None], bunch.target.to_numpy(np.int64, copy=True), maximum=16)
 
 
-def read_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
+def load_sklearn_table(dataset: DataSet, folder: Path | None) -> TablePool:
     """Read the table that scikit-learn has under the name of the data set."""
-    bunch = _of_sklearn(dataset.name)
+    bunch = _load_sklearn_set(dataset.name)
     kind = np.float64 if dataset.numeric_labels else np.int64
     return TablePool(bunch.data.copy(), bunch.target.to_numpy(kind, copy=True))
 
 
-def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
+def load_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Read MNIST or Fashion-MNIST: `files` are train images, train labels, test images, test
     labels.
     """
@@ -380,7 +384,7 @@ def read_idx(dataset: DataSet, folder: Path | None) -> ImagePool:
     return ImagePool(np.concatenate(images)[:, None], labels_N, 255, official_train=len(images[0]))
 
 
-def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
+def load_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     """Read CIFAR-10 or CIFAR-100, binary version: the last of `files` is the test split."""
     classes = len(dataset.classes)
     parts = [
@@ -397,24 +401,24 @@ def read_cifar(dataset: DataSet, folder: Path | None) -> ImagePool:
     return ImagePool(pixels_NCHW, labels_N, 255, official_train=len(labels_N) - len(parts[-1][1]))
 
 
-def read_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
+def load_handwritten(dataset: DataSet, folder: Path | None) -> TablePool:
     """Read UCI's multiple features: one CSV for each view, its label in the last column."""
     frames: list[pd.DataFrame] = []
     labels: list[NDArray[np.int64]] = []
     for file in dataset.files:
-        frame = _frame(dataset, file, folder)
+        frame = _load_csv(dataset, file, folder)
         view = file.name.removeprefix("mfeat-").removesuffix(".csv")
         labels.append(frame.iloc[:, -1].to_numpy(dtype=np.int64))
         frame = frame.iloc[:, :-1]
-        frames.append(frame.set_axis(numbered(view, frame.shape[1]), axis=1))
+        frames.append(frame.set_axis(number_columns(view, frame.shape[1]), axis=1))
         if not np.array_equal(labels[0], labels[-1]):
             raise DataError(f"{file.name}: its labels differ from those of {dataset.files[0].name}")
     return TablePool(pd.concat(frames, axis=1), check_labels(dataset, labels[0]))
 
 
-def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
+def load_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
     """Read UCI's default of credit card clients: an ID, 23 columns, and the label last."""
-    frame = _frame(dataset, dataset.files[0], folder)
+    frame = _load_csv(dataset, dataset.files[0], folder)
     labels_N = check_labels(dataset, frame.iloc[:, -1].to_numpy(dtype=np.int64))
     return TablePool(frame.iloc[:, 1:-1], labels_N, categorical=("SEX", "EDUCATION", "MARRIAGE"))
 
@@ -422,7 +426,7 @@ def read_credit_card(dataset: DataSet, folder: Path | None) -> TablePool:
 def file_content(dataset: DataSet, file: DataFile, folder: Path | None) -> bytes:
     """Return the uncompressed bytes of one file of a set, found, bounded and checked."""
     path = file_path(dataset, file, folder)
-    return read_checked(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
+    return load_checked_file(path, file, remedy=f"remove it and {_how_to_get(dataset)}")
 
 
 def file_path(dataset: DataSet, file: DataFile, folder: Path | None) -> Path:
@@ -454,7 +458,7 @@ def _how_to_get(dataset: DataSet) -> str:
     return f"run `secure-apfed data fetch {dataset.name}`" if dataset.downloads else dataset.how
 
 
-def _frame(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
+def _load_csv(dataset: DataSet, file: DataFile, folder: Path | None) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(file_content(dataset, file, folder)))
 
 

@@ -38,7 +38,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import ArrowException, compute, csv, default_memory_pool
 
-from apfed_protocols.date_formats import read_date
+from apfed_protocols.date_formats import parse_date
 from apfed_protocols.ids import EMPTY
 from secure_apfed.errors import DataError
 from secure_apfed.faults import Advice, Fault, FaultList, Remedy, describe_remedies
@@ -136,7 +136,7 @@ class CsvHead:
     separator: str = ","
 
 
-def collected(frame: Any, *, party: str) -> Any:
+def collect_frame(frame: Any, *, party: str) -> Any:
     """Return the frame itself, or the computed rows of a lazy one."""
     import narwhals.stable.v2 as nw
 
@@ -196,7 +196,7 @@ def as_pandas(frame: Any, *, party: str) -> pd.DataFrame:
     )
     require_dense(frame, party=party)
     try:
-        rows: pd.DataFrame = nw.from_native(collected(frame, party=party)).to_pandas()
+        rows: pd.DataFrame = nw.from_native(collect_frame(frame, party=party)).to_pandas()
     except ValueError as error:  # narwhals' DuplicateError is one
         raise repeated from error
     named: pd.DataFrame = rows.set_axis(list(map(column_name, rows.columns)), axis=1)
@@ -215,8 +215,8 @@ def _require_plain_columns(frame: pd.DataFrame, *, party: str) -> None:
         inner = dtype.categories.dtype if isinstance(dtype, pd.CategoricalDtype) else dtype
         for kind, (holds, remedy) in _STRANGE_TYPES.items():
             if isinstance(inner, kind) if isinstance(kind, type) else inner.kind == kind:
-                faults.add(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
-    faults.check()
+                faults.add_error(DataError(f"{party}: column {name!r} holds {holds}; {remedy}"))
+    faults.raise_faults()
 
 
 def is_table(path: Path) -> bool:
@@ -261,7 +261,7 @@ def is_csv(frame: pd.DataFrame) -> bool:
     return bool(frame.attrs.get(LINES))
 
 
-def read_frame(
+def load_frame(
     given: Path | pyarrow.Table,
     *,
     texts: Sequence[str] = (),
@@ -279,40 +279,40 @@ def read_frame(
     if isinstance(given, Path):
         called = str(given)
         files = files_of(given, source=source)
-        with _readable(given, kind_of(files[0]), source):
+        with _translate_read_errors(given, kind_of(files[0]), source):
             if kind_of(files[0]) == "CSV":
-                frame = _whole(list(_csv_blocks(files, source)))
+                frame = _join_blocks(list(_csv_blocks(files, source)))
             else:
-                frame = _read_packed(packed_rows(files, given, source), texts)
+                frame = _load_packed_rows(open_packed_files(files, given, source), texts)
     else:
         from pyarrow.dataset import dataset
 
-        frame = _read_packed(dataset(given), texts)
+        frame = _load_packed_rows(dataset(given), texts)
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
-    _refuse_nested(frame, called, source)
+    _refuse_nested_cells(frame, called, source)
     if not is_csv(frame):
         ids = [name for name in texts if name not in words]
         return plain_cells(frame, but=texts, ids=ids, source=source)
     for name in frame.columns:  # in place: of a long table there is no second copy
         if name not in texts:
-            frame[name] = typed(frame[name])
+            frame[name] = convert_text_column(frame[name])
         elif name not in words:
             frame[name] = frame[name].mask(frame[name].isin(EMPTY))
     return frame
 
 
-def _whole(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _join_blocks(blocks: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the rows of CSV files, one after another."""
     whole = blocks[0] if len(blocks) == 1 else pd.concat(blocks, ignore_index=True)
     whole.attrs[LINES] = tuple(line for block in blocks for line in block.attrs[LINES])
     return whole
 
 
-def _read_packed(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
+def _load_packed_rows(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
     """Read the rows; whole numbers become floats where one is empty, and those in `texts` are read
     anew.
     """
-    frame = _unpacked(rows.to_table())
+    frame = _convert_to_pandas(rows.to_table())
     # else the packed file, and what it was unpacked to, would stay beside the frame
     default_memory_pool().release_unused()
     for name in texts:
@@ -323,12 +323,12 @@ def _read_packed(rows: "Dataset", texts: Sequence[str]) -> pd.DataFrame:
     return frame
 
 
-def _unpacked(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
+def _convert_to_pandas(rows: pyarrow.Table, **options: Any) -> pd.DataFrame:
     frame: pd.DataFrame = rows.to_pandas(**options)
     return frame.reset_index(drop=frame.index.names == [None])
 
 
-def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
+def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Dataset":
     """Open Parquet or Arrow files, whose columns may hold numbers of several kinds.
 
     In a folder, files below a folder such as country=de get one more column.
@@ -353,8 +353,8 @@ def packed_rows(files: Sequence[Path], path: Path, source: str) -> "Dataset":
 def _csv_blocks(
     files: Sequence[Path], source: str, rows: int | None = None
 ) -> Iterator[pd.DataFrame]:
-    heads = [read_csv_head(path, source=source) for path in files]
-    names_of_files = list(map(_read_names, files, heads))
+    heads = [load_csv_head(path, source=source) for path in files]
+    names_of_files = list(map(_load_names, files, heads))
     _check_names(files, names_of_files, source, heads)
     first = 0
     for path, head, names in zip(files, heads, names_of_files, strict=True):
@@ -374,14 +374,14 @@ def _csv_blocks(
                 yield frame
 
 
-def _read_names(path: Path, head: CsvHead) -> list[Any]:
+def _load_names(path: Path, head: CsvHead) -> list[Any]:
     """Return a file's names as they stand: pandas would give repeated ones another one."""
     with _open_below(path, head) as file:
         row = pd.read_csv(file, header=None, nrows=1, sep=head.separator, **_TEXTS).iloc[0]
     return list(row)
 
 
-def read_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
+def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> CsvHead:
     """Read the lines above the names: those that begin with #, and `sep=;` as spreadsheets write.
 
     A line such as #id,age holds the names, if it has as many cells as the next line, which is no
@@ -403,7 +403,7 @@ def read_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
             bare = bare[1:-1]
         if named := _SEPARATOR.fullmatch(bare):
             where = f"{source}: line {number} of {path} is {line!r:.40}"
-            separator = _read_separator(named["sign"], where=where)
+            separator = _parse_separator(named["sign"], where=where)
         elif line.startswith("#"):
             if _holds_names(lines, number, separator):
                 break
@@ -423,7 +423,7 @@ def read_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     return CsvHead(above, separator)
 
 
-def _read_separator(sign: str, *, where: str) -> str:
+def _parse_separator(sign: str, *, where: str) -> str:
     sign = "\t" if sign == "\\t" else sign
     # What stands in numbers, words or around texts cannot stand between cells.
     if len(sign) != 1 or sign.isalnum() or sign in "\"'\\ .+-_" or not sign.isascii():
@@ -550,7 +550,7 @@ def _check_names(
             )
 
 
-def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
+def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]:
     """Yield the rows of a file, or of several, so many at a time, their index counting on.
 
     Cells of a CSV file are texts: how a column was learnt says what they mean, and not what stands
@@ -559,29 +559,29 @@ def read_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFrame]
     files = files_of(path, source=source)
     first = 0
     kind = kind_of(files[0])
-    read = _csv_blocks if kind == "CSV" else partial(_packed_blocks, path)
+    read = _csv_blocks if kind == "CSV" else partial(_stream_packed_blocks, path)
     blocks = read(files, source, rows)
     while True:
-        with _readable(path, kind, source):
+        with _translate_read_errors(path, kind, source):
             frame = next(blocks, None)
         if frame is None:
             return
         frame.index = pd.RangeIndex(first, first := first + len(frame))
         frame.columns = pd.Index(list(map(column_name, frame.columns)))
-        _refuse_nested(frame, path, source)
+        _refuse_nested_cells(frame, path, source)
         yield frame
 
 
-def _packed_blocks(
+def _stream_packed_blocks(
     path: Path, files: Sequence[Path], source: str, rows: int
 ) -> Iterator[pd.DataFrame]:
-    whole = packed_rows(files, path, source)
+    whole = open_packed_files(files, path, source)
     for batch in whole.to_batches(batch_size=rows, batch_readahead=1, fragment_readahead=1):
-        yield _unpacked(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
+        yield _convert_to_pandas(pyarrow.Table.from_batches([batch]), types_mapper=_WHOLE.get)
 
 
 @contextmanager
-def _readable(path: Path, kind: str, source: str) -> Iterator[None]:
+def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -675,7 +675,7 @@ def _null_or(column: "pd.Series") -> Iterator[tuple[Any, bool]]:
     return zip(column.tolist(), column.isna().tolist(), strict=True)
 
 
-def _refuse_nested(frame: pd.DataFrame, path: Path | str, source: str) -> None:
+def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> None:
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object:
@@ -757,7 +757,7 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
         left = np.flatnonzero(known & np.isnan(found))
         found[left] = cells.iloc[left].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
     else:
-        known, found = _each(column, _number)
+        known, found = _parse_cells(column, _parse_number)
     _require_all(column, known, found, "is numeric", "not numbers", "mend them", source=source)
     return found
 
@@ -780,7 +780,7 @@ def _require_all(
         )
 
 
-def _number(cell: Any) -> float:
+def _parse_number(cell: Any) -> float:
     """Return the number in one cell that is not empty; NaN if it holds none."""
     if isinstance(cell, str):
         number = pd.to_numeric(cell, errors="coerce")  # strict where float() takes 1_000
@@ -800,7 +800,7 @@ def days_of(
         moments = column
         known = column.notna().to_numpy()
     else:
-        cells, empty = _cells(column)
+        cells, empty = _list_cells(column)
         known = ~empty
         fit = [_as_date(cell, formats) for cell in cells]
         moments = pd.Series(fit, index=column.index, dtype=object)
@@ -816,20 +816,20 @@ def days_of(
 def _as_date(cell: Any, formats: Sequence[str]) -> Any:
     """Return a date that pandas reads; None where a cell is none."""
     if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
-        found = read_date(cell, formats)
+        found = parse_date(cell, formats)
         return None if found is None else found.isoformat()
     return cell if _is_date(cell) else None
 
 
 def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     """Return durations (N,) in days; NaN where a cell is empty."""
-    known, found = _each(column, _days)
+    known, found = _parse_cells(column, _parse_days)
     remedy = "write them as 3 days 12:00:00"
     _require_all(column, known, found, "holds durations", "none", remedy, source=source)
     return found
 
 
-def _days(cell: Any) -> float:
+def _parse_days(cell: Any) -> float:
     if isinstance(cell, str) and _SPAN.fullmatch(cell):
         cell = pd.to_timedelta(cell, errors="coerce")
     if isinstance(cell, np.timedelta64):
@@ -846,12 +846,12 @@ def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str 
     elif column.dtype.kind == "f":  # a number in float32 has fewer digits than as Python's float
         found = [cell_text(cell) for cell in column.to_numpy(na_value=np.nan)]
     else:
-        found = [_text(cell) for cell in column.tolist()]
+        found = [_format_cell(cell) for cell in column.tolist()]
     empty = is_empty(column, (EMPTY - words) | BLANK).tolist()
     return [None if none else column_name(text) for text, none in zip(found, empty, strict=True)]
 
 
-def _text(cell: Any) -> str:
+def _format_cell(cell: Any) -> str:
     if isinstance(cell, bytes):
         return cell.decode(errors="backslashreplace").strip()
     if isinstance(cell, decimal.Decimal) and cell.is_finite():
@@ -907,12 +907,12 @@ def is_date(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
     """
     if column.dtype.kind == "M":
         return True
-    return _all(column, lambda cell: _as_date(cell, formats) is not None)
+    return _has_only(column, lambda cell: _as_date(cell, formats) is not None)
 
 
 def is_duration(column: "pd.Series") -> bool:
     """Return whether a column holds durations: read as such, or only texts like 3 days 12:00:00."""
-    return column.dtype.kind == "m" or _all(column, _is_duration)
+    return column.dtype.kind == "m" or _has_only(column, _is_duration)
 
 
 def has_measures(column: "pd.Series", formats: Sequence[str] = ()) -> bool:
@@ -932,7 +932,7 @@ def are_padded_codes(column: "pd.Series") -> bool:
     return bool(padded and pd.to_numeric(known, errors="coerce").notna().all())
 
 
-def typed(column: "pd.Series") -> "pd.Series":
+def convert_text_column(column: "pd.Series") -> "pd.Series":
     """Return a column of texts from a CSV file as numbers or truths if it holds nothing else.
 
     Numbers of which one has a leading zero stay texts. So do words that mean an empty cell, among
@@ -980,31 +980,35 @@ def _is_duration(cell: Any) -> bool:
     return isinstance(cell, datetime.timedelta | np.timedelta64)
 
 
-def _all(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
+def _has_only(column: "pd.Series", holds: Callable[[Any], bool]) -> bool:
     """Return whether `holds` is true of every cell that is not empty, and there is one."""
     if column.dtype.kind in "biufcm":
         return False
-    cells, empty = _cells(column)
+    cells, empty = _list_cells(column)
     known = [cell for cell, none in zip(cells, empty.tolist(), strict=True) if not none]
     return bool(known) and all(map(holds, known))
 
 
-def _cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
+def _list_cells(column: "pd.Series") -> tuple[list[Any], NDArray[np.bool_]]:
     """Return each cell, a text without blanks at its ends, and (N,) whether it is empty."""
     cells = [
-        cell.strip() if isinstance(cell, str) else _text(cell) if isinstance(cell, bytes) else cell
+        cell.strip()
+        if isinstance(cell, str)
+        else _format_cell(cell)
+        if isinstance(cell, bytes)
+        else cell
         for cell in column.tolist()
     ]
     return cells, is_empty(column)
 
 
-def _each(
+def _parse_cells(
     column: "pd.Series", read: Callable[[Any], float]
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which cells are not empty, and each cell as a number; NaN if it is empty or no
     number.
     """
-    cells, empty = _cells(column)
+    cells, empty = _list_cells(column)
     pairs = zip(cells, empty.tolist(), strict=True)
     return ~empty, np.array([np.nan if none else read(cell) for cell, none in pairs], np.float64)
 
@@ -1032,7 +1036,7 @@ def find_look_alike(
         remedies = category_remedies(column, advice=advice, most=most)
         return Fault(
             f"{advice.party}: {strays} of {known} cells of column {name!r} are text and the rest "
-            f"are numbers, first in {_first(texts, stray, column)}; mend them, or say "
+            f"are numbers, first in {_locate_first(texts, stray, column)}; mend them, or say "
             f"{describe_remedies(remedies)}",
             remedies,
         )
@@ -1046,7 +1050,7 @@ def find_look_alike(
             )
             return Fault(
                 f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
-                f"{what}, first in {_first(texts, alike, column)}; write {instead}, or say "
+                f"{what}, first in {_locate_first(texts, alike, column)}; write {instead}, or say "
                 f"{describe_remedies(remedies)}",
                 remedies,
             )
@@ -1069,7 +1073,7 @@ def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
     fitting = [
         form
         for form in _DATE_FORMATS
-        if all(_ISO.fullmatch(text) or read_date(text, [form]) for text in texts)
+        if all(_ISO.fullmatch(text) or parse_date(text, [form]) for text in texts)
     ]
     orders = {"%d": "the day comes first", "%m": "the month comes first"}
     return [
@@ -1082,5 +1086,5 @@ def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
     ]
 
 
-def _first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:
+def _locate_first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:
     return place_of(column, next(row for row, text in enumerate(texts) if text in of))

@@ -30,8 +30,8 @@ from secure_apfed.data.encoding import (
     FeatureEncoding,
     RawFeatures,
 )
-from secure_apfed.data.files import is_idx, parse_idx, read_file
-from secure_apfed.data.frames import is_table, read_blocks
+from secure_apfed.data.files import is_idx, load_file, parse_idx
+from secure_apfed.data.frames import is_table, stream_blocks
 from secure_apfed.errors import DataError
 from secure_apfed.names import column_name
 
@@ -60,8 +60,8 @@ def load_blocks(
     source = path.name
     first = 0
     id_columns = [column_name(name) for name in id_columns]
-    tables = read_blocks(path, source=source, rows=rows) if is_table(path) else None
-    for raw in tables or (_array(path),):
+    tables = stream_blocks(path, source=source, rows=rows) if is_table(path) else None
+    for raw in tables or (_load_array(path),):
         absent = [name for name in id_columns if tables and name not in raw]
         if absent:
             raise DataError(f"{source}: the ID columns {', '.join(absent)} are missing; add them")
@@ -69,7 +69,7 @@ def load_blocks(
             break
         ids = None
         if isinstance(raw, pd.DataFrame):
-            parts = [_names(raw[name], first, source=source) for name in id_columns]
+            parts = [_list_row_names(raw[name], first, source=source) for name in id_columns]
             ids = [" ".join(row) for row in zip(*parts, strict=True)] if parts else None
             raw = raw.drop(columns=list(id_columns))
         features = encoding.encode(raw, source=source, counts=counts)
@@ -79,7 +79,7 @@ def load_blocks(
         raise DataError(f"{source}: it has no rows")
 
 
-def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
+def _list_row_names(column: "pd.Series", first: int, *, source: str) -> list[str]:
     """Return the texts that name the rows of a block whose first row has this number."""
     return id_texts(
         column,
@@ -91,7 +91,7 @@ def _names(column: "pd.Series", first: int, *, source: str) -> list[str]:
     )
 
 
-def _array(path: Path) -> RawFeatures:
+def _load_array(path: Path) -> RawFeatures:
     if path.suffix == ".npy":
         try:
             array: NDArray[np.generic] = np.load(path, allow_pickle=False)
@@ -102,7 +102,7 @@ def _array(path: Path) -> RawFeatures:
         if array.ndim < 2:
             raise DataError(f"{path.name}: expected rows of features, got shape {array.shape}")
         return array
-    content = read_file(path)
+    content = load_file(path)
     if is_idx(content):
         return parse_idx(content, dimensions=3, source=path.name)
     raise DataError(
@@ -164,17 +164,17 @@ class DriftMeter:
         zeros = torch.zeros(3, *encoding.shape, dtype=torch.float64)
         self._sum_F, self._squares_F, self._largest_F = zeros
 
-    def add(self, features_NF: Tensor) -> None:
+    def add_batch(self, features_NF: Tensor) -> None:
         values_NF = features_NF.double()
         self._sum_F += values_NF.sum(0)
         self._squares_F += values_NF.square().sum(0)
         self._largest_F = torch.maximum(self._largest_F, values_NF.abs().amax(0))
 
-    def result(self) -> tuple[ColumnDrift, ...]:
+    def compute_drifts(self) -> tuple[ColumnDrift, ...]:
         """Return every column's drift, in the encoding's order; none if no row was read."""
-        return tuple(self._drift(*part) for part in self._parts) if self.counts.rows else ()
+        return tuple(self._compute_drift(*part) for part in self._parts) if self.counts.rows else ()
 
-    def _drift(self, column: Column, own: slice) -> ColumnDrift:
+    def _compute_drift(self, column: Column, own: slice) -> ColumnDrift:
         rows = self.counts.rows
         name = column.name
         plain = ColumnDrift(

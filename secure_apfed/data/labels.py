@@ -59,7 +59,7 @@ class TargetScale(BaseModel):
     scale: float = Field(gt=0, allow_inf_nan=False)
 
     @classmethod
-    def of(cls, targets_n: NDArray[Any], *, party: str) -> Self:
+    def from_targets(cls, targets_n: NDArray[Any], *, party: str) -> Self:
         """Return the mean and standard deviation of the labelled training rows."""
         mean = float(np.mean(targets_n))
         scale = float(np.std(targets_n))
@@ -87,7 +87,7 @@ class TargetScale(BaseModel):
         return z_B.double() * self.scale + self.mean
 
 
-def read_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
+def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
     """Return labels as numbers (N,); NaN where the cell is empty."""
     found = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
@@ -121,13 +121,15 @@ def require_one_spelling(
     `remedies`: settings that take them as different, which are said in place of `remedy`.
     """
     counts = Counter(label for label in labels if label is not None)
-    plain = {label: _plain(label) for label in (*counts, *listed)}
+    plain = {label: _normalise_label(label) for label in (*counts, *listed)}
     words = set(plain.values())
     alike = defaultdict[object, list[str]](list)
     for label, text in plain.items():
-        alike[_meaning(text, words)].append(label)
+        alike[_parse_meaning(text, words)].append(label)
     found = [
-        " and ".join(f"{_short(label)} ({counts[label]} rows)" for label in spelled[:_SHOWN])
+        " and ".join(
+            f"{_shorten_label(label)} ({counts[label]} rows)" for label in spelled[:_SHOWN]
+        )
         for spelled in alike.values()
         if len(spelled) > 1 and (about is None or not set(about).isdisjoint(spelled))
     ]
@@ -159,7 +161,7 @@ def warn_of_empty_words(
         counts = ", ".join(f"{text!r} ({rows})" for text, rows in read.items())
         taken = "count as empty" if count else "are a class each, and do not count as empty"
         classes = (label for label in labels if label)
-        remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_found(classes)))))
+        remedies = _propose_classes(tuple(dict.fromkeys((*listed, *_sort_labels(classes)))))
         say = f"say {describe_remedies(remedies)}" if remedies else "list them under data.classes"
         warnings.warn(
             f"{party}: labels {counts} of column {column!r} {taken}; {say} if they are classes, "
@@ -170,13 +172,13 @@ def warn_of_empty_words(
     return empty if count else frozenset()
 
 
-def _short(label: str) -> str:
+def _shorten_label(label: str) -> str:
     """Return a label as messages show it: escaped where letters alone do not distinguish two."""
     text = ascii(label) if not unicodedata.is_normalized("NFKC", label) else repr(label)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}... ({len(label)} characters)"
 
 
-def _plain(label: str) -> str:
+def _normalise_label(label: str) -> str:
     """Return a label without what nobody sees or minds: case, quotes, outer blanks, forms of
     signs.
     """
@@ -187,7 +189,7 @@ def _plain(label: str) -> str:
     return unicodedata.normalize("NFKC", text.casefold()).strip().strip("\"'").strip()
 
 
-def _meaning(text: str, words: set[str]) -> object:
+def _parse_meaning(text: str, words: set[str]) -> object:
     """Return a key for the meaning of a label: the same for different spellings of one label."""
     word = _LETTERS.get(text, text)
     text = word if word in words else text
@@ -211,20 +213,20 @@ def class_labels(
     classes.
     """
     where = f"{party}: column {column!r}"
-    named = _found(label for label in labels if label is not None)
+    named = _sort_labels(label for label in labels if label is not None)
     every = tuple(dict.fromkeys((*(listed or ()), *named)))
     remedies = _propose_classes(every)
     if listed is None:
         require_one_spelling(labels, where=where, remedies=remedies)
-    classes = _found(labels) if listed is None else listed
+    classes = _sort_labels(labels) if listed is None else listed
     places: dict[str | None, int] = {label: place for place, label in enumerate(classes)}
     if outside := Counter(label for label in labels if label is not None and label not in places):
         require_one_spelling(labels, where=where, listed=classes, about=outside, remedies=remedies)
         add = f"say {describe_remedies(remedies)}" if remedies else "add the class"
         message = (
             f"{party}: {outside.total()} labels lie outside the classes "
-            f"{', '.join(map(_cut, classes))}, such as "
-            f"{', '.join(map(_cut, sorted(outside)[:_SHOWN]))}; mend them, or {add}"
+            f"{', '.join(map(_cut_label, classes))}, such as "
+            f"{', '.join(map(_cut_label, sorted(outside)[:_SHOWN]))}; mend them, or {add}"
         )
         raise TableError([Fault(message, ((), *remedies))])
     return np.array([places.get(label, UNLABELLED) for label in labels], np.int64), classes
@@ -243,7 +245,7 @@ def choose_positive(labels_N: NDArray[np.int64], classes: Sequence[str]) -> str:
     return classes[0] if counts_K[0] < counts_K[1] else classes[1]
 
 
-def put_positive_last(
+def move_positive_last(
     labels_N: NDArray[np.int64], classes: tuple[str, ...], positive: str | None, *, where: str
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Renumber labels (N,) so that the positive of two classes is class 1; None changes nothing.
@@ -259,19 +261,19 @@ def put_positive_last(
     if len(classes) != 2 or positive not in classes:
         raise DataError(
             f"{where}: expected one of two classes, got {positive!r:.40} of "
-            f"{', '.join(map(_cut, classes[:_SHOWN])) or 'numbers'}; correct data.positive, or "
-            "leave it out"
+            f"{', '.join(map(_cut_label, classes[:_SHOWN])) or 'numbers'}; correct data.positive, "
+            "or leave it out"
         )
     if classes[1] == positive:
         return labels_N, classes
     return np.where(labels_N >= 0, 1 - labels_N, labels_N), classes[::-1]
 
 
-def _cut(label: str) -> str:
-    return label if len(label) <= _WIDTH else _short(label)
+def _cut_label(label: str) -> str:
+    return label if len(label) <= _WIDTH else _shorten_label(label)
 
 
-def _found(labels: Iterable[str | None]) -> tuple[str, ...]:
+def _sort_labels(labels: Iterable[str | None]) -> tuple[str, ...]:
     found = {label for label in labels if label is not None}
     whole = all(map(_WHOLE.fullmatch, found))
     return tuple(sorted(found, key=Decimal)) if whole else tuple(sorted(found))

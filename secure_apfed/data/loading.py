@@ -22,26 +22,26 @@ from secure_apfed.data.encoding import (
     locate_views,
 )
 from secure_apfed.data.files import DataSet, ImagePool, Pool, TablePool
-from secure_apfed.data.labels import UNLABELLED, TargetScale, put_positive_last
+from secure_apfed.data.labels import UNLABELLED, TargetScale, move_positive_last
 from secure_apfed.data.partition import (
     Rows,
-    choose_labelled,
+    choose_labelled_rows,
     cut_columns,
     deal_clients,
     deal_people,
     draw_people,
-    generator,
+    make_generator,
     passive_labels,
     person_ids,
     split_rows,
 )
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
 
-@undisturbed()
+@isolate_torch_modes()
 def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     """Return all parties' tables for one run; the same settings and seed give the same tables.
 
@@ -57,16 +57,16 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     drawn = draw_people(
         _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
     )
-    pool = pool if drawn is None else pool.at(drawn)
+    pool = pool if drawn is None else pool.select_rows(drawn)
     ids = person_ids(len(pool.labels), seed=seed)
     classes_N = _classes_of(pool)
     people = _People(pool, classes_N, settings, seed)
     targets = people.scale_of(pool.labels) if labels_are_numbers(settings) else None
     tables: list[PartyTable] = []
-    for name, rows, features, encoding, located in _encoded(pool, dataset, settings, people):
+    for name, rows, features, encoding, located in _encode_parties(pool, dataset, settings, people):
         labels = None
         if settings.holds_labels(name):
-            labels = torch.from_numpy(people.labels(name, rows))
+            labels = torch.from_numpy(people.list_labels(name, rows))
             labels = labels if targets is None else targets.encode(pool.labels[rows], party=name)
         own_ids = tuple(ids[rows].tolist())
         tables.append(PartyTable(name, own_ids, features, labels, encoding, located))
@@ -76,7 +76,7 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         where = f"data.positive of {dataset.name}"
         for at, table in enumerate(tables):
             if table.labels is not None:
-                labels_N, classes = put_positive_last(
+                labels_N, classes = move_positive_last(
                     table.labels.numpy(), dataset.classes, settings.positive, where=where
                 )
                 tables[at] = replace(table, labels=torch.from_numpy(labels_N))
@@ -129,16 +129,16 @@ class _People:
             self.train = dict.fromkeys(passives, np.concatenate([held.shared, held.strangers]))
             self.train[self._active] = np.concatenate([held.shared, held.active_only])
 
-    def rows(self, party: str) -> Rows:
+    def list_rows(self, party: str) -> Rows:
         """Return all rows of the party, in its order; under horizontal only the active has test
         rows.
         """
         own = self.train[party]
         if party == self._active or not self._settings.horizontal:
             own = np.concatenate([own, self._test])
-        return generator(self._seed, f"order of {party}").permutation(own)
+        return make_generator(self._seed, f"order of {party}").permutation(own)
 
-    def labels(self, party: str, rows: Rows) -> Rows:
+    def list_labels(self, party: str, rows: Rows) -> Rows:
         """Return the labels of these rows that the party knows: a passive knows no test labels."""
         labels_N = self._labels_N[rows]
         if party == self._active:
@@ -154,11 +154,11 @@ class _People:
         The labelled rows are None if all training rows have a label.
         """
         settings = self._settings
-        rows = self.rows(self._active)
+        rows = self.list_rows(self._active)
         is_test = np.isin(rows, self._test)
         train = np.flatnonzero(~is_test)
         test = torch.from_numpy(np.flatnonzero(is_test))
-        labelled = choose_labelled(
+        labelled = choose_labelled_rows(
             self._labels_N[rows[train]], settings.labelled, seed=self._seed, choice=settings.split
         )
         known = None if labelled is None else torch.from_numpy(train[labelled])
@@ -170,7 +170,9 @@ class _People:
         """
         train, _, labelled = self.active_split()
         known = (train if labelled is None else labelled).numpy()
-        return TargetScale.of(numbers_N[self.rows(self._active)][known], party=self._active)
+        return TargetScale.from_targets(
+            numbers_N[self.list_rows(self._active)][known], party=self._active
+        )
 
 
 def cut_strips(
@@ -195,7 +197,7 @@ def cut_strips(
     ]
 
 
-def _encoded(
+def _encode_parties(
     pool: Pool, dataset: DataSet, settings: DataSettings, people: _People
 ) -> Iterator[tuple[str, Rows, torch.Tensor, FeatureEncoding, dict[str, View]]]:
     """Yield each party's name, rows of the pool, features, encoding, and places of its views."""
@@ -209,14 +211,14 @@ def _encoded(
             active_view=settings.active_view,
         )
         for name, strip in zip(names, strips * (len(names) // len(strips)), strict=True):
-            rows = people.rows(name)
+            rows = people.list_rows(name)
             cut_NCSW = pool.pixels[rows, :, strip.first_row : strip.end_row]
             yield name, rows, strip.encode(cut_NCSW, source=name), strip, {}
         return
     views = _columns_of(pool, dataset, settings)
     encoding: ColumnEncoding | None = None
     for name in names:
-        rows = people.rows(name)
+        rows = people.list_rows(name)
         if encoding is None or not settings.horizontal:
             fitted = people.train[name] if name == names[0] else rows
             encoding = fit_views(
@@ -234,7 +236,7 @@ def _columns_of(
         return {name: {name: ViewColumns(columns=cut[name])} for name in cut}
     natural = {
         name: ViewColumns(columns=dataset.natural_views[name], sequence=dataset.sequences.get(name))
-        for name in settings.named_views or dataset.natural_views
+        for name in settings.explicit_views or dataset.natural_views
     }
     names = party_names(settings)
     if settings.horizontal:

@@ -20,7 +20,7 @@ from secure_apfed.settings.data import BUILT_IN_ACTIVE
 Rows: TypeAlias = NDArray[np.int64]
 
 
-def generator(seed: int, purpose: str) -> np.random.Generator:
+def make_generator(seed: int, purpose: str) -> np.random.Generator:
     """Return the generator of one purpose, so that changing one draw leaves the others alone."""
     return np.random.default_rng(derive_seed(seed, "data", purpose))
 
@@ -31,7 +31,7 @@ def split_rows(
     """Return (train, test) rows; the rounded share of each class goes to the test split, or, under
     the split "at_random", which reads no label, of all rows together.
     """
-    draw = generator(seed, "split")
+    draw = make_generator(seed, "split")
     group_N = np.zeros_like(labels_N) if split == "at_random" else labels_N
     test = [np.empty(0, np.int64)]
     for group in np.unique(group_N):
@@ -48,7 +48,7 @@ def split_rows(
     return train_rows, test_rows
 
 
-def choose_labelled(
+def choose_labelled_rows(
     labels_T: Rows,
     wanted: float | None,
     *,
@@ -77,7 +77,7 @@ def choose_labelled(
             f"data.labelled: {count} labelled rows are wanted{where}, at least one for each of "
             f"{len(classes)} classes; {len(known)} training rows have a label: {remedy}"
         )
-    drawn = generator(seed, f"labelled {party}" if party else "labelled").permutation(known)
+    drawn = make_generator(seed, f"labelled {party}" if party else "labelled").permutation(known)
     if choice == "at_random":
         return np.sort(drawn[:count])
     # One of each class first, then each class by its share.
@@ -91,7 +91,7 @@ def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
     """Return the labels that a passive knows: as many as `choose_labelled`, else `UNLABELLED`."""
-    chosen = choose_labelled(labels_N, wanted, seed=seed, choice=choice, party=party)
+    chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
         return labels_N
     known_N = np.full_like(labels_N, UNLABELLED)
@@ -101,7 +101,7 @@ def passive_labels(
 
 def person_ids(count: int, *, seed: int) -> NDArray[np.str_]:
     """Return an ID for each row of the pool that says nothing of its place or class."""
-    numbers = generator(seed, "ids").permutation(count)
+    numbers = make_generator(seed, "ids").permutation(count)
     return np.array([f"person-{number:06d}" for number in numbers])
 
 
@@ -111,7 +111,7 @@ def cut_columns(
     """Return party -> names of its columns, the active first."""
     parties = {BUILT_IN_ACTIVE: chosen[BUILT_IN_ACTIVE]} | dict(chosen)
     cut = {
-        party: tuple(_column(available, column, party) for column in columns)
+        party: tuple(_find_column(available, column, party) for column in columns)
         for party, columns in parties.items()
     }
     owners: dict[str, str] = {}
@@ -128,7 +128,7 @@ def cut_columns(
     return cut
 
 
-def _column(available: Sequence[str], column: int | str, party: str) -> str:
+def _find_column(available: Sequence[str], column: int | str, party: str) -> str:
     if isinstance(column, int):
         if 0 <= column < len(available):
             return available[column]
@@ -153,7 +153,7 @@ class Holdings(NamedTuple):
     strangers: Rows
 
 
-def shared_rows(rows: int, overlap: float) -> int:
+def count_shared_rows(rows: int, overlap: float) -> int:
     """Return floor(overlap * rows), exact for a decimal overlap such as 0.7."""
     return math.floor(Fraction(str(overlap)) * rows)
 
@@ -164,7 +164,7 @@ def draw_people(
     """Return the people to go on with, ascending: so many, or so many of each class; None: all."""
     if rows is None and rows_per_class is None:
         return None
-    drawn = generator(seed, "drawn people").permutation(len(labels_N))
+    drawn = make_generator(seed, "drawn people").permutation(len(labels_N))
     groups = [drawn] if rows else [drawn[labels_N[drawn] == one] for one in np.unique(labels_N)]
     wanted = rows or rows_per_class or 0
     found = min(map(len, groups))
@@ -190,12 +190,12 @@ def deal_people(
     Where `aligned` is given, the active gets all training rows (at most `limit`), so many of them
     are shared, and there are no strangers.
     """
-    rows = generator(seed, "people").permutation(train_rows)
+    rows = make_generator(seed, "people").permutation(train_rows)
     active = math.floor(len(rows) / (2 - Fraction(str(overlap))))
-    while 2 * active - shared_rows(active, overlap) > len(rows):
+    while 2 * active - count_shared_rows(active, overlap) > len(rows):
         active -= 1
     active = min(active, limit or active)
-    shared = shared_rows(active, overlap) if aligned is None else aligned
+    shared = count_shared_rows(active, overlap) if aligned is None else aligned
     if not shared:
         raise DataError(
             f"overlap {overlap} of {active} training rows leaves nobody whom all parties know; "
@@ -220,7 +220,7 @@ def deal_clients(
 
     Source: FedMV, section 8.2.
     """
-    drawn = generator(seed, "clients").permutation(train_rows)
+    drawn = make_generator(seed, "clients").permutation(train_rows)
     by_class = drawn[np.argsort(labels_N[drawn], kind="stable")]
     each = min(len(by_class) // clients, limit or len(by_class))
     if not each:

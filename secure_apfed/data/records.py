@@ -20,7 +20,7 @@ from apfed_protocols.ids import require_comparable
 from secure_apfed.data.encoding import FeatureEncoding, View, check_views, parse_encoding
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.files import read_bytes
+from secure_apfed.files import load_bytes
 from secure_apfed.names import check_parties
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
@@ -89,7 +89,7 @@ class PartyTable:
         """SHA-256 (hex) of what each feature is: columns, kinds and categories in their order, and
         the views; means and scales are a party's own.
         """
-        content = {"features": self.encoding.layout, "views": _plain(self.views)}
+        content = {"features": self.encoding.layout, "views": _encode_views(self.views)}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -115,7 +115,7 @@ class OwnData:
     targets: TargetScale | None = None
 
     @classmethod
-    def of_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
+    def for_passive(cls, table: PartyTable, classes: tuple[str, ...]) -> "OwnData":
         """Return the data of a passive with this table; with labels, if the table has any."""
         if table.labels is None:
             return cls(table=table)
@@ -158,14 +158,14 @@ class VerticalData(OwnData):
     def tables(self) -> tuple[PartyTable, ...]:
         return (self.table, *self.passives)
 
-    def own(self, name: str) -> OwnData | None:
+    def select_party(self, name: str) -> OwnData | None:
         """Return the data of the party of this name; None if it holds nothing (an aggregator)."""
         if name == self.table.name:
             return OwnData(**{each.name: getattr(self, each.name) for each in fields(OwnData)})
-        held = (OwnData.of_passive(each, self.classes) for each in self.passives)
+        held = (OwnData.for_passive(each, self.classes) for each in self.passives)
         return next((own for own in held if own.table.name == name), None)
 
-    def with_own(self, own: OwnData) -> "VerticalData":
+    def replace_own(self, own: OwnData) -> "VerticalData":
         """Return the same data with `own` in place of the active's."""
         return replace(self, **vars(own))
 
@@ -301,22 +301,22 @@ def pack_own(data: OwnData) -> bytes:
         "classes": data.classes,
         "targets": None if data.targets is None else data.targets.model_dump(),
         "encoding": table.encoding.model_dump(mode="json"),
-        "views": _plain(table.views),
+        "views": _encode_views(table.views),
     }
     held = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
     return save(held, metadata={_ABOUT: json.dumps(about)})
 
 
-def read_own(path: Path, name: str) -> OwnData:
+def load_own(path: Path, name: str) -> OwnData:
     try:
-        tensors = load(read_bytes(path))
+        tensors = load(load_bytes(path))
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})[_ABOUT])
         if about["name"] != name:
             raise DataError(
                 f"{name}: {path} holds the rows of {about['name']}; give each party its own"
             )
-        views = {view: _view(*parts) for view, parts in about["views"].items()}
+        views = {view: _parse_view(*parts) for view, parts in about["views"].items()}
         table = PartyTable(
             name,
             tuple(about["ids"]),
@@ -344,11 +344,11 @@ def read_own(path: Path, name: str) -> OwnData:
         raise DataError(f"{name}: {path} holds no prepared rows ({error})") from error
 
 
-def _plain(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
+def _encode_views(views: Mapping[str, View]) -> dict[str, tuple[object, ...]]:
     return {name: astuple(view) for name, view in views.items()}
 
 
-def _view(first: int, end: int, sequence: list[int] | None) -> View:
+def _parse_view(first: int, end: int, sequence: list[int] | None) -> View:
     if sequence is None:
         return View(int(first), int(end))
     steps, channels = sequence

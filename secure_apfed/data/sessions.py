@@ -47,13 +47,13 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     parts = []
     for make, apart in _MADE.values():
         rhythm_N = draw.normal(apart * (2 * positive_N - 1), 1.0)
-        parts.append(np.stack([_flat(make(rhythm, draw)) for rhythm in rhythm_N]))
+        parts.append(np.stack([_flatten_steps(make(rhythm, draw)) for rhythm in rhythm_N]))
     names = [name for columns in _VIEWS.values() for name in columns]
     frame = pd.DataFrame(np.concatenate(parts, axis=1), columns=names)
     return TablePool(frame, (score_N > 7).astype(np.int64))
 
 
-def _flat(steps_TC: _Floats) -> NDArray[np.float32]:
+def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
     """Return the steps of one session as a flat row, which begins with their number.
 
     Of more than 100 steps, 100 at even distances are taken.
@@ -66,7 +66,7 @@ def _flat(steps_TC: _Floats) -> NDArray[np.float32]:
     return flat
 
 
-def _autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
+def _draw_autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
     """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
     news_T = draw.normal(size=steps)
     values_T = np.array(news_T)
@@ -75,17 +75,17 @@ def _autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Fl
     return values_T
 
 
-def _alphanum(rhythm: float, draw: np.random.Generator) -> _Floats:
+def _draw_key_presses(rhythm: float, draw: np.random.Generator) -> _Floats:
     """Return key presses (T, 4), which are long or late in runs where the rhythm is large."""
     steps = int(draw.integers(15, 90))
     memory = float(np.tanh(0.8 * rhythm))
-    duration_T, gap_T = (_autoregressive(steps, memory, draw) for _ in range(2))
+    duration_T, gap_T = (_draw_autoregressive(steps, memory, draw) for _ in range(2))
     distance_TC = draw.normal(0, 2.5, (steps, 2))
     times_TC = np.stack([0.09 * np.exp(0.3 * duration_T), 0.25 * np.exp(0.5 * gap_T)], axis=1)
     return np.concatenate([times_TC, distance_TC], axis=1)
 
 
-def _special(rhythm: float, draw: np.random.Generator) -> _Floats:
+def _draw_special_keys(rhythm: float, draw: np.random.Generator) -> _Floats:
     """Return special keys (T, 6), of which the same follow each other where the rhythm is large."""
     steps = int(draw.integers(10, 40))
     shares = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
@@ -97,7 +97,7 @@ def _special(rhythm: float, draw: np.random.Generator) -> _Floats:
     return np.eye(6)[keys_T]
 
 
-def _accel(rhythm: float, draw: np.random.Generator) -> _Floats:
+def _draw_accelerations(rhythm: float, draw: np.random.Generator) -> _Floats:
     """Return readings (T, 3) of a hand that shakes faster where the rhythm is large."""
     steps = int(draw.integers(80, 140))
     turn = 0.5 + 0.12 * rhythm
@@ -108,9 +108,9 @@ def _accel(rhythm: float, draw: np.random.Generator) -> _Floats:
 
 # How each view is made, and how far from each other the classes lie in it.
 _MADE: dict[str, tuple[Callable[[float, np.random.Generator], _Floats], float]] = {
-    "alphanum": (_alphanum, 1.2),
-    "special": (_special, 0.5),
-    "accel": (_accel, 0.9),
+    "alphanum": (_draw_key_presses, 1.2),
+    "special": (_draw_special_keys, 0.5),
+    "accel": (_draw_accelerations, 0.9),
 }
 
 

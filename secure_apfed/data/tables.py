@@ -48,10 +48,10 @@ from secure_apfed.data.frames import (
     is_csv,
     is_empty,
     is_numeric,
+    load_frame,
     numbers_of,
     only_columns,
     place_of,
-    read_frame,
     to_texts,
 )
 from secure_apfed.data.labels import (
@@ -59,11 +59,16 @@ from secure_apfed.data.labels import (
     TargetScale,
     choose_positive,
     class_labels,
-    put_positive_last,
-    read_numbers,
+    move_positive_last,
+    parse_numbers,
     warn_of_empty_words,
 )
-from secure_apfed.data.partition import choose_labelled, generator, passive_labels, split_rows
+from secure_apfed.data.partition import (
+    choose_labelled_rows,
+    make_generator,
+    passive_labels,
+    split_rows,
+)
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.faults import (
@@ -75,7 +80,7 @@ from secure_apfed.faults import (
     TableError,
     describe_remedies,
 )
-from secure_apfed.files import read_json
+from secure_apfed.files import load_json
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
 _FEWEST_ROWS = 20
@@ -97,7 +102,7 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: 
         elif is_numeric(column) and _counts_rows(column):
             why = "whole numbers without a gap"
         if why:
-            _warn(
+            _warn_of_column(
                 f"{advice.party}: column {name!r} looks like an ID: its {len(column)} rows hold "
                 f"{why}; a model learns such rows by heart and nothing else from it. Unless it is "
                 f"a feature, say {advice.add_to_list('ignore', str(name))}"
@@ -111,7 +116,7 @@ def _counts_rows(column: "pd.Series") -> bool:
     return len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
 
 
-def _warn(what: str) -> None:
+def _warn_of_column(what: str) -> None:
     warnings.warn(what, SuspectColumnWarning, stacklevel=3)
 
 
@@ -134,10 +139,10 @@ def warn_of_labels(
         return
     told = pd.Series([labels[row] for row in known])
     truth = pd.Series(pd.factorize(told)[0])
-    tells = _tells
+    tells = _can_separate_classes
     if numbers:
         truth = pd.to_numeric(told, errors="coerce")
-        tells = _orders
+        tells = _can_order_labels
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
         full = column.notna()
@@ -145,7 +150,7 @@ def warn_of_labels(
         if _FEWEST_ROWS <= full.sum() < len(column):
             parts.append((column[full], truth[full]))
         if any(tells(*part) for part in parts):
-            _warn(
+            _warn_of_column(
                 f"{source}: column {name!r} alone tells {label!r} of all {len(known)} rows that "
                 "have one; it may be the label in disguise, or known only after it. Unless it is "
                 "there when the model predicts, say "
@@ -153,7 +158,7 @@ def warn_of_labels(
             )
 
 
-def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
+def _can_separate_classes(column: "pd.Series", truth: "pd.Series") -> bool:
     """Return whether the column's values, or cuts between them, separate the classes; empty cells
     come last.
     """
@@ -173,7 +178,7 @@ def _tells(column: "pd.Series", truth: "pd.Series") -> bool:
     return True
 
 
-def _orders(column: "pd.Series", truth: "pd.Series") -> bool:
+def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
     """Return whether numeric labels rise or fall with the column throughout."""
     if not is_numeric(column):
         return False
@@ -206,7 +211,7 @@ class RawTable:
     labels: tuple[str | None, ...] = ()
     suspects: frozenset[str] = frozenset()
 
-    def at(self, rows: NDArray[np.int64]) -> "RawTable":
+    def select_rows(self, rows: NDArray[np.int64]) -> "RawTable":
         return RawTable(
             tuple(self.ids[row] for row in rows),
             self.features.iloc[rows],
@@ -217,7 +222,7 @@ class RawTable:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _ColumnChoice:
     """The columns that are features: numeric ones, including dates, and categorical ones.
 
     Attributes:
@@ -233,19 +238,19 @@ class _Chosen:
         return (*self.numeric, *self.categorical)
 
 
-def read_raw(settings: DataSettings, name: str) -> RawTable:
+def load_raw_table(settings: DataSettings, name: str) -> RawTable:
     """Read the table of this party, with labels where the settings say that it holds some.
 
     Raises:
         TableError: what is wrong with it, all at once.
     """
     faults = FaultList()
-    raw = _read_raw(settings, name, faults)
-    faults.check()
+    raw = _load_raw_table(settings, name, faults)
+    faults.raise_faults()
     return raw
 
 
-def _read_raw(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
+def _load_raw_table(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
     """Read a table and add what is wrong with it to the faults; its rows are of no use then.
 
     Raises:
@@ -257,26 +262,26 @@ def _read_raw(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
     labels = () if label_column is None else (label_column,)
     words = (*labels, *(party.categorical or ()))
     texts = (*id_columns, *words)
-    frame = read_frame(
-        given_table(settings, name), texts=texts, words=words, source=name, called=party.called
+    frame = load_frame(
+        open_table(settings, name), texts=texts, words=words, source=name, called=party.table_name
     )
     if not len(frame):
-        raise DataError(f"{name}: {party.called} has no rows")
+        raise DataError(f"{name}: {party.table_name} has no rows")
     _require_columns(frame, settings, name)
     advice = _advice_for(settings, name)
     chosen = _choose_columns(frame, settings, name, taken=(*id_columns, *labels), faults=faults)
     for column in chosen.categorical:
         listed = column in (party.categorical or ())
         if is_csv(frame) and party.encoding is None and not listed:
-            frame[column] = _without_words(frame[column], advice=advice)
+            frame[column] = _mask_empty_words(frame[column], advice=advice)
     if settings.missing_at(name) == "drop":
-        frame = _drop_empty(frame, chosen, advice=advice, called=party.called)
+        frame = _drop_empty(frame, chosen, advice=advice, called=party.table_name)
     label_texts: tuple[str | None, ...] = (None,) * len(frame)
-    with faults.gather():
-        label_texts = _labels(frame, label_column, settings, party=name)
+    with faults.gather_faults():
+        label_texts = _extract_labels(frame, label_column, settings, party=name)
     ids = tuple(map(str, range(len(frame))))
-    with faults.gather():
-        ids = tuple(_ids(frame, id_columns, file=party.called, party=name))
+    with faults.gather_faults():
+        ids = tuple(_extract_ids(frame, id_columns, file=party.table_name, party=name))
         check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
     for column in {*frame.columns} - {*chosen.all}:
         del frame[column]  # in place: of a long table there is no second copy
@@ -321,7 +326,7 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
     absent = [column for column in every if column not in frame.columns]
     if not absent:
         return
-    near = {column: _nearest(column, frame) for column in absent}
+    near = {column: _find_nearest_name(column, frame) for column in absent}
     guesses = {column: other for column, other in near.items() if other}
     remedy = list[SettingLine]()
     advice = Advice(name)
@@ -335,7 +340,7 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
         else:
             remedy.append(advice.set_value(key, value))
     message = (
-        f"{name}: {party.called} lacks the columns {', '.join(absent)}; it has "
+        f"{name}: {party.table_name} lacks the columns {', '.join(absent)}; it has "
         f"{', '.join(map(str, frame.columns))}"
     )
     if not guesses:
@@ -346,14 +351,14 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
     raise TableError([Fault(message, remedies)])
 
 
-def _nearest(absent: str, frame: pd.DataFrame) -> str:
+def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
     names = {str(one).casefold(): str(one) for one in frame.columns}
     near = difflib.get_close_matches(absent.casefold(), names, n=1)
     return names[near[0]] if near else ""
 
 
 def _drop_empty(
-    frame: pd.DataFrame, chosen: _Chosen, *, advice: Advice, called: str
+    frame: pd.DataFrame, chosen: _ColumnChoice, *, advice: Advice, called: str
 ) -> pd.DataFrame:
     """Return the rows without an empty cell among the features."""
     empty = {column: is_empty(frame[column]) for column in chosen.numeric}
@@ -377,7 +382,7 @@ def _drop_empty(
     )
 
 
-def _labels(
+def _extract_labels(
     frame: pd.DataFrame, column: str | None, settings: DataSettings, *, party: str
 ) -> tuple[str | None, ...]:
     """Return each row's label, or None; "NA" and the like are labels only if they are classes."""
@@ -391,13 +396,13 @@ def _labels(
             texts,
             party=party,
             column=column,
-            listed=settings.named_classes,
+            listed=settings.explicit_classes,
             count=is_csv(frame),
         )
     return tuple(None if text == "" or text in empty else text for text in texts)
 
 
-def given_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
+def open_table(settings: DataSettings, name: str) -> Path | pyarrow.Table:
     """Return the path of this party's table, or the current rows of its query."""
     party = (settings.parties or {})[name]
     if party.database is None:
@@ -426,7 +431,7 @@ def _choose_columns(
     *,
     taken: tuple[str, ...],
     faults: FaultList,
-) -> _Chosen:
+) -> _ColumnChoice:
     """Choose the features: columns as the party's lists name them, the others by their type."""
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
@@ -434,7 +439,7 @@ def _choose_columns(
     lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
     listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
     if contrary := [one for names in lists.values() for one in names if one in party.ignore]:
-        _warn(
+        _warn_of_column(
             f"{name}: {', '.join(contrary)} is left out, since data.parties.{name}.ignore names "
             "it beside another list"
         )
@@ -442,20 +447,20 @@ def _choose_columns(
     if settings.holds_labels(name) and settings.label_column in listed:
         listed.remove(settings.label_column)
         suspects.add(settings.label_column)
-        faults.add(_label_as_feature(settings.label_column, lists, advice=advice))
+        faults.add_error(_label_as_feature(settings.label_column, lists, advice=advice))
     left = [one for one in frame.columns if one not in (*taken, *party.ignore, *listed)]
     if nameless := [one for one in left if one.startswith(_NAMELESS)]:
         suspects.update(nameless)
-        faults.add(_nameless(nameless, called=party.called, advice=advice))
+        faults.add_error(_make_nameless_error(nameless, called=party.table_name, advice=advice))
     by_type = [one for one in left if has_measures(frame[one], formats)]
     numeric = [*(one for one in lists["numeric"] if one in listed), *by_type]
     categorical = [one for one in lists["categorical"] if one in listed]
     most = party.rare_categories.most
     if party.encoding is None:
         texts = [one for one in lists["numeric"] if one in listed]
-        if wrong := _without_numbers(frame, texts, formats, party=name):
+        if wrong := _list_non_numeric(frame, texts, formats, party=name):
             suspects.update(wrong)
-            faults.add(_texts_as_numbers(frame, wrong, advice=advice, most=most))
+            faults.add_error(_texts_as_numbers(frame, wrong, advice=advice, most=most))
     others = [one for one in left if one not in by_type]
     categorical += others
     if party.encoding is None:
@@ -463,8 +468,8 @@ def _choose_columns(
         suspects |= _check_categories(frame, checked, advice=advice, most=most, faults=faults)
     if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
         suspects.add(settings.label_column)
-        faults.add(_label_at_passive(settings.label_column, advice=advice))
-    return _Chosen(tuple(numeric), tuple(categorical), frozenset(suspects))
+        faults.add_error(_label_at_passive(settings.label_column, advice=advice))
+    return _ColumnChoice(tuple(numeric), tuple(categorical), frozenset(suspects))
 
 
 def _check_categories(
@@ -479,7 +484,7 @@ def _check_categories(
     suspects = set[str]()
     for column in columns:
         if are_padded_codes(frame[column]):
-            _warn(
+            _warn_of_column(
                 f"{advice.party}: column {column!r} holds digits, some with leading zeros, and is "
                 f"taken as a category; say {advice.add_to_list('categorical', column)} if it is "
                 f"one, or {advice.add_to_list('numeric', column)} if its cells are numbers"
@@ -487,7 +492,7 @@ def _check_categories(
         # What a stray text among numbers must not silently do is to make each a category.
         elif fault := find_look_alike(frame[column], advice=advice, most=most):
             suspects.add(column)
-            faults.add(TableError([fault]))
+            faults.add_error(TableError([fault]))
     return suspects
 
 
@@ -521,7 +526,7 @@ def _label_at_passive(column: str, *, advice: Advice) -> TableError:
     )
 
 
-def _nameless(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
+def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
     places = ", ".join(str(int(one.removeprefix(_NAMELESS)) + 1) for one in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
     return TableError(
@@ -535,7 +540,7 @@ def _nameless(columns: Sequence[str], *, called: str, advice: Advice) -> TableEr
     )
 
 
-def _without_numbers(
+def _list_non_numeric(
     frame: pd.DataFrame, columns: Sequence[str], formats: Sequence[str], *, party: str
 ) -> list[str]:
     """Return those of these columns that hold cells that are no numbers."""
@@ -575,31 +580,33 @@ def _texts_as_numbers(
     return TableError(
         [
             Fault(
-                f"{reason}{_also(columns[1:])}, or say {describe_remedies(remedies)}",
+                f"{reason}{_mention_columns(columns[1:])}, or say {describe_remedies(remedies)}",
                 remedies,
             )
         ]
     )
 
 
-def _also(columns: Sequence[str]) -> str:
+def _mention_columns(columns: Sequence[str]) -> str:
     return f" (so are cells of {', '.join(columns)})" if columns else ""
 
 
-def _without_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
+def _mask_empty_words(column: "pd.Series", *, advice: Advice) -> "pd.Series":
     """Return a column of a CSV file, in which words such as NA count as empty, even among texts."""
     empty = is_empty(column)
     texts = (cell.strip() for cell in column[empty].tolist() if isinstance(cell, str))
     if words := Counter(text for text in texts if text):
         counts = ", ".join(f"{word!r} ({count})" for word, count in sorted(words.items()))
-        _warn(
+        _warn_of_column(
             f"{advice.party}: cells {counts} of column {column.name!r} count as empty; if they are "
             f"a category, say {advice.add_to_list('categorical', str(column.name))}"
         )
     return column.mask(empty) if empty.any() else column
 
 
-def _ids(frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str) -> list[str]:
+def _extract_ids(
+    frame: pd.DataFrame, columns: tuple[str, ...], *, file: str, party: str
+) -> list[str]:
     """Return one text for each row, made of these columns by the rules of `apfed_protocols.ids`."""
     parts = [
         id_texts(
@@ -631,14 +638,14 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     own: OwnData | None = None
     for name in party_names(settings):
         try:
-            with faults.gather():
+            with faults.gather_faults():
                 if name == settings.active:
-                    own = _active(settings, seed=seed)
+                    own = _load_active(settings, seed=seed)
                 else:
-                    passives.append(_passive(settings, name, seed=seed)[0])
+                    passives.append(_load_passive(settings, name, seed=seed)[0])
         except ConfigError as error:
             unnamed.append(error)
-    faults.check()
+    faults.raise_faults()
     if unnamed:
         raise unnamed[0]
     assert own is not None
@@ -653,7 +660,7 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
 def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[Fault, ...]:
     """Return all faults of one party's table."""
     faults = FaultList()
-    with faults.gather():
+    with faults.gather_faults():
         load_own_tables(settings, name, seed=seed)
     return tuple(faults.faults)
 
@@ -679,12 +686,12 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
     for name, party in sorted(parties.items()):
         encoding = party.encoding and party_path(settings, party.encoding)
-        for given in (given_table(settings, name), encoding):
-            found.update(repr((name, _digest(given, name))).encode())
+        for given in (open_table(settings, name), encoding):
+            found.update(repr((name, _compute_digests(given, name))).encode())
     return found.hexdigest()
 
 
-def _digest(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
+def _compute_digests(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
     """Return digests of a file, of all files of a folder or pattern, or of a query's columns and
     rows.
     """
@@ -703,19 +710,19 @@ def _digest(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
     return found
 
 
-def _active(settings: DataSettings, *, seed: int) -> OwnData:
+def _load_active(settings: DataSettings, *, seed: int) -> OwnData:
     """Return the active's table, its classes, its split, and the rows with labels to learn from.
 
     Rows with an empty cell in the label column train without a label and test nothing.
     """
     name = settings.active
     faults = FaultList()
-    raw = _read_raw(settings, name, faults)
-    with faults.gather():
+    raw = _load_raw_table(settings, name, faults)
+    with faults.gather_faults():
         labels, groups, classes = _labels_of(settings, raw, party=name)
     if faults:
         _gather_column_faults(settings, name, raw, faults)
-        faults.check()
+        faults.raise_faults()
     known = np.flatnonzero(groups != UNLABELLED)
     share = settings.test_fraction
     choice = settings.split
@@ -724,18 +731,22 @@ def _active(settings: DataSettings, *, seed: int) -> OwnData:
     )
     train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
     if settings.limit is not None:
-        train = generator(seed, "limit").permutation(train)[: settings.limit]
+        train = make_generator(seed, "limit").permutation(train)[: settings.limit]
     kept = np.sort(np.concatenate([train, test]))
     is_train = np.isin(kept, train)
     if len(kept) < len(labels):
-        raw = raw.at(kept)
+        raw = raw.select_rows(kept)
         labels = labels[kept]
         groups = groups[kept]
     train_rows = np.flatnonzero(is_train)
-    features, encoding, views = _encoded(settings, name, raw, rows=train_rows)
-    chosen = choose_labelled(groups[train_rows], settings.labelled, seed=seed, choice=choice)
+    features, encoding, views = _encode_table(settings, name, raw, rows=train_rows)
+    chosen = choose_labelled_rows(groups[train_rows], settings.labelled, seed=seed, choice=choice)
     learnt = train_rows if chosen is None else train_rows[chosen]
-    targets = TargetScale.of(labels[learnt], party=name) if labels_are_numbers(settings) else None
+    targets = (
+        TargetScale.from_targets(labels[learnt], party=name)
+        if labels_are_numbers(settings)
+        else None
+    )
     told = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
     return OwnData(
         table=PartyTable(name, raw.ids, features, told, encoding, views),
@@ -757,7 +768,7 @@ def _labels_of(
     """
     column = settings.label_column
     if labels_are_numbers(settings):
-        numbers = read_numbers(raw.labels, party=party, column=column)
+        numbers = parse_numbers(raw.labels, party=party, column=column)
         return numbers, np.where(np.isnan(numbers), UNLABELLED, 0), ()
     known = [label for label in raw.labels if label is not None]
     if not known:
@@ -770,14 +781,14 @@ def _labels_of(
             f"{party}: all {len(known)} labels are {known[0]:.40}; two classes are needed, so "
             "add rows of another one"
         )
-    listed = settings.named_classes or None
+    listed = settings.explicit_classes or None
     labels, classes = class_labels(raw.labels, listed, party=party, column=column)
     positive = settings.positive
     if positive is None and listed is None and len(classes) == 2 and settings.split == "by_class":
         positive = choose_positive(labels, classes)
     # Rows are drawn by the classes in their order, so that the choice moves nobody to a test row.
     groups = labels
-    labels, classes = put_positive_last(labels, classes, positive, where=f"{party}: positive")
+    labels, classes = move_positive_last(labels, classes, positive, where=f"{party}: positive")
     return labels, groups, classes
 
 
@@ -789,29 +800,31 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             "tables), or let the party's file say which prepared table is its own"
         )
     if name == settings.active:
-        own = _active(settings, seed=seed)
+        own = _load_active(settings, seed=seed)
     else:
-        table, classes = _passive(settings, name, seed=seed)
-        own = OwnData.of_passive(table, classes)
+        table, classes = _load_passive(settings, name, seed=seed)
+        own = OwnData.for_passive(table, classes)
     default_memory_pool().release_unused()  # of the columns as they were read
     return own
 
 
-def _passive(settings: DataSettings, name: str, *, seed: int) -> tuple[PartyTable, tuple[str, ...]]:
+def _load_passive(
+    settings: DataSettings, name: str, *, seed: int
+) -> tuple[PartyTable, tuple[str, ...]]:
     """Read one passive's table, and its classes where it holds labels.
 
     It has labels of people whom the active tests, too: only the active can leave them out.
     """
     faults = FaultList()
-    raw = _read_raw(settings, name, faults)
+    raw = _load_raw_table(settings, name, faults)
     labels = None
-    classes = settings.named_classes
-    with faults.gather():
+    classes = settings.explicit_classes
+    with faults.gather_faults():
         if settings.holds_labels(name):
             told, classes = class_labels(
                 raw.labels, classes, party=name, column=settings.label_column
             )
-            told, classes = put_positive_last(
+            told, classes = move_positive_last(
                 told, classes, settings.positive, where=f"{name}: positive"
             )
             known = settings.labelled
@@ -821,8 +834,8 @@ def _passive(settings: DataSettings, name: str, *, seed: int) -> tuple[PartyTabl
             )
     if faults:
         _gather_column_faults(settings, name, raw, faults)
-        faults.check()
-    features, encoding, views = _encoded(settings, name, raw, rows=np.arange(len(raw.ids)))
+        faults.raise_faults()
+    features, encoding, views = _encode_table(settings, name, raw, rows=np.arange(len(raw.ids)))
     return PartyTable(name, raw.ids, features, labels, encoding, views), classes
 
 
@@ -835,11 +848,11 @@ def _gather_column_faults(
     if party.encoding is not None or not raw.features.shape[1]:
         return
     if settings.missing_at(name) == "error":
-        with faults.gather():
+        with faults.gather_faults():
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
     others = [column for column in raw.features.columns if column not in raw.suspects]
     if others:
-        with faults.gather():
+        with faults.gather_faults():
             fit_columns(
                 only_columns(raw.features, others),
                 categorical=raw.categorical,
@@ -851,7 +864,7 @@ def _gather_column_faults(
             )
 
 
-def _encoded(
+def _encode_table(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
 ) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
     """Return the features of all rows, their encoding, and the places of the party's views.
@@ -866,9 +879,9 @@ def _encoded(
         missing = settings.missing_at(name)
         faults = FaultList()
         if missing == "error":  # of all rows, and not alone of those that it is fitted to
-            with faults.gather():
+            with faults.gather_faults():
                 refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
-        with faults.gather():
+        with faults.gather_faults():
             encoding = fit_views(
                 raw.features if len(rows) == len(raw.ids) else raw.features.iloc[rows],
                 views,
@@ -879,28 +892,28 @@ def _encoded(
                 formats=settings.date_formats_at(name),
                 advice=advice,
             )
-        faults.check()
+        faults.raise_faults()
     else:
-        encoding = _given_encoding(party_path(settings, party.encoding), party.encoding, name)
+        encoding = _load_encoding(party_path(settings, party.encoding), party.encoding, name)
         columns = tuple(column.name for column in encoding.columns)
         if settings.view_columns is None:
             views = {view: ViewColumns(columns=columns) for view in views}
     located = locate_views(encoding, views, source=name)
     features = encoding.encode(raw.features, source=name, counts=counts)
     if party.encoding is not None:
-        counts.warn(source=name)
+        counts.warn_of_unseen_cells(source=name)
         known = {column.name for column in encoding.columns}
         if unused := [column for column in raw.features.columns if column not in known]:
-            _warn(
+            _warn_of_column(
                 f"{name}: {party.encoding} does not know the columns {', '.join(unused)}, which "
                 f"are left out; if that is right, say {advice.add_to_list('ignore', *unused)}"
             )
     return features, encoding, located
 
 
-def _given_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
+def _load_encoding(path: Path, called: Path, party: str) -> ColumnEncoding:
     try:
-        content = read_json(path, dict[str, Any])
+        content = load_json(path, dict[str, Any])
         encoding = parse_encoding(content.get("encoding", content))
     except (CheckpointError, DataError) as error:
         raise DataError(f"{party}: {called} holds no encoding in JSON: {error}") from error

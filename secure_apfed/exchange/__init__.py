@@ -5,58 +5,70 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from secure_apfed.exchange.agreement import Agreement, Greeting, agree
-    from secure_apfed.exchange.codec import TensorSpec, pack, unpack, unpack_own
+    from secure_apfed.exchange.agreement import Greeting, SignedContract, agree_on_contract
+    from secure_apfed.exchange.codec import (
+        TensorSpec,
+        pack_tensors,
+        unpack_own_tensors,
+        unpack_tensors,
+    )
     from secure_apfed.exchange.drivers import (
         BrokenLink,
-        InMemory,
+        InMemoryNetwork,
         Transport,
         WaitObserver,
-        drive,
-        play_one,
+        run_role,
+        run_script,
     )
     from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
     from secure_apfed.exchange.links import Awaited, Frame, LinkObserver, Links, Script
-    from secure_apfed.exchange.status import PeerStatus, Status, StatusKeeper, Waiting
+    from secure_apfed.exchange.status import PeerStatus, Status, StatusTracker, Waiting
     from secure_apfed.exchange.transcript import Flow, Transcript
 
 __all__ = [
     "BEFORE_TRAINING",
-    "Agreement",
     "Awaited",
     "BrokenLink",
     "Envelope",
     "Flow",
     "Frame",
     "Greeting",
-    "InMemory",
+    "InMemoryNetwork",
     "Kind",
     "LinkObserver",
     "Links",
     "PeerStatus",
     "Script",
+    "SignedContract",
     "Status",
-    "StatusKeeper",
+    "StatusTracker",
     "TensorSpec",
     "Transcript",
     "Transport",
     "WaitObserver",
     "Waiting",
-    "agree",
-    "drive",
-    "pack",
-    "play_one",
-    "unpack",
-    "unpack_own",
+    "agree_on_contract",
+    "pack_tensors",
+    "run_role",
+    "run_script",
+    "unpack_own_tensors",
+    "unpack_tensors",
 ]
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
-    "agreement": ("Agreement", "Greeting", "agree"),
-    "codec": ("TensorSpec", "pack", "unpack", "unpack_own"),
-    "drivers": ("BrokenLink", "InMemory", "Transport", "WaitObserver", "drive", "play_one"),
+    "agreement": ("Greeting", "SignedContract", "agree_on_contract"),
+    "codec": ("TensorSpec", "pack_tensors", "unpack_own_tensors", "unpack_tensors"),
+    "drivers": (
+        "BrokenLink",
+        "InMemoryNetwork",
+        "Transport",
+        "WaitObserver",
+        "run_role",
+        "run_script",
+    ),
     "envelope": ("BEFORE_TRAINING", "Envelope", "Kind"),
     "links": ("Awaited", "Frame", "LinkObserver", "Links", "Script"),
-    "status": ("PeerStatus", "Status", "StatusKeeper", "Waiting"),
+    "status": ("PeerStatus", "Status", "StatusTracker", "Waiting"),
     "transcript": ("Flow", "Transcript"),
 }
 

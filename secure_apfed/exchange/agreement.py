@@ -17,7 +17,7 @@ import msgpack
 from pydantic import ValidationError
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.seal import Identity, RunKey, SealedLink, fresh_run_key, verify
+from apfed_protocols.seal import Identity, RunKey, SealedLink, fresh_run_key, verify_signature
 from secure_apfed.contract import AnsweredSteps, Contract, RepresentationTerms, Resumption
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS, Envelope, Kind
 from secure_apfed.exchange.links import Links
@@ -48,7 +48,7 @@ class Greeting:
     holds: tuple[int, ...] = ()
     answered: tuple[AnsweredSteps, ...] = ()
 
-    def pack(self) -> bytes:
+    def to_bytes(self) -> bytes:
         parts = [
             None if part is None else part.model_dump(mode="json")
             for part in (self.offer, self.resumes)
@@ -61,7 +61,7 @@ class Greeting:
         return packed
 
     @classmethod
-    def parse(cls, message: Envelope, known: bytes) -> "Greeting":
+    def from_message(cls, message: Envelope, known: bytes) -> "Greeting":
         """Read the greeting of a party that is known by this identity."""
         peer = message.sender
         try:
@@ -73,7 +73,7 @@ class Greeting:
             onward = None if resumes is None else Resumption.model_validate(resumes)
             if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
                 raise ValueError("no steps")
-            answered = _read_answered(*more)
+            answered = _parse_answered_steps(*more)
         except _MALFORMED as error:
             raise RemoteProtocolError(f"{peer} sent something else than a greeting") from error
         if identity != known:
@@ -92,7 +92,7 @@ class Greeting:
         )
 
 
-def _read_answered(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
+def _parse_answered_steps(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
     """Read which steps a passive answered. Raises ValueError, TypeError: it says something else."""
     if len(stretches) > _MOST_ANSWERED:
         raise ValueError("too many stretches of steps")
@@ -102,14 +102,14 @@ def _read_answered(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class SignedContract:
     """The contract of all parties with its signatures."""
 
     contract: Contract
     signatures: Mapping[str, bytes]
 
 
-async def agree(
+async def agree_on_contract(
     links: Links,
     *,
     identity: Identity,
@@ -118,7 +118,7 @@ async def agree(
     session: str | None,
     greeting: Callable[[RunKey], Greeting],
     draw: Callable[[str, Mapping[str, Greeting]], Contract],
-) -> Agreement:
+) -> SignedContract:
     """Greet, draw up the contract, sign it, and seal the links; RemoteProtocolError: somebody else
     than expected, another contract, or no signature.
     """
@@ -130,13 +130,15 @@ async def agree(
     peers = [name for name in known if name != links.me]
     greetings = {links.me: greeting(run_key)}
     for peer in peers:
-        links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].pack())
+        links.send(peer, Kind.GREETING, BEFORE_TRAINING, greetings[links.me].to_bytes())
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
-        greetings[peer] = Greeting.parse(message, known[peer])
+        greetings[peer] = Greeting.from_message(message, known[peer])
     _require_distinct(greetings)
     if session is None:
-        session = _name_of(await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING))
+        session = _parse_session_name(
+            await links.receive(active, Kind.SESSION, step=BEFORE_TRAINING)
+        )
     else:
         for peer in peers:
             links.send(peer, Kind.SESSION, BEFORE_TRAINING, session.encode())
@@ -153,13 +155,13 @@ async def agree(
         links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
     for peer in peers:
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
-        signatures[peer], hello = _read_signature(message, contract)
+        signatures[peer], hello = _parse_signature(message, contract)
         theirs = greetings[peer]
         signed = (contract.session.encode(), theirs.run_key, digest)
-        verify(theirs.identity, signatures[peer], _PURPOSE, *signed, signer=peer)
+        verify_signature(theirs.identity, signatures[peer], _PURPOSE, *signed, signer=peer)
         seals[peer].agree(theirs.run_key, hello)
     links.seal(contract.session, seals)
-    return Agreement(contract=contract, signatures=signatures)
+    return SignedContract(contract=contract, signatures=signatures)
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
@@ -175,7 +177,7 @@ def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
             )
 
 
-def _name_of(message: Envelope) -> str:
+def _parse_session_name(message: Envelope) -> str:
     try:
         name = message.payload.decode("ascii")
         if not 0 < len(name) <= SESSION_LETTERS or not name.isprintable():
@@ -187,7 +189,7 @@ def _name_of(message: Envelope) -> str:
     return name
 
 
-def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
+def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes]:
     """Return signature and hello of a party that drew up the same contract."""
     try:
         signature, hello, document = msgpack.unpackb(message.payload)
@@ -196,7 +198,7 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
         if document != contract.document:
             theirs: Any = json.loads(document)
             ours = contract.model_dump(mode="json")
-            differ = [*differing(ours, theirs)]
+            differ = [*find_differences(ours, theirs)]
             raise RemoteProtocolError(
                 f"{message.sender} and {message.receiver} would sign different contracts, which "
                 f"differ in {', '.join(differ) or 'fields of another version'}; give both the same "
@@ -209,11 +211,13 @@ def _read_signature(message: Envelope, contract: Contract) -> tuple[bytes, bytes
     return signature, hello
 
 
-def differing(ours: dict[str, Any], theirs: dict[str, Any], where: str = "") -> Iterator[str]:
+def find_differences(
+    ours: dict[str, Any], theirs: dict[str, Any], where: str = ""
+) -> Iterator[str]:
     """Yield dotted names of what differs, among this party's own fields."""
     for key, mine in ours.items():
         other = theirs.get(key)
         if isinstance(mine, dict) and isinstance(other, dict) and mine:
-            yield from differing(mine, other, f"{where}{key}.")
+            yield from find_differences(mine, other, f"{where}{key}.")
         elif other != mine:
             yield f"{where}{key}"

@@ -44,19 +44,19 @@ class TensorSpec:
         return all(want in (None, have) for want, have in sizes)
 
 
-def pack(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
+def pack_tensors(tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> bytes:
     """Serialise tensors (moved to the CPU) and metadata of plain msgpack types."""
     packed: bytes = msgpack.packb(dict(meta or {}))
     body = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     return len(packed).to_bytes(_LENGTH_BYTES, "big") + packed + body
 
 
-def unpack_own(payload: bytes) -> dict[str, Tensor]:
+def unpack_own_tensors(payload: bytes) -> dict[str, Tensor]:
     """Return the tensors of a payload that this party packed itself."""
     return load(payload[_LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "big") :])
 
 
-def unpack(
+def unpack_tensors(
     payload: bytes, expected: Mapping[str, TensorSpec], *, sender: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Parse a payload of `sender` that must hold exactly the `expected` tensors.

@@ -35,23 +35,23 @@ class BrokenLink:
 class Transport(Protocol):
     """A carrier of one party's frames to and from its peers, each link in order."""
 
-    def post(self, receiver: str, frame: bytes) -> None:
+    def send_frame(self, receiver: str, frame: bytes) -> None:
         """Send a frame, without waiting for it to arrive."""
 
-    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+    def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame of one of the awaited.
 
         Raises:
             PartyLeftError: fewer of them than `awaited.least` are there still, or nothing came.
         """
 
-    def returned(self, names: Collection[str]) -> Collection[str]:
+    def find_rejoining(self, names: Collection[str]) -> Collection[str]:
         """Return which of these peers, who left, wait for a new session; none is heard in this one.
 
         Some transports find out in the background, from the first time that they are asked.
         """
 
-    def broken(self) -> Mapping[str, BrokenLink]:
+    def list_broken_links(self) -> Mapping[str, BrokenLink]:
         """Return the links, by peer, that are broken and may come back."""
 
     def close(self) -> None:
@@ -61,14 +61,14 @@ class Transport(Protocol):
 class WaitObserver(Protocol):
     """An observer of what one role waits for, and of who is known to have left."""
 
-    def waits(self, awaited: Awaited, timeout_s: float) -> None:
+    def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
         """Note that the role is about to wait, at most for this long."""
 
-    def left(self, names: Iterable[str]) -> None:
+    def observe_departure(self, names: Iterable[str]) -> None:
         """Note who left, or was silent for too long."""
 
 
-def play_one(
+def run_role(
     script: Script[T],
     links: Links,
     transport: Transport,
@@ -78,7 +78,7 @@ def play_one(
 ) -> T:
     """Play one role to its end; where it fails, tell the peers that it stops."""
     try:
-        return drive(script, transport, timeout_s=timeout_s, observer=observer)
+        return run_script(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
         with contextlib.suppress(Exception):  # what happened matters more than who is told
             links.abort(error)
@@ -87,7 +87,7 @@ def play_one(
         transport.close()
 
 
-def drive(
+def run_script(
     script: Script[T],
     transport: Transport,
     *,
@@ -95,28 +95,28 @@ def drive(
     observer: WaitObserver | None = None,
 ) -> T:
     """Play a script to its end over a transport that stays open; see `play_one`."""
-    role = _Role(script)
+    role = _RunningScript(script)
     event: Frame | PartyLeftError | None = None
     try:
-        role.resume(event)
+        role.advance(event)
         while role.awaited is not None:
             patience_s = (role.awaited.unit_s or timeout_s) * role.awaited.patience
             if observer:
-                observer.waits(role.awaited, patience_s)
+                observer.observe_wait(role.awaited, patience_s)
             try:
-                event = transport.take(role.awaited, patience_s)
+                event = transport.receive_frame(role.awaited, patience_s)
             except PartyLeftError as error:
                 event = error
                 if observer:
-                    observer.left(error.left)
-            role.resume(event)
+                    observer.observe_departure(error.left)
+            role.advance(event)
     finally:
         role.close()
     result: T = role.result
     return result
 
 
-class InMemory:
+class InMemoryNetwork:
     """All roles of a session in one process: deterministic, without a clock.
 
     Each link is first in, first out, and so is what one party gets. A role that waits for good
@@ -131,20 +131,23 @@ class InMemory:
     ) -> None:
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
         self._due: deque[str] = deque()
-        self._roles: dict[str, _Role] = {}
+        self._roles: dict[str, _RunningScript] = {}
         every = tuple(names)
         self.links = {
             name: Links(
-                name, [peer for peer in every if peer != name], partial(self.post, name), record
+                name,
+                [peer for peer in every if peer != name],
+                partial(self.queue_frame, name),
+                record,
             )
             for name in every
         }
 
-    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+    def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         self._inboxes[receiver].append((sender, frame))
         self._due.append(receiver)
 
-    def begin(self, name: str, script: Script[Any]) -> "_Role":
+    def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
         """Let this party play `script` from now on, beside those that `complete` plays.
 
         Raises:
@@ -154,34 +157,34 @@ class InMemory:
         if standing is not None and not standing.ended:
             script.close()
             raise LocalProtocolError(f"{name} plays a script already, which has not ended")
-        self._roles[name] = role = _Role(script)
+        self._roles[name] = role = _RunningScript(script)
         with self._ending_all():
-            role.resume(None)
+            role.advance(None)
         self._due.append(name)  # something may have come for it before
         return role
 
-    def replace(self, name: str, script: Script[Any]) -> None:
+    def replace_script(self, name: str, script: Script[Any]) -> None:
         """End the script of this party where it waits, and let it play another one."""
         if name in self._roles:
             self._roles[name].close()
-        self.begin(name, script)
+        self.start_script(name, script)
 
-    def complete(self, name: str, script: Script[T]) -> T:
+    def run_script(self, name: str, script: Script[T]) -> T:
         """Play this party's script to its end, and the others as far as its messages take them.
 
         Raises:
             LocalProtocolError: the party plays another script.
             Exception: whatever any of the scripts raised; none of them goes on then.
         """
-        result: T = self.complete_all({name: script})[name]
+        result: T = self.run_scripts({name: script})[name]
         return result
 
-    def complete_all(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
+    def run_scripts(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
         """Play all of these to their ends, as `complete`; by party what its script returned."""
         left = dict(scripts)
         try:
             for name in scripts:
-                self.begin(name, left.pop(name))
+                self.start_script(name, left.pop(name))
         finally:
             for script in left.values():
                 script.close()  # one before it failed, so it never began
@@ -220,7 +223,7 @@ class InMemory:
                     frame = inbox[at]
                     del inbox[at]
                     self._due.append(name)  # the next frame may have waited for this one
-                    role.resume(frame)
+                    role.advance(frame)
                     return True
         return False
 
@@ -228,7 +231,7 @@ class InMemory:
         """Tell whoever has the least patience that nothing came."""
         ended = {name for name, role in self._roles.items() if role.ended}
 
-        def left(awaited: Awaited) -> tuple[str, ...]:
+        def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
             """Return the awaited senders that left, if too few remain; else none."""
             gone = tuple(name for name in awaited.senders if name in ended)
             return gone if len(awaited.senders) - len(gone) < awaited.least else ()
@@ -236,21 +239,26 @@ class InMemory:
         waiting = {name: role.awaited for name, role in self._roles.items() if role.awaited}
         if not waiting:
             raise LocalProtocolError("no role waits for anything, and not all have ended")
-        name = min(waiting, key=lambda name: 0 if left(waiting[name]) else waiting[name].patience)
+        name = min(
+            waiting,
+            key=lambda name: 0 if list_gone_senders(waiting[name]) else waiting[name].patience,
+        )
         awaited = waiting[name]
         self._due.append(name)  # what it waits for after this may have come long ago
-        error = PartyLeftError(f"{awaited}; nothing came", left=left(awaited) or awaited.senders)
-        self._roles[name].resume(error)
+        error = PartyLeftError(
+            f"{awaited}; nothing came", left=list_gone_senders(awaited) or awaited.senders
+        )
+        self._roles[name].advance(error)
 
 
-class _Role:
+class _RunningScript:
     def __init__(self, script: Script[Any]) -> None:
         self._script = script
         self.awaited: Awaited | None = None
         self.ended = False
         self.result: Any = None
 
-    def resume(self, event: Frame | PartyLeftError | None) -> None:
+    def advance(self, event: Frame | PartyLeftError | None) -> None:
         """Run the script up to the next message that it waits for, or to its end."""
         self.awaited = None
         try:

@@ -104,13 +104,13 @@ class LinkObserver(Protocol):
     What it raises stops the role, so who must note a frame before it leaves can insist on that.
     """
 
-    def sent(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Note a frame before it leaves."""
 
-    def received(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         """Note a frame that its receiver opened."""
 
-    def refused(self, sender: str, frame: bytes) -> None:
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
         """Note a frame on the link from `sender` that its receiver could not open."""
 
 
@@ -153,10 +153,10 @@ class Links:
         self._seals = dict[str, SealedLink]()
         self._written: Counter[str] = Counter()
         self._in_parts: Counter[str] = Counter()
-        self._gathering = {peer: Gathering(me, peer) for peer in self._peers}
+        self._gathering = {peer: MessageAssembler(me, peer) for peer in self._peers}
         self._early: dict[str, Envelope] = {}
         self._torn = set[str]()
-        self.signs = Signs(
+        self.signs = Heartbeats(
             me, peers, lambda peer, sign: self.send(peer, Kind.ALIVE, BEFORE_TRAINING, sign)
         )
 
@@ -198,7 +198,7 @@ class Links:
             frame = len(header).to_bytes(_LENGTH_BYTES, "big") + header + sealed
             self._record(envelope, len(frame))
             for observer in self._observers:
-                observer.sent(envelope, frame)
+                observer.observe_outgoing(envelope, frame)
             self._post(receiver, frame)
             self._torn.discard(receiver)
         self._in_parts[receiver] += in_parts
@@ -215,9 +215,9 @@ class Links:
         # follows would pass for a replay: that peer sees the link close.
         for peer in self._peers:
             if peer not in self._torn:
-                self.dismiss(peer, reason)
+                self.dismiss_peer(peer, reason)
 
-    def dismiss(self, peer: str, reason: str) -> None:
+    def dismiss_peer(self, peer: str, reason: str) -> None:
         """Tell one peer that the session is over for it, and why."""
         self.send(peer, Kind.ABORT, BEFORE_TRAINING, reason[:_REASON_LETTERS].encode())
 
@@ -265,10 +265,10 @@ class Links:
                 silence = str(error).replace("; nothing came", "; nothing more came")
                 told = "; ".join([silence, *filter(None, halves)])
                 raise PartyLeftError(told, left=error.left, gone=error.gone) from error
-            message = self._message(awaited, self._open(sender, frame), most)
+            message = self._assemble_message(awaited, self._open_frame(sender, frame), most)
         return message
 
-    def _message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
+    def _assemble_message(self, awaited: Awaited, envelope: Envelope, most: int) -> Envelope | None:
         """Return the message that this envelope completes, or None."""
         sender = envelope.sender
         kind = envelope.kind
@@ -285,7 +285,7 @@ class Links:
                 f"{gathering.kind}; parts of a message follow one another"
             )
         if kind is Kind.ALIVE:
-            self.signs.hear(sender, envelope.payload)
+            self.signs.accept_heartbeat(sender, envelope.payload)
             return None
         if kind not in awaited.kinds or awaited.step not in (None, envelope.step):
             raise RemoteProtocolError(
@@ -293,10 +293,10 @@ class Links:
             )
         if kind not in IN_PARTS:
             return envelope
-        payload = gathering.add(envelope.payload, kind, most=most)
+        payload = gathering.add_part(envelope.payload, kind, most=most)
         return None if payload is None else replace(envelope, payload=payload)
 
-    async def converse(
+    async def run_conversation(
         self, kind: Kind, role: Conversation, peers: Sequence[str], *, most: int = MOST_BYTES
     ) -> None:
         """Play one end of an interactive protocol with these peers, before training.
@@ -309,7 +309,7 @@ class Links:
             RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
         """
 
-        def send(messages: Iterable[Outgoing]) -> None:
+        def send_messages(messages: Iterable[Outgoing]) -> None:
             for message in messages:
                 if message.receiver not in peers:
                     raise LocalProtocolError(
@@ -318,9 +318,9 @@ class Links:
                     )
                 self.send(message.receiver, kind, BEFORE_TRAINING, message.body)
 
-        send(role.start())
+        send_messages(role.start())
         busy = list(peers)
-        while not role.finished:
+        while not role.is_finished:
             try:
                 message = await self.receive(
                     busy, kind, Kind.READY, step=BEFORE_TRAINING, least=len(busy), most=most
@@ -335,7 +335,7 @@ class Links:
                     gone=error.gone,
                 ) from error
             if message.kind is kind:
-                send(role.receive(message.sender, message.payload))
+                send_messages(role.receive(message.sender, message.payload))
             else:
                 busy.remove(message.sender)
                 self._early[message.sender] = message
@@ -348,7 +348,7 @@ class Links:
                     f"{', '.join(self._peers) or 'nobody'}"
                 )
 
-    def _open(self, sender: str, frame: bytes) -> Envelope:
+    def _open_frame(self, sender: str, frame: bytes) -> Envelope:
         """Open a frame and return its envelope; observers see it opened, or refused."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
@@ -377,15 +377,15 @@ class Links:
                 body = seal.open(body, sequence=claimed.sequence, associated=header)
         except RemoteProtocolError:
             for observer in self._observers:
-                observer.refused(sender, frame)
+                observer.observe_refusal(sender, frame)
             raise
         envelope = replace(claimed, payload=body)
         for observer in self._observers:
-            observer.received(envelope, frame)
+            observer.observe_incoming(envelope, frame)
         return envelope
 
 
-def stopped_for_good(error: PartyLeftError) -> bool:
+def is_final_stop(error: PartyLeftError) -> bool:
     """Return whether a peer, this one's or another's, stopped for a reason that no new session
     removes: settings, tables, folders or a budget.
     """
@@ -408,7 +408,7 @@ def parts_of(number: int, message: bytes, size: int | None = None) -> Iterator[b
         yield _PART.pack(number, len(message), offset) + message[offset : offset + size]
 
 
-class Gathering:
+class MessageAssembler:
     """The parts received so far of the message that one peer is sending, and a count of whole
     ones.
     """
@@ -432,7 +432,7 @@ class Gathering:
             f"of {self.kind} came"
         )
 
-    def add(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
+    def add_part(self, part: bytes, kind: str, *, most: int = MOST_BYTES) -> bytes | None:
         """Take the next part; return the whole message, or None while some of it is missing."""
         if len(part) < PART_HEADER_BYTES:
             raise RemoteProtocolError(
@@ -441,7 +441,7 @@ class Gathering:
             )
         number, total, offset = _PART.unpack_from(part)
         if not self.kind:
-            self._begin(kind, number, total, most)
+            self._start_message(kind, number, total, most)
         if (number, total, offset) != (self._number, self._total, len(self._came)):
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} part {offset} of {total} bytes of message {number}, "
@@ -463,7 +463,7 @@ class Gathering:
         self._came = bytearray()
         return message
 
-    def _begin(self, kind: str, number: int, total: int, most: int) -> None:
+    def _start_message(self, kind: str, number: int, total: int, most: int) -> None:
         if number != self._number:
             raise RemoteProtocolError(
                 f"{self._peer} sent {self._me} message {number} in parts, expected message "
@@ -486,7 +486,7 @@ class Gathering:
 # there are, so a peer may send so many at most: nobody waits for ever for signs alone.
 
 
-def most_signs(work: int) -> int:
+def count_allowed_heartbeats(work: int) -> int:
     """Return how many signs of life a party may send for its own work on this many IDs.
 
     This is twice as many as it makes: others also hear from it about a party that it waits for (see
@@ -495,7 +495,7 @@ def most_signs(work: int) -> int:
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
 
 
-class Signs:
+class Heartbeats:
     """The signs of life of one party's work, and those that it accepts from its peers."""
 
     def __init__(self, me: str, peers: Sequence[str], send: Callable[[str, bytes], None]) -> None:
@@ -507,23 +507,23 @@ class Signs:
         self._heard: dict[str, int] = {}
         self.relays = False
 
-    def worked(self, ids: int) -> None:
+    def count_work(self, ids: int) -> None:
         """Note work on so many more IDs; tell the peers where it has become much."""
         self._done += ids
         if self._done - self._told >= IDS_A_SIGN:
-            self._tell(self._peers)
+            self._send_heartbeats(self._peers)
 
-    def _tell(self, peers: Sequence[str]) -> None:
+    def _send_heartbeats(self, peers: Sequence[str]) -> None:
         self._told = self._done
         for peer in peers:
             self._send(peer, _DONE.pack(self._done))
 
-    def allow(self, signs: Mapping[str, int]) -> None:
+    def set_limits(self, signs: Mapping[str, int]) -> None:
         """Take so many more signs of these peers, in place of what was allowed before."""
         self._left |= signs
 
     @contextmanager
-    def at_most(self, signs: Mapping[str, int]) -> Iterator[None]:
+    def tighten_limits(self, signs: Mapping[str, int]) -> Iterator[None]:
         """Take no more than so many within the block, nor more than was allowed before."""
         before = {peer: self._left.get(peer, 0) for peer in signs}
         within = {peer: min(count, before[peer]) for peer, count in signs.items()}
@@ -534,7 +534,7 @@ class Signs:
             used = {peer: within[peer] - self._left[peer] for peer in signs}
             self._left |= {peer: before[peer] - used[peer] for peer in signs}
 
-    def hear(self, sender: str, sign: bytes) -> None:
+    def accept_heartbeat(self, sender: str, sign: bytes) -> None:
         left = self._left.get(sender, 0)
         heard = self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
@@ -554,4 +554,4 @@ class Signs:
         self._heard[sender] = done
         if self.relays:
             self._done = max(self._done, self._told + IDS_A_SIGN)
-            self._tell([peer for peer in self._peers if peer != sender])
+            self._send_heartbeats([peer for peer in self._peers if peer != sender])

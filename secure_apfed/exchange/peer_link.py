@@ -18,7 +18,7 @@ from apfed_protocols.randomness import derive_key
 from apfed_protocols.seal import Identity
 from secure_apfed.exchange import sockets
 from secure_apfed.exchange.resumable_link import Connection, ResumableLink
-from secure_apfed.exchange.sealed_connection import Door, LocalEnd, prove
+from secure_apfed.exchange.sealed_connection import LocalEnd, PeerAcceptor, prove_identity
 from secure_apfed.exchange.sockets import Address, Port, parse_address, spell_address
 
 __all__ = ["PeerLink", "open_link"]
@@ -79,12 +79,14 @@ def open_link(
     address = parse_address(place)
     end = _local_end(me, peer, secret, identities)
     stack = contextlib.ExitStack()
-    connect: Callable[[], Connection] = partial(_reached, end, peer, address)
+    connect: Callable[[], Connection] = partial(_connect_peer, end, peer, address)
     if listen is not None:
-        door = Door(end, (peer,), absent=f"it did not come to {place}; start it, or correct dial=")
-        connect = partial(door.connect, peer)
+        door = PeerAcceptor(
+            end, (peer,), absent=f"it did not come to {place}; start it, or correct dial="
+        )
+        connect = partial(door.take_connection, peer)
         try:
-            stack.callback(Port(address, door.welcome).close)
+            stack.callback(Port(address, door.admit_stranger).close)
         except (OSError, UnicodeError) as error:
             raise LocalProtocolError(
                 f"{me} cannot listen at {place} ({getattr(error, 'strerror', None) or error}); end "
@@ -126,11 +128,13 @@ def _local_end(
         )
     salt = b"secure-apfed link v1"
     root = hashlib.scrypt(known, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES)
-    mine, theirs = (Identity.restored(derive_key(root, name.encode())) for name in (me, peer))
+    mine, theirs = (
+        Identity.from_secret_bytes(derive_key(root, name.encode())) for name in (me, peer)
+    )
     return LocalEnd(name=me, identity=mine, known={peer: theirs.public})
 
 
-def _reached(end: LocalEnd, peer: str, address: Address) -> Connection:
+def _connect_peer(end: LocalEnd, peer: str, address: Address) -> Connection:
     try:
         connection = sockets.dial(address)
     except ConnectionError as error:
@@ -138,7 +142,7 @@ def _reached(end: LocalEnd, peer: str, address: Address) -> Connection:
         why = f"{end.name} reached nobody at {place} ({error}); start {peer}, or correct dial="
         raise ConnectionError(why) from error
     try:
-        return prove(connection, end, peer)[1]
+        return prove_identity(connection, end, peer)[1]
     except RemoteProtocolError as error:
         connection.close()
         raise RemoteProtocolError(f"{error}; compare what both ends gave open_link") from error

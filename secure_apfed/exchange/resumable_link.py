@@ -31,7 +31,7 @@ from secure_apfed.exchange.links import (
     PART_HEADER_BYTES,
     Awaited,
     Frame,
-    Gathering,
+    MessageAssembler,
     parts_of,
 )
 
@@ -142,7 +142,7 @@ class ResumableLink:
         self._peer_id = b""
         # Messages that nobody asked for yet, when they came (monotonic clock), and what they cost.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
-        self._gathering = Gathering("this party", peer, _PART_BYTES)
+        self._gathering = MessageAssembler("this party", peer, _PART_BYTES)
         self._held = self._cost = 0  # bytes, about: all that waits here, and a message midway
         self._sent = 0
         self._changed = threading.Condition()
@@ -154,10 +154,10 @@ class ResumableLink:
         self.without_relay = ""
         self._closing = self._ended = self._heard_goodbye = False
         self._broken_at: float | None = None  # on the monotonic clock, since it stood last
-        threading.Thread(target=self._read_on, daemon=True).start()
+        threading.Thread(target=self._run_reader, daemon=True).start()
 
     @property
-    def connected(self) -> bool:
+    def has_met_peer(self) -> bool:
         """True once there was a connection to this peer, which has not restarted."""
         return bool(self._peer_id)
 
@@ -179,12 +179,12 @@ class ResumableLink:
         return Refusal(self.refusal) if self.refusal else self.without_relay
 
     @property
-    def broken(self) -> BrokenLink | None:
+    def current_break(self) -> BrokenLink | None:
         """The break of its connection: since when, and why; None: it stands, ends, or never
         stood.
         """
         since = self._broken_at
-        if since is None or self._closing or self._heard_goodbye or self._over():
+        if since is None or self._closing or self._heard_goodbye or self._is_over():
             return None
         since_s = time.monotonic() - since
         return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._trouble)
@@ -203,7 +203,7 @@ class ResumableLink:
             RemoteProtocolError: the link is broken for good, or the peer takes nothing.
             LocalProtocolError: it was closed, the message is too long, or this is a forked process.
         """
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if len(body) > MOST_BYTES:
             raise LocalProtocolError(
                 f"a message to {self._peer} has at most {MOST_BYTES} bytes, got {len(body)}; "
@@ -212,7 +212,7 @@ class ResumableLink:
         with self._changed:
             if self._closing:
                 raise LocalProtocolError(f"the link to {self._peer} is closed")
-            self._check()
+            self._require_working()
             while self._unconfirmed_bytes > _WINDOW:
                 self._await_room()
             for part in parts_of(self._sent, body, _PART_BYTES):
@@ -226,8 +226,10 @@ class ResumableLink:
         if not self._changed.wait_for(
             lambda: self._failure or self._confirmed > before, _STALLED_S
         ):
-            self._fail(f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s")
-        self._check()
+            self._record_failure(
+                f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s"
+            )
+        self._require_working()
 
     def receive(self, timeout_s: float) -> bytes:
         """Return the peer's next message.
@@ -235,12 +237,12 @@ class ResumableLink:
         Raises TimeoutError: none came in this time; RemoteProtocolError: the link is broken for
         good, or the peer closed it; LocalProtocolError: in a forked process.
         """
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         with self._changed:
             if not self._changed.wait_for(lambda: self._inbox or self._failure, timeout_s):
                 raise TimeoutError(f"{self._peer} sent nothing for {timeout_s} s")
             if not self._inbox:
-                self._check()
+                self._require_working()
             body, _, cost = self._inbox.popleft()
             self._held -= cost
             self._changed.notify_all()  # perhaps a receipt is due now
@@ -262,10 +264,10 @@ class ResumableLink:
                 self._unconfirmed.append((_GOODBYE, b""))
             self._closing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._failure or self._delivered(), timeout_s)
-            if self._delivered():
+            self._changed.wait_for(lambda: self._failure or self._has_delivered_all(), timeout_s)
+            if self._has_delivered_all():
                 self._changed.wait_for(
-                    lambda: self._failure or self._heard_goodbye or not self.connected,
+                    lambda: self._failure or self._heard_goodbye or not self.has_met_peer,
                     timeout_s if linger_s is None else linger_s,
                 )
             self._ended, missing = True, sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
@@ -276,47 +278,47 @@ class ResumableLink:
                 f"it may lack the result{': ' + self._failure if self._failure else ''}"
             )
 
-    def _delivered(self) -> bool:
+    def _has_delivered_all(self) -> bool:
         """Return whether the peer has everything; a peer that never came needs no goodbye."""
-        return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.connected)
+        return not self._unconfirmed or (len(self._unconfirmed) == 1 and not self.has_met_peer)
 
-    def _check(self) -> None:
+    def _require_working(self) -> None:
         if self._failure:
             raise RemoteProtocolError(self._failure)
 
-    def _read_on(self) -> None:
+    def _run_reader(self) -> None:
         try:
-            self._keep_connected()
+            self._connect_repeatedly()
         finally:
-            if not self._over():  # nobody else would notice that this thread is gone
-                self._fail(f"the link to {self._peer} ended by an error of this party")
+            if not self._is_over():  # nobody else would notice that this thread is gone
+                self._record_failure(f"the link to {self._peer} ended by an error of this party")
 
-    def _keep_connected(self) -> None:
+    def _connect_repeatedly(self) -> None:
         """Connect, read until the connection breaks, and again."""
         first = deadline = time.monotonic() + self._first_s
         pause = _PAUSE_S
-        while not self._over():
+        while not self._is_over():
             wire = None
             try:
                 wire = _Wire(self._connect())
-                self._greet(wire)
+                self._exchange_greetings(wire)
                 deadline = time.monotonic() + self._patience_s
                 pause = _PAUSE_S
-                while not self._over() and self._wire is wire:
+                while not self._is_over() and self._wire is wire:
                     if wire.connection.poll(_LOOK_S):
-                        self._take(wire.connection.recv_bytes())
+                        self._handle_frame(wire.connection.recv_bytes())
                         deadline = time.monotonic() + self._patience_s
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
                 until = max(first, deadline) if self._may_change() else deadline
-                self._broke(error, over=time.monotonic() > until)
+                self._handle_break(error, over=time.monotonic() > until)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
-                self._fail(str(error))
+                self._record_failure(str(error))
             if wire is not None:
-                self._leave(wire)
+                self._release_wire(wire)
 
     def _may_change(self) -> bool:
         """Return whether another peer may take this one's place; forget one that said goodbye."""
@@ -329,7 +331,7 @@ class ResumableLink:
                 self._peer_id = b""
             return self.meets and not used
 
-    def _broke(self, error: Exception, *, over: bool) -> None:
+    def _handle_break(self, error: Exception, *, over: bool) -> None:
         """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
         told = str(error) or "the connection ended"
         if isinstance(error, ConnectionRefusedError):
@@ -337,22 +339,26 @@ class ResumableLink:
         self.without_relay = told if isinstance(error, RelayAbsentError) else ""
         self._trouble = told = self.refusal or told
         if self._heard_goodbye:
-            self._fail(f"{self._peer} closed its link")
-        elif over and not self.connected:
-            self._fail(f"{self._peer} did not come within {self._first_s:g} s ({told})")
+            self._record_failure(f"{self._peer} closed its link")
+        elif over and not self.has_met_peer:
+            self._record_failure(f"{self._peer} did not come within {self._first_s:g} s ({told})")
         elif over:
-            self._fail(
+            self._record_failure(
                 f"the link to {self._peer} was broken for {self._patience_s:g} s ({told}); "
                 f"{ALL_AGAIN}"
             )
 
-    def _greet(self, wire: _Wire) -> None:
+    def _exchange_greetings(self, wire: _Wire) -> None:
         """Tell and hear how many parts came; then begin to write what is lacking."""
-        hello = _FRAME.pack(_HELLO, 0, self._to_tell()) + self._id + (self._peer_id or _NOBODY)
+        hello = (
+            _FRAME.pack(_HELLO, 0, self._count_reportable_parts())
+            + self._id
+            + (self._peer_id or _NOBODY)
+        )
         wire.connection.send_bytes(hello)
         if not wire.connection.poll(min(self._patience_s, _SILENT_S)):
             raise TimeoutError("no greeting")
-        kind, _, confirmed, body = self._parse(wire.connection.recv_bytes())
+        kind, _, confirmed, body = self._parse_frame(wire.connection.recv_bytes())
         if kind != _HELLO or len(body) != 2 * _ID_BYTES:
             raise RemoteProtocolError(f"{self._peer} began a connection without a greeting")
         theirs = body[:_ID_BYTES]
@@ -371,18 +377,18 @@ class ResumableLink:
             self._peer_id = theirs
             self.refusal = ""
             self.without_relay = ""
-            self._confirm(confirmed)
-            self._written, self._told = confirmed, self._to_tell()
+            self._drop_confirmed_parts(confirmed)
+            self._written, self._told = confirmed, self._count_reportable_parts()
             self._wire = wire
             self._broken_at = None
             wire.users += 1
             self._on_change()
-        threading.Thread(target=self._write_on, args=(wire,), daemon=True).start()
+        threading.Thread(target=self._run_writer, args=(wire,), daemon=True).start()
 
-    def _take(self, frame: bytes) -> None:
-        kind, number, confirmed, body = self._parse(frame)
+    def _handle_frame(self, frame: bytes) -> None:
+        kind, number, confirmed, body = self._parse_frame(frame)
         with self._changed:
-            self._confirm(confirmed)
+            self._drop_confirmed_parts(confirmed)
             if kind == _HELLO or (kind != _RECEIPT and number > self._received):
                 raise RemoteProtocolError(
                     f"{self._peer} sent part {number} after {self._received} part(s)"
@@ -392,21 +398,21 @@ class ResumableLink:
                 if kind == _GOODBYE:
                     self._heard_goodbye = True
                 else:
-                    self._gather(body)
+                    self._add_part(body)
             self._changed.notify_all()
 
-    def _gather(self, part: bytes) -> None:
+    def _add_part(self, part: bytes) -> None:
         self._cost += len(part) + _COST
         self._held += len(part) + _COST
         if self._held > _MOST_UNREAD:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
-        message = self._gathering.add(part, "frames")
+        message = self._gathering.add_part(part, "frames")
         if message is not None:
             self._inbox.append((message, time.monotonic(), self._cost))
             self._cost = 0
             self._on_change()
 
-    def _parse(self, frame: bytes) -> tuple[int, int, int, bytes]:
+    def _parse_frame(self, frame: bytes) -> tuple[int, int, int, bytes]:
         if not _FRAME.size <= len(frame) <= MOST_FRAME:
             raise RemoteProtocolError(f"{self._peer} sent a frame of {len(frame)} bytes")
         kind, number, confirmed = _FRAME.unpack_from(frame)
@@ -414,7 +420,7 @@ class ResumableLink:
             raise RemoteProtocolError(f"{self._peer} sent a frame of kind {kind}")
         return kind, number, confirmed, frame[_FRAME.size :]
 
-    def _confirm(self, confirmed: int) -> None:
+    def _drop_confirmed_parts(self, confirmed: int) -> None:
         if not self._confirmed <= confirmed <= self._confirmed + len(self._unconfirmed):
             raise RemoteProtocolError(
                 f"{self._peer} confirms {confirmed} parts, of which {self._confirmed} were "
@@ -425,7 +431,7 @@ class ResumableLink:
             self._unconfirmed_bytes -= len(part) + _COST
         self._confirmed = confirmed
 
-    def _write_on(self, wire: _Wire) -> None:
+    def _run_writer(self, wire: _Wire) -> None:
         """Write whatever the peer lacks, how much came, and signs of life."""
         try:
             while (frame := self._next_frame(wire)) is not None:
@@ -433,17 +439,18 @@ class ResumableLink:
         except OSError:
             pass  # the reader connects again as soon as this wire is left
         finally:
-            self._leave(wire)
+            self._release_wire(wire)
 
     def _next_frame(self, wire: _Wire) -> bytes | None:
         """Wait for something to write to this wire; None when it is no longer in use."""
         with self._changed:
             beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
-            while not (gone := self._over() or self._wire is not wire) and not (
-                self._lacks() or self._untold() >= (1 if self._heard_goodbye else _UNTOLD)
+            while not (gone := self._is_over() or self._wire is not wire) and not (
+                self._has_unwritten_parts()
+                or self._count_unreported_parts() >= (1 if self._heard_goodbye else _UNTOLD)
             ):
                 left = beat - time.monotonic()
-                pause = min(left, _RECEIPT_S) if self._untold() else left
+                pause = min(left, _RECEIPT_S) if self._count_unreported_parts() else left
                 if not self._changed.wait(max(0.0, pause)):
                     break  # it is time for a receipt, which is a sign of life, too
             if gone:
@@ -451,24 +458,24 @@ class ResumableLink:
             kind = _RECEIPT
             number = self._written
             part = b""
-            if self._lacks():
+            if self._has_unwritten_parts():
                 kind, part = self._unconfirmed[number - self._confirmed]
                 self._written += 1
-            self._told = self._to_tell()
+            self._told = self._count_reportable_parts()
             return _FRAME.pack(kind, number, self._told) + part
 
-    def _lacks(self) -> bool:
+    def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this wire."""
         return self._written < self._confirmed + len(self._unconfirmed)
 
-    def _untold(self) -> int:
-        return self._to_tell() - self._told
+    def _count_unreported_parts(self) -> int:
+        return self._count_reportable_parts() - self._told
 
-    def _to_tell(self) -> int:
+    def _count_reportable_parts(self) -> int:
         """Return how many parts to confirm: all that came, unless too much waits here."""
         return self._received if self._held <= _MOST_HELD else self._told
 
-    def _leave(self, wire: _Wire) -> None:
+    def _release_wire(self, wire: _Wire) -> None:
         with self._changed:
             if self._wire is wire:
                 self._wire = None
@@ -479,17 +486,17 @@ class ResumableLink:
         if last:
             wire.connection.close()
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._ended or bool(self._failure)
 
-    def _fail(self, why: str) -> None:
+    def _record_failure(self, why: str) -> None:
         with self._changed:
             self._failure = self._failure or why
             self._changed.notify_all()
             self._on_change()
 
 
-class Linked:
+class LinkTransport:
     """The links of a party, `me`, to all peers; see `secure_apfed.exchange.drivers.Transport`.
 
     Args:
@@ -522,7 +529,7 @@ class Linked:
         self._missed: dict[str, float] = {}  # since when who is needed has left
 
     @classmethod
-    def meet(
+    def meet_peers(
         cls,
         me: str,
         connect: Mapping[str, Callable[[], Connection]],
@@ -538,7 +545,7 @@ class Linked:
             deadline = time.monotonic() + meet_s
             for link in here._links.values():
                 link.meets = True
-            while missing := [peer for peer, link in here._links.items() if not link.connected]:
+            while missing := [peer for peer, link in here._links.items() if not link.has_met_peer]:
                 here._news.clear()
                 told({peer: here._links[peer].absence for peer in missing})
                 failed = [peer for peer, link in here._links.items() if link.failure]
@@ -557,7 +564,7 @@ class Linked:
             raise
         return here
 
-    def post(self, receiver: str, frame: bytes) -> None:
+    def send_frame(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back."""
         if receiver in self._lookouts:
             return  # its link is over
@@ -566,7 +573,7 @@ class Linked:
         except RemoteProtocolError:
             self._news.set()  # whoever waits for this peer is told why
 
-    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+    def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame of one of the awaited; PartyLeftError: see `_bearable_s`."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -589,52 +596,54 @@ class Linked:
                 party that is needed has left a while ago.
         """
 
-        def left_of(names: tuple[str, ...]) -> dict[str, str]:
+        def find_failures(names: tuple[str, ...]) -> dict[str, str]:
             return {name: why for name in names if (why := self._links[name].failure)}
 
-        def error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
+        def make_error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
             told = f"{awaited.phase}: {awaited}; {told}"
             if awaited.predicts:
                 told = told.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
             return PartyLeftError(told, left=tuple(left), gone=gone)
 
-        gone = left_of(awaited.senders)
+        gone = find_failures(awaited.senders)
         if len(awaited.senders) - len(gone) < awaited.least:
-            raise error("; ".join(dict.fromkeys(gone.values())), gone, gone=True)
+            raise make_error("; ".join(dict.fromkeys(gone.values())), gone, gone=True)
         now = time.monotonic()
         if now >= deadline:
-            raise error(f"nothing came for {timeout_s:g} s", awaited.senders)
-        missed = left_of(awaited.needed)
+            raise make_error(f"nothing came for {timeout_s:g} s", awaited.senders)
+        missed = find_failures(awaited.needed)
         since = [self._missed.setdefault(name, now) for name in missed]
         grace = min(since, default=math.inf) + _LAST_WORDS_S - now
         if grace <= 0:
-            raise error(f"nothing came, and {'; '.join(dict.fromkeys(missed.values()))}", missed)
+            raise make_error(
+                f"nothing came, and {'; '.join(dict.fromkeys(missed.values()))}", missed
+            )
         return min(deadline - now, grace, _LONGEST_WAIT_S)
 
-    def returned(self, names: Collection[str]) -> list[str]:
+    def find_rejoining(self, names: Collection[str]) -> list[str]:
         """Return which of these peers were there lately, ready to greet.
 
         A peer is looked for from the first call with its name. Its link is over from then on.
         """
         for name in set(names) - set(self._lookouts):
             self._lookouts[name] = _Lookout(self._connect[name], self._links[name])
-        return [name for name in names if self._lookouts[name].found]
+        return [name for name in names if self._lookouts[name].is_back]
 
-    def broken(self) -> dict[str, BrokenLink]:
+    def list_broken_links(self) -> dict[str, BrokenLink]:
         """See `secure_apfed.exchange.drivers.Transport`."""
         links = {name: link for name, link in self._links.items() if name not in self._lookouts}
-        found = {name: link.broken for name, link in links.items()}
+        found = {name: link.current_break for name, link in links.items()}
         return {name: broken for name, broken in found.items() if broken is not None}
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
         closing = [
-            threading.Thread(target=_close, args=(link,))
+            threading.Thread(target=_close_link, args=(link,))
             for name, link in self._links.items()
             if name not in self._lookouts
         ]
         for lookout in self._lookouts.values():
-            lookout.end()
+            lookout.stop_looking()
         for thread in closing:
             thread.start()
         for thread in closing:
@@ -642,7 +651,7 @@ class Linked:
         self._end()
 
 
-def _close(link: ResumableLink) -> None:
+def _close_link(link: ResumableLink) -> None:
     with contextlib.suppress(RemoteProtocolError):  # whoever lacks something was waited for
         link.close(_FLUSH_S, linger_s=_LINGER_S)
 
@@ -659,23 +668,23 @@ class _Lookout:
         self._link = link
         self._ended = threading.Event()
         self._greeted = -math.inf
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._look_for_peer, daemon=True).start()
 
     @property
-    def found(self) -> bool:
+    def is_back(self) -> bool:
         return time.monotonic() < self._greeted + _PRESENT_S
 
-    def end(self) -> None:
+    def stop_looking(self) -> None:
         self._ended.set()
 
-    def _look(self) -> None:
-        _close(self._link)  # it is told that it was left out, if its process lives
+    def _look_for_peer(self) -> None:
+        _close_link(self._link)  # it is told that it was left out, if its process lives
         while not self._ended.is_set():
-            if self._greets():
+            if self._try_greeting():
                 self._greeted = time.monotonic()
             self._ended.wait(_GREET_AGAIN_S)
 
-    def _greets(self) -> bool:
+    def _try_greeting(self) -> bool:
         try:
             with contextlib.closing(self._connect()) as connection:
                 if not connection.poll(_GREETING_S):

@@ -20,7 +20,13 @@ from typing import NamedTuple, Protocol
 import msgpack
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, Identity, SealedLink, fresh_run_key, verify
+from apfed_protocols.seal import (
+    SEAL_OVERHEAD_BYTES,
+    Identity,
+    SealedLink,
+    fresh_run_key,
+    verify_signature,
+)
 from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
 from secure_apfed.peer_text import quote_text
@@ -44,7 +50,7 @@ _LOOK_S = 1.0
 class Carrier(Connection, Protocol):
     """A connection below the seal: it takes few bytes of an end until it is told who that is."""
 
-    def trust(self) -> None:
+    def trust_peer(self) -> None:
         """Accept frames of `MOST_SEALED` bytes, of which a few may wait: the other end proved
         itself.
         """
@@ -74,12 +80,12 @@ class _Hello(NamedTuple):
     public: bytes
     certificate: str
 
-    def pack(self) -> bytes:
+    def to_bytes(self) -> bytes:
         packed: bytes = msgpack.packb((_VERSION, *self))
         return packed
 
     @classmethod
-    def parse(cls, message: bytes) -> "_Hello":
+    def from_bytes(cls, message: bytes) -> "_Hello":
         try:
             if len(message) > _HELLO_BYTES:
                 raise ValueError("too long")
@@ -92,7 +98,7 @@ class _Hello(NamedTuple):
             if [type(field) for field in fields] != [str, str, bytes, str]:
                 raise TypeError("fields of other types")
             hello = cls(*fields)
-            if len(hello.public) != _KEY_BYTES or hello.pack() != message:
+            if len(hello.public) != _KEY_BYTES or hello.to_bytes() != message:
                 raise ValueError("a key of another size, or not canonical")
         except _MALFORMED as error:
             raise RemoteProtocolError(
@@ -101,7 +107,7 @@ class _Hello(NamedTuple):
         return hello
 
 
-def prove(
+def prove_identity(
     connection: Carrier,
     me: LocalEnd,
     peer: str | None = None,
@@ -120,9 +126,9 @@ def prove(
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
     """
     try:
-        return _proved(connection, me, peer, seen)
+        return _exchange_proofs(connection, me, peer, seen)
     except RemoteProtocolError as error:
-        refuse(connection, f"{me.name} refuses this connection: {error}")
+        refuse_connection(connection, f"{me.name} refuses this connection: {error}")
         with contextlib.suppress(ConnectionRefusedError):
             _hear_out(connection)  # until it has read why, and closes
         raise
@@ -137,47 +143,47 @@ def _hear_out(connection: Connection) -> None:
     deadline = time.monotonic() + _PROOF_S
     try:
         while time.monotonic() < deadline:
-            read_before(connection, deadline)
+            receive_before(connection, deadline)
     except ConnectionRefusedError:
         raise
     except (OSError, EOFError):
         return
 
 
-def _proved(
+def _exchange_proofs(
     connection: Carrier, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
 ) -> tuple[str, Connection]:
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
 
-    def greet(receiver: str) -> bytes:
-        own = _Hello(me.name, receiver, run_key.public, me.certificate).pack()
+    def send_hello(receiver: str) -> bytes:
+        own = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
         connection.send_bytes(own)
         return own
 
-    own = b"" if peer is None else greet(peer)
-    message = read_before(connection, deadline)
-    theirs = _Hello.parse(message)
+    own = b"" if peer is None else send_hello(peer)
+    message = receive_before(connection, deadline)
+    theirs = _Hello.from_bytes(message)
     name = theirs.sender if peer is None else peer
-    _require_expected(me, name, theirs)
+    _require_expected_peer(me, name, theirs)
     seen(name)
-    _require_valid(me, name, theirs)
-    own = own or greet(name)
+    _require_valid_peer(me, name, theirs)
+    own = own or send_hello(name)
     hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
     ends = (me.name.encode(), name.encode())
     both = hashlib.sha256(hellos).digest()
     link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
     connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
-    answer = read_before(connection, deadline)
+    answer = receive_before(connection, deadline)
     hello = answer[: len(link.hello)]
     signature = answer[len(link.hello) :]
-    verify(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
+    verify_signature(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
     link.agree(theirs.public, hello)
-    connection.trust()
-    return name, _Sealed(connection, link)
+    connection.trust_peer()
+    return name, _SealedConnection(connection, link)
 
 
-def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
+def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
     """Refuse whoever should not be there, before this party signs anything."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
@@ -192,7 +198,7 @@ def _require_expected(me: LocalEnd, name: str, theirs: _Hello) -> None:
         )
 
 
-def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
+def _require_valid_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
     revoked = me.revoked()
     if me.known[name].hex() in revoked:
         raise RemoteProtocolError(f"the identity of {name} is revoked by the list of {me.name}")
@@ -203,7 +209,7 @@ def _require_valid(me: LocalEnd, name: str, theirs: _Hello) -> None:
         )
 
 
-def read_before(connection: Connection, deadline: float) -> bytes:
+def receive_before(connection: Connection, deadline: float) -> bytes:
     """Return the next message.
 
     Raises OSError, EOFError: none comes in time, or the other end refuses.
@@ -216,21 +222,21 @@ def read_before(connection: Connection, deadline: float) -> bytes:
     return message
 
 
-def refuse_long(connection: Connection, most: int) -> str:
+def refuse_long_frame(connection: Connection, most: int) -> str:
     """Refuse a frame above so many bytes; return why. The connection is of no use any more."""
     proved = "" if most > MOST_UNPROVED else " before it proved who it is"
     why = f"the other end sent a frame above {most} bytes{proved}"
-    refuse(connection, why)
+    refuse_connection(connection, why)
     return why
 
 
-def refuse(connection: Connection, why: str) -> None:
+def refuse_connection(connection: Connection, why: str) -> None:
     """Tell the other end why this one does not talk to it."""
     with contextlib.suppress(OSError):
         connection.send_bytes(_REFUSED + why[:_REFUSED_LETTERS].encode())
 
 
-class _Sealed:
+class _SealedConnection:
     """A connection whose frames nobody on the way can read, alter, repeat or reorder."""
 
     def __init__(self, connection: Connection, link: SealedLink) -> None:
@@ -263,7 +269,7 @@ class _Sealed:
         self._connection.close()
 
 
-class Crowd:
+class StrangerQueue:
     """The connections of unknown owners; a few, and the newest."""
 
     def __init__(self) -> None:
@@ -285,7 +291,7 @@ class Crowd:
             self._strangers.pop(known, None)
 
 
-class Door:
+class PeerAcceptor:
     """One party's; peers take their place by name.
 
     Args:
@@ -304,25 +310,25 @@ class Door:
         self._me = me
         self._require = require
         self._absent = absent
-        self._crowd = Crowd()
+        self._crowd = StrangerQueue()
         self._changed = threading.Condition()
         self._awaited = awaited
         self._newest: dict[str, Connection] = {}  # that nobody has taken yet
         self._standing: dict[str, Connection] = {}
         self._trouble: dict[str, tuple[type[OSError], str]] = {}
 
-    def welcome(self, stranger: Carrier, certificate: bytes) -> None:
+    def admit_stranger(self, stranger: Carrier, certificate: bytes) -> None:
         """Let a stranger prove who it is, and take its place."""
         claimed: list[str] = []
 
-        def seen(name: str) -> None:
+        def check_claim(name: str) -> None:
             if name in self._awaited:
                 claimed.append(name)
             self._require(name, certificate)
 
         self._crowd.add(stranger)
         try:
-            name, connection = prove(stranger, self._me, seen=seen)
+            name, connection = prove_identity(stranger, self._me, seen=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
             # A refusal says more than that the attempt after it broke.
             refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
@@ -335,7 +341,9 @@ class Door:
             self._crowd.remove(stranger)
         if name not in self._awaited:
             me = self._me.name
-            refuse(stranger, f"{me} dials {name}, not the other way: correct the file of {name}")
+            refuse_connection(
+                stranger, f"{me} dials {name}, not the other way: correct the file of {name}"
+            )
             stranger.close()
             return
         with self._changed:
@@ -346,7 +354,7 @@ class Door:
         if former is not None:
             former.close()
 
-    def connect(self, name: str) -> Connection:
+    def take_connection(self, name: str) -> Connection:
         """Return the peer's newest connection."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):

@@ -17,7 +17,7 @@ from ipaddress import IPv6Address
 from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
 from secure_apfed.peer_text import check_host, quote_text
 
 Address: TypeAlias = tuple[str, int]
@@ -44,23 +44,23 @@ class SocketConnection:
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
         # Not before the last thread is done with it: the number may be another file's by then.
-        weakref.finalize(self, _release, wire, self._readable)
+        weakref.finalize(self, _close_wire, wire, self._readable)
 
-    def trust(self) -> None:
+    def trust_peer(self) -> None:
         self._most = MOST_SEALED
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
-        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > self._most:
-            why = refuse_long(self, self._most)
-            self._forget(min(size, MOST_SEALED))
+            why = refuse_long_frame(self, self._most)
+            self._close_after_refusal(min(size, MOST_SEALED))
             raise EOFError(why)
-        return self._read(size)
+        return self._receive_exactly(size)
 
-    def _forget(self, left: int) -> None:
+    def _close_after_refusal(self, left: int) -> None:
         """Close when the other end has read why: what still came to a closed end would make it
         forget that, too.
         """
@@ -72,7 +72,7 @@ class SocketConnection:
                 left = left - len(chunk) if chunk else 0
         self.close()
 
-    def _read(self, size: int) -> bytes:
+    def _receive_exactly(self, size: int) -> bytes:
         came = bytearray()
         while len(came) < size:
             chunk = self._wire.recv(min(size - len(came), _CHUNK))
@@ -89,7 +89,7 @@ class SocketConnection:
             self._wire.shutdown(socket.SHUT_RDWR)
 
 
-def _release(wire: socket.socket, readable: selectors.BaseSelector) -> None:
+def _close_wire(wire: socket.socket, readable: selectors.BaseSelector) -> None:
     readable.close()
     wire.close()
 

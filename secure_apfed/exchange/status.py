@@ -30,7 +30,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Break(_Frozen):
+class LinkBreak(_Frozen):
     """A link that broke and is connected again by itself.
 
     Attributes:
@@ -62,7 +62,7 @@ class PeerStatus(_Frozen):
     sent_bytes: int
     received_bytes: int
     refusal: str = ""
-    broken: Break | None = None
+    broken: LinkBreak | None = None
 
 
 class Waiting(_Frozen):
@@ -119,11 +119,11 @@ class Status(_Frozen):
         return sum(peer.received_bytes for peer in self.peers.values())
 
     @property
-    def promised(self) -> str:
+    def promise_text(self) -> str:
         """The figure and what is promised by it, for a line."""
         return describe_epsilon(self.figure, self.epsilon)
 
-    def names(self, state: PeerState) -> list[str]:
+    def list_peers(self, state: PeerState) -> list[str]:
         return [name for name, peer in self.peers.items() if peer.state == state]
 
 
@@ -137,7 +137,7 @@ class Meter(Protocol):
     def promise(self) -> Promise: ...
 
 
-class StatusKeeper:
+class StatusTracker:
     """A record of its party's status; a `LinkObserver` and a `WaitObserver`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -160,7 +160,7 @@ class StatusKeeper:
         self._left: set[str] = set()
         self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
 
-    def begin(
+    def start_session(
         self,
         party: str,
         peers: Collection[str],
@@ -194,12 +194,14 @@ class StatusKeeper:
             self._left.clear()
             self._read_broken = dict
 
-    def misses(self, missing: Mapping[str, str]) -> None:
+    def observe_missing(self, missing: Mapping[str, str]) -> None:
         """See `secure_apfed.exchange.resumable_link.Missed`."""
         with self._lock:
             self._missing = missing
 
-    def connected(self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict) -> None:
+    def observe_connection(
+        self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
+    ) -> None:
         """Be told that all peers are here; `read_broken` returns the links that are broken."""
         with self._lock:
             self._missing = {}
@@ -216,25 +218,25 @@ class StatusKeeper:
             self._read_broken = dict
             self._phase = "ended" if kind in (None, SystemExit) else "failed"
 
-    def sent(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         promise = self._meter.promise if self._meter else _BEFORE
         with self._lock:
             self._bytes[envelope.receiver][0] += len(frame)
             self._promise = promise
             self._step = envelope.step if envelope.step >= 0 else self._step
 
-    def received(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         with self._lock:
-            self._hear(envelope.sender, frame)
+            self._count_incoming(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
             if envelope.kind is Kind.ABORT:
                 self._left.add(envelope.sender)
 
-    def refused(self, sender: str, frame: bytes) -> None:
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
         with self._lock:
-            self._hear(sender, frame)
+            self._count_incoming(sender, frame)
 
-    def waits(self, awaited: Awaited, timeout_s: float) -> None:
+    def observe_wait(self, awaited: Awaited, timeout_s: float) -> None:
         with self._lock:
             now = self._clock()
             past = self._unheard_since
@@ -244,12 +246,12 @@ class StatusKeeper:
             self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
-    def left(self, names: Iterable[str]) -> None:
+    def observe_departure(self, names: Iterable[str]) -> None:
         with self._lock:
             self._left |= set(names)
             self._awaited = None
 
-    def status(self) -> Status:
+    def build_status(self) -> Status:
         with self._lock:
             now = self._clock()
             awaited = self._awaited
@@ -273,7 +275,10 @@ class StatusKeeper:
                 step=self._step,
                 waits=waits,
                 meets=meets,
-                peers={name: self._peer(name, now, broken.get(name)) for name in self._bytes},
+                peers={
+                    name: self._build_peer_status(name, now, broken.get(name))
+                    for name in self._bytes
+                },
                 figure=self._promise.figure,
                 epsilon=self._promise.epsilon,
                 promise=self._promise.state,
@@ -281,7 +286,7 @@ class StatusKeeper:
                 less_protected=self._less_protected,
             )
 
-    def _peer(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
+    def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
         if name in self._left:
@@ -297,10 +302,10 @@ class StatusKeeper:
             sent_bytes=sent,
             received_bytes=received,
             refusal=self._missing.get(name, ""),
-            broken=None if broken is None or state == "left" else Break(**asdict(broken)),
+            broken=None if broken is None or state == "left" else LinkBreak(**asdict(broken)),
         )
 
-    def _hear(self, sender: str, frame: bytes) -> None:
+    def _count_incoming(self, sender: str, frame: bytes) -> None:
         self._bytes[sender][1] += len(frame)
         self._sign_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)

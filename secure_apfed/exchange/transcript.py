@@ -80,10 +80,10 @@ class _Folder:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or Path(tempfile.mkdtemp(prefix="transcript-"))
         if path is None:
-            weakref.finalize(self, _remove, self.path, os.getpid())
+            weakref.finalize(self, _remove_folder, self.path, os.getpid())
 
 
-def _remove(folder: Path, maker: int) -> None:
+def _remove_folder(folder: Path, maker: int) -> None:
     if os.getpid() == maker:  # and no child of its
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -103,18 +103,18 @@ class _Epoch:
         self.contributed = 0
         self.synced = True
 
-    def keep(self, envelope: Envelope) -> None:
+    def keep_envelope(self, envelope: Envelope) -> None:
         """Keep an envelope; of contributions those that fit into `MOST_CONTRIBUTED` bytes."""
         if envelope.kind is Kind.CONTRIBUTION:
             if self.contributed + len(envelope.payload) > MOST_CONTRIBUTED:
                 return
             self.contributed += len(envelope.payload)
-        digest = self.store(envelope.payload)
+        digest = self.store_payload(envelope.payload)
         self.sent.append((replace(envelope, payload=b""), digest))
 
-    def store(self, payload: bytes) -> bytes:
+    def store_payload(self, payload: bytes) -> bytes:
         """Return its digest. CheckpointError: there is no room."""
-        digest = _digest(payload)
+        digest = _digest_payload(payload)
         if digest not in self.places:
             *_, size = next(reversed(self.places.values()), [0])
             try:
@@ -130,18 +130,18 @@ class _Epoch:
             self.synced = False
         return digest
 
-    def move(self, folder: _Folder) -> None:
+    def move_payloads(self, folder: _Folder) -> None:
         if self.places:
             self.path = Path(shutil.move(self.path, folder.path))
         self._folder = folder
 
-    def read(self, digest: bytes) -> bytes:
+    def load_payload(self, digest: bytes) -> bytes:
         (start, end), payload = self.places[digest], b""
         with open_plain(self.path) as file:
             if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MOST_BYTES):
                 file.seek(start)
                 payload = file.read(end - start)
-        if _digest(payload) != digest:
+        if _digest_payload(payload) != digest:
             raise CheckpointError(
                 f"{self.path}: bytes {start} to {end} are not as the run wrote them; restore it "
                 "from a copy, or play the run anew"
@@ -149,11 +149,11 @@ class _Epoch:
         return payload
 
 
-class _Kept(Envelope):
+class _StoredEnvelope(Envelope):
     """An envelope whose payload lies on the disk, and is read each time that it is asked for."""
 
     @classmethod
-    def at(cls, epoch: _Epoch, sent: Envelope, digest: bytes) -> "_Kept":
+    def from_epoch(cls, epoch: _Epoch, sent: Envelope, digest: bytes) -> "_StoredEnvelope":
         kept = cls.__new__(cls)
         vars(kept).update(vars(sent), _place=(epoch, digest))
         del vars(kept)["payload"]
@@ -163,7 +163,7 @@ class _Kept(Envelope):
         if name != "payload":
             raise AttributeError(name)
         epoch, digest = vars(self)["_place"]
-        payload: bytes = epoch.read(digest)
+        payload: bytes = epoch.load_payload(digest)
         return payload
 
 
@@ -185,22 +185,25 @@ class Transcript:
         return tuple(Flow(*way, *numbers) for way, numbers in [*self._flows.items()])
 
     @property
-    def kept(self) -> Mapping[int, tuple[Envelope, ...]]:
+    def envelopes_by_epoch(self) -> Mapping[int, tuple[Envelope, ...]]:
         """The kept envelopes by epoch, in the order of sending; payloads are read when asked for.
 
         Reading raises CheckpointError where a file is gone, as with an epoch that is not kept any
         more, or altered.
         """
         return {
-            number: tuple(_Kept.at(epoch, envelope, digest) for envelope, digest in epoch.sent)
+            number: tuple(
+                _StoredEnvelope.from_epoch(epoch, envelope, digest)
+                for envelope, digest in epoch.sent
+            )
             for number, epoch in self._epochs.items()
         }
 
     @property
-    def opened(self) -> dict[int, Tensor]:
+    def sums_by_step(self) -> dict[int, Tensor]:
         """Step -> (B, D), the sum that the active decoded, of the kept epochs."""
         return {
-            step: safetensors.torch.load(epoch.read(digest))[_SUM]
+            step: safetensors.torch.load(epoch.load_payload(digest))[_SUM]
             for epoch in self._epochs.values()
             for step, digest in epoch.opened.items()
         }
@@ -214,7 +217,7 @@ class Transcript:
         if self._epochs:
             self._folder = folder = _Folder()
             for epoch in self._epochs.values():
-                epoch.move(folder)
+                epoch.move_payloads(folder)
 
     def begin_epoch(self, epoch: int) -> None:
         """Say that the envelopes from now on belong to `epoch` (from 0)."""
@@ -222,12 +225,12 @@ class Transcript:
         if self._settings.keep == "first_and_last":
             self._epochs = {of: kept for of, kept in self._epochs.items() if of in (0, epoch)}
         if self._settings.keep != "all" or not self._epochs:  # later on none of all goes
-            self._sweep()
+            self._remove_stale_files()
         if self._settings.keep != "none":
             self._folder = self._folder or _Folder()
             self._epoch = self._epochs.setdefault(epoch, _Epoch(epoch, self._folder))
 
-    def _sweep(self) -> None:
+    def _remove_stale_files(self) -> None:
         """Remove files of epochs to which nobody can go back."""
         if self._folder:
             stay = self._paths.union(*self._named.values())
@@ -239,24 +242,24 @@ class Transcript:
     def _paths(self) -> frozenset[Path]:
         return frozenset(epoch.path for epoch in self._epochs.values())
 
-    def record(self, envelope: Envelope, wire_bytes: int) -> None:
+    def record_envelope(self, envelope: Envelope, wire_bytes: int) -> None:
         """Count an envelope that is sent, and keep it where the settings say so."""
-        self._count(
+        self._count_messages(
             (envelope.sender, envelope.receiver, envelope.kind),
             (1, len(envelope.payload), wire_bytes),
             envelope.step,
             envelope.step,
         )
         if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
-            epoch.keep(envelope)
+            epoch.keep_envelope(envelope)
 
-    def keep_opened(self, step: int, sum_BD: Tensor) -> None:
+    def record_sum(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
         if epoch := self._epoch:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            epoch.opened[step] = epoch.store(body)
+            epoch.opened[step] = epoch.store_payload(body)
 
-    def resume(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
+    def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it.
 
         Args:
@@ -268,17 +271,17 @@ class Transcript:
         if sum(flow.wire_bytes for flow in sent) > self.wire_bytes:
             self._flows = {}
             self.wire_bytes = 0
-            self.add(sent)
-        self.add(current)
+            self.add_flows(sent)
+        self.add_flows(current)
 
-    def add(self, flows: Iterable[Flow]) -> None:
+    def add_flows(self, flows: Iterable[Flow]) -> None:
         """Count what was sent before, or elsewhere for this run."""
         for flow in flows:
             counts = (flow.messages, flow.payload_bytes, flow.wire_bytes)
             key = (flow.sender, flow.receiver, flow.kind)
-            self._count(key, counts, flow.first_step, flow.last_step)
+            self._count_messages(key, counts, flow.first_step, flow.last_step)
 
-    def _count(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
+    def _count_messages(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
         self.wire_bytes += counts[-1]
         held = self._flows.setdefault(key, [0, 0, 0, first, last])
         for place, count in enumerate(counts):
@@ -295,7 +298,7 @@ class Transcript:
         before = [] if step is None else [of for of in self._named if of < step][-1:]
         self._named = {of: self._named[of] for of in before}
         if step is None:
-            self._sweep()
+            self._remove_stale_files()
         else:
             self._named[step] = self._paths
         for epoch in self._epochs.values():
@@ -311,7 +314,7 @@ class Transcript:
                 [
                     number,
                     epoch.places,
-                    [[_fields(sent), at] for sent, at in epoch.sent],
+                    [[_list_fields(sent), at] for sent, at in epoch.sent],
                     epoch.opened,
                 ]
                 for number, epoch in self._epochs.items()
@@ -323,7 +326,7 @@ class Transcript:
         flows = [Flow(**{**flow, "kind": Kind(flow["kind"])}) for flow in state["flows"]]
         self._flows = {}
         self.wire_bytes = 0
-        self.add(flows)
+        self.add_flows(flows)
         self._epochs = {}
         self._epoch = None
         self._folder = self._folder or _Folder()
@@ -346,17 +349,17 @@ class Transcript:
             for digest in (*opened.values(), *(at for _, at in sent)):
                 places[digest]  # KeyError: it has none
             for digest in [*places][-1:]:  # is all of it there?
-                epoch.read(digest)
+                epoch.load_payload(digest)
         if state["step"] is not None:  # what is there may be of the state before this one
             files = frozenset(self._folder.path.glob(PAYLOADS))
             self._named = {-1: files, int(state["step"]): self._paths}
 
 
-def _digest(payload: bytes) -> bytes:
+def _digest_payload(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=16).digest()
 
 
-def _fields(envelope: Envelope) -> dict[str, Any]:
+def _list_fields(envelope: Envelope) -> dict[str, Any]:
     fields = {**vars(envelope), "kind": envelope.kind.value}
     del fields["payload"]
     return fields

@@ -15,7 +15,7 @@ from secure_apfed.labellers.kinds import (
     PrivateLogistic,
     Ridge,
     Spreading,
-    hard,
+    harden_votes,
 )
 from secure_apfed.settings import unknown_name
 
@@ -28,7 +28,7 @@ __all__ = [
     "PrivateLogistic",
     "Ridge",
     "Spreading",
-    "hard",
+    "harden_votes",
     "labeller_for_oneself",
     "make_labeller",
 ]

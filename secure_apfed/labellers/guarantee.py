@@ -55,7 +55,7 @@ def distance_in_steps(*, steps: float, numbers: int, signed: bool, integers: boo
     return distance if integers else distance + math.sqrt(numbers)
 
 
-def summed_votes(
+def build_vote_release(
     labeller: Labeller,
     *,
     hard: bool,
@@ -101,20 +101,23 @@ class TableGuarantee:
         """epsilon_table: any person's whole record at the passive."""
         return max(self.unlabelled, self.labelled)
 
-    def _cases(self) -> tuple[str, ...]:
+    def _describe_cases(self) -> tuple[str, ...]:
         alone = " at delta 0" if self.pure else f" at delta {self.delta:g}"
         return (
-            f"one person's own vote, labeller held fixed: epsilon {_figure(self.vote)}{alone}",
-            _record("without a label", self.unlabelled, alone),
-            _record("with a label", self.labelled, f" at delta {self.delta:g}"),
+            (
+                "one person's own vote, labeller held fixed: epsilon "
+                f"{_format_epsilon(self.vote)}{alone}"
+            ),
+            _describe_record("without a label", self.unlabelled, alone),
+            _describe_record("with a label", self.labelled, f" at delta {self.delta:g}"),
         )
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         """Return the guarantee in words, for the report."""
         if math.isfinite(self.epsilon):
             whole = (
-                f"epsilon_table {_figure(self.epsilon)} at delta {self.delta:g} covers the whole "
-                "record of any person at one passive"
+                f"epsilon_table {_format_epsilon(self.epsilon)} at delta {self.delta:g} covers the "
+                "whole record of any person at one passive"
             )
         else:
             whole = "NO guarantee for the passive's table: not every record is covered"
@@ -123,7 +126,9 @@ class TableGuarantee:
             "settings are public and stay as they are; a person's records at several passives add "
             "up"
         )
-        return "; ".join([f"votes: {whole}", *self._cases(), self.labeller, self.reader, public])
+        return "; ".join(
+            [f"votes: {whole}", *self._describe_cases(), self.labeller, self.reader, public]
+        )
 
 
 def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> TableGuarantee:
@@ -144,8 +149,8 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
         labelled=_epsilon_after(opening, weights, delta) if claimed else math.inf,
         delta=delta,
         pure=isinstance(opening, VoteResponse),
-        labeller=labeller.statement(),
-        reader=_reader(opening),
+        labeller=labeller.describe_labelling(),
+        reader=_describe_reader(opening),
     )
 
 
@@ -171,9 +176,9 @@ def _epsilon_after(opening: Opening, weights_mu: float, delta: float) -> float:
     return replace(opening, beside_mu=weights_mu).epsilon_of(1, delta)
 
 
-def _reader(opening: Opening) -> str:
+def _describe_reader(opening: Opening) -> str:
     if isinstance(opening, VoteResponse):
-        return opening.statement()
+        return opening.describe_guarantee()
     return (
         f"votes are opened as a sum alone, under {opening}: against whoever reads it, together "
         "with all passives whose noise is not counted, as long as the secure sum keeps single "
@@ -181,11 +186,11 @@ def _reader(opening: Opening) -> str:
     )
 
 
-def _record(who: str, epsilon: float, at: str) -> str:
+def _describe_record(who: str, epsilon: float, at: str) -> str:
     if math.isinf(epsilon):
         return f"the whole record of a person {who}: nothing is claimed"
-    return f"the whole record of a person {who}: epsilon {_figure(epsilon)}{at}"
+    return f"the whole record of a person {who}: epsilon {_format_epsilon(epsilon)}{at}"
 
 
-def _figure(epsilon: float) -> str:
+def _format_epsilon(epsilon: float) -> str:
     return f"{epsilon:.4g}"

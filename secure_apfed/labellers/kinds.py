@@ -61,14 +61,14 @@ class Labeller(ABC):
         """
         return NoPrivacy()
 
-    def about(self, question: bytes) -> "Labeller":
+    def for_question(self, question: bytes) -> "Labeller":
         """Return the same labeller for one question, which names people and labels: noise is never
         shared.
         """
         return self
 
     @abstractmethod
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes_UK; a row of zeros is no vote.
@@ -85,7 +85,7 @@ class Labeller(ABC):
         """
 
     @abstractmethod
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes as `label` does, but for each labelled row without its own label.
@@ -95,7 +95,7 @@ class Labeller(ABC):
         """
 
     @abstractmethod
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         """Return what the labeller does and whose votes a row moves, in words for the report."""
 
 
@@ -104,21 +104,23 @@ class LinearLabeller(Labeller):
 
     linear: ClassVar[bool] = True
 
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        return _times_labels(self.matrix(features_UF, labelled_n), labels_n, classes)
+        return _times_labels(self.compute_matrix(features_UF, labelled_n), labels_n, classes)
 
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        return _times_labels(self.matrix_without_own(features_UF, labelled_n), labels_n, classes)
+        return _times_labels(
+            self.compute_matrix_without_own(features_UF, labelled_n), labels_n, classes
+        )
 
     @abstractmethod
-    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+    def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return A_Un, whose rows have L1 norm 1, or 0 for no vote."""
 
-    def matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
+    def compute_matrix_without_own(self, features_UF: Features, labelled_n: Integers) -> Floats:
         """Return the matrix without each labelled row's own label.
 
         The row's own column is dropped from it, and it is divided by its new norm.
@@ -127,14 +129,14 @@ class LinearLabeller(Labeller):
         the scale of the features: the fit without a row is, at this row, (A Y - a y) / (1 - a) with
         a its own entry of A.
         """
-        matrix_Un = self.matrix(features_UF, labelled_n)
+        matrix_Un = self.compute_matrix(features_UF, labelled_n)
         matrix_Un[labelled_n, np.arange(len(labelled_n))] = 0.0
         matrix_Un[labelled_n[MOST_JUDGES:]] = 0.0
         return rows_of_norm_one(matrix_Un)
 
 
 def _times_labels(matrix_Un: Floats, labels_n: Integers, classes: int) -> Floats:
-    labels_n = checked_labels(labels_n, matrix_Un.shape[1], classes)
+    labels_n = check_labels(labels_n, matrix_Un.shape[1], classes)
     return np.asarray(matrix_Un @ np.eye(classes)[labels_n], dtype=np.float64)
 
 
@@ -147,7 +149,7 @@ def rows_of_norm_one(matrix_Un: Floats, order: int = 1) -> Floats:
     return np.asarray(scaled_Un / np.where(norm_U > 0, norm_U, 1.0), dtype=np.float64)
 
 
-def hard(votes_UK: Floats) -> Floats:
+def harden_votes(votes_UK: Floats) -> Floats:
     """Return each row's vote for its largest class alone, a unit vector.
 
     Of several largest the lowest class is taken, which reads nothing but the row. A row of zeros
@@ -159,7 +161,7 @@ def hard(votes_UK: Floats) -> Floats:
     return hard_UK
 
 
-def checked_features(features_UF: Features) -> Floats:
+def check_features(features_UF: Features) -> Floats:
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
     found: Floats = np.asarray(features_UF, dtype=np.float64)
@@ -170,7 +172,7 @@ def checked_features(features_UF: Features) -> Floats:
     return found
 
 
-def checked_positions(labelled_n: Integers, rows: int) -> Integers:
+def check_positions(labelled_n: Integers, rows: int) -> Integers:
     found: Integers = np.asarray(labelled_n)
     if found.dtype != np.int64 or found.ndim != 1 or not len(found):
         raise DataError(
@@ -185,7 +187,7 @@ def checked_positions(labelled_n: Integers, rows: int) -> Integers:
     return found
 
 
-def checked_labels(labels_n: Integers, count: int, classes: int) -> Integers:
+def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
     found: Integers = np.asarray(labels_n)
     if found.dtype != np.int64 or found.shape != (count,):
         raise DataError(
@@ -257,43 +259,55 @@ class Spreading(LinearLabeller):
                 f"{self.neighbours} and {self.alpha:g}"
             )
 
-    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        features_UF = checked_features(features_UF)
-        labelled_n = checked_positions(labelled_n, len(features_UF))
-        return rows_of_norm_one(self._spread(features_UF, labelled_n, np.eye(len(labelled_n))))
+    def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        features_UF = check_features(features_UF)
+        labelled_n = check_positions(labelled_n, len(features_UF))
+        return rows_of_norm_one(
+            self._spread_columns(features_UF, labelled_n, np.eye(len(labelled_n)))
+        )
 
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return A Y without computing A, which takes 4 GB for 22,500 labels of as many rows.
 
         Nothing of A is negative, so the L1 norm of its rows is that of A Y's.
         """
-        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
-        return rows_of_norm_one(self._spread(features_UF, labelled_n, np.eye(classes)[labels_n]))
+        features_UF, labelled_n, labels_n = _check_inputs(
+            features_UF, labelled_n, labels_n, classes
+        )
+        return rows_of_norm_one(
+            self._spread_columns(features_UF, labelled_n, np.eye(classes)[labels_n])
+        )
 
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes; those of labelled rows come from the other labels' columns of A alone.
 
         Subtracting the largest term from a sum would leave only rounding.
         """
-        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
-        graph_UU = self._normalised_graph(features_UF)
+        features_UF, labelled_n, labels_n = _check_inputs(
+            features_UF, labelled_n, labels_n, classes
+        )
+        graph_UU = self._build_graph(features_UF)
         known_nK = np.eye(classes)[labels_n]
         votes_UK = rows_of_norm_one(
-            self.along(graph_UU, placed(len(features_UF), labelled_n, known_nK))
+            self.propagate_columns(
+                graph_UU, scatter_columns(len(features_UF), labelled_n, known_nK)
+            )
         )
-        (votes_UK[labelled_n],) = left_out(graph_UU, labelled_n, known_nK, (self.alpha,))
+        (votes_UK[labelled_n],) = spread_without_own(graph_UU, labelled_n, known_nK, (self.alpha,))
         return votes_UK
 
-    def _spread(self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats) -> Floats:
+    def _spread_columns(
+        self, features_UF: Floats, labelled_n: Integers, columns_nC: Floats
+    ) -> Floats:
         """Return the labelled rows' columns spread to all rows, (U, C)."""
-        term_UC = placed(len(features_UF), labelled_n, columns_nC)
-        return self.along(self._normalised_graph(features_UF), term_UC)
+        term_UC = scatter_columns(len(features_UF), labelled_n, columns_nC)
+        return self.propagate_columns(self._build_graph(features_UF), term_UC)
 
-    def along(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
+    def propagate_columns(self, graph_UU: "scipy.sparse.csr_array", term_UC: Floats) -> Floats:
         """(I - alpha S)^-1 times columns.
 
         (I - alpha S)^-1 is the sum of (alpha S)^t over paths of length t. No term is negative, so
@@ -309,11 +323,11 @@ class Spreading(LinearLabeller):
                 break
         return sum_UC
 
-    def _normalised_graph(self, features_UF: Floats) -> "scipy.sparse.csr_array":
+    def _build_graph(self, features_UF: Floats) -> "scipy.sparse.csr_array":
         """Return S, the normalised graph of the rows, (U, U)."""
         return graph_of(nearest_of(features_UF, self.neighbours))
 
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         return (
             f"{self.title}, {self.neighbours} neighbours, alpha {self.alpha:g}: linear in the "
             "labels; a person's features move other people's votes without a bound"
@@ -383,14 +397,14 @@ def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
     return scipy.sparse.csr_array(root_UU @ weight_UU @ root_UU)
 
 
-def placed(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
+def scatter_columns(rows: int, labelled_n: Integers, columns_nC: Floats) -> Floats:
     """Return these columns at the labelled rows of `rows`, (rows, C); 0 at the others."""
     placed_UC = np.zeros((rows, columns_nC.shape[1]), columns_nC.dtype)
     placed_UC[labelled_n] = columns_nC
     return placed_UC
 
 
-def left_out(
+def spread_without_own(
     graph_UU: "scipy.sparse.csr_array",
     labelled_n: Integers,
     known_nK: Floats,
@@ -413,8 +427,8 @@ def left_out(
         graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
         labelled_n = np.argsort(order_U)[labelled_n]
 
-    def tell(part: Integers) -> None:
-        term_UC = placed(rows, labelled_n[part], np.eye(len(part), dtype=graph_UU.dtype))
+    def spread_part(part: Integers) -> None:
+        term_UC = scatter_columns(rows, labelled_n[part], np.eye(len(part), dtype=graph_UU.dtype))
         reached_AnC = np.zeros((len(alphas), count, len(part)))
         for hop in range(1, _HOPS + 1):
             term_UC = graph_UU @ term_UC
@@ -430,7 +444,7 @@ def left_out(
     judges = np.arange(min(count, MOST_JUDGES))
     parts = np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE))
     with ThreadPoolExecutor(min(_SHARING, usable_cores()) if many else 1) as pool:
-        list(pool.map(tell, parts))
+        list(pool.map(spread_part, parts))
     return [*said_AnK]
 
 
@@ -449,16 +463,16 @@ class Ridge(LinearLabeller):
     inductive: ClassVar[bool] = True
     signed: ClassVar[bool] = True
 
-    def matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
-        features_UF = checked_features(features_UF)
-        labelled_n = checked_positions(labelled_n, len(features_UF))
+    def compute_matrix(self, features_UF: Features, labelled_n: Integers) -> Floats:
+        features_UF = check_features(features_UF)
+        labelled_n = check_positions(labelled_n, len(features_UF))
         mean_F, size = scale_of(features_UF[labelled_n])
-        phi_UP = self._expand((features_UF - mean_F) / size)
+        phi_UP = self._expand_features((features_UF - mean_F) / size)
         known_nP = phi_UP[labelled_n]
         gram_nn = known_nP @ known_nP.T + _LAMBDA * np.eye(len(labelled_n))
         return rows_of_norm_one(phi_UP @ scipy.linalg.solve(gram_nn, known_nP, assume_a="pos").T)
 
-    def _expand(self, x_UF: Floats) -> Floats:
+    def _expand_features(self, x_UF: Floats) -> Floats:
         """Return a constant 1, x of norm about 1, and cosines of norm about 1, side by side."""
         generator = np.random.default_rng(derive_seed(0, "labellers", self.name))
         w_FR = generator.standard_normal((x_UF.shape[1], _COSINES))
@@ -466,7 +480,7 @@ class Ridge(LinearLabeller):
         cosines_UR = np.sqrt(2 / _COSINES) * np.cos(x_UF @ w_FR + b_R)
         return np.hstack([np.ones((len(x_UF), 1)), x_UF, cosines_UR])
 
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         return (
             f"{self.title}, {_COSINES} random features, lambda {_LAMBDA:g}: linear in "
             "the labels; fitted on the labelled rows alone, so that another person's features "
@@ -482,36 +496,38 @@ class Logistic(Labeller):
     inductive: ClassVar[bool] = True
     signed: ClassVar[bool] = False
 
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
+        features_UF, labelled_n, labels_n = _check_inputs(
+            features_UF, labelled_n, labels_n, classes
+        )
         mean_F, size = scale_of(features_UF[labelled_n])
         root = np.sqrt(features_UF.shape[1])
-        x_UF = with_constant((features_UF - mean_F) / size * root, 1.0)
+        x_UF = append_constant((features_UF - mean_F) / size * root, 1.0)
         strength = _STRENGTH / len(labelled_n)
-        theta_FK = minimiser(
+        theta_FK = minimise_loss(
             x_UF[labelled_n], labels_n, classes, strength=strength, tolerance=_TOLERANCE
         )
-        return probabilities(x_UF, theta_FK)
+        return compute_probabilities(x_UF, theta_FK)
 
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes; a labelled row's comes from a regression on nine tenths without its
         label.
         """
-        votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
+        votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
         for first in range(min(_PARTS, len(labelled_n)) if len(labelled_n) > 1 else 0):
             out = np.zeros(len(labelled_n), dtype=bool)
             out[first::_PARTS] = True
-            said_UK = self.label(features_UF, labelled_n[~out], labels_n[~out], classes)
+            said_UK = self.label_rows(features_UF, labelled_n[~out], labels_n[~out], classes)
             votes_UK[labelled_n[out]] = said_UK[labelled_n[out]]
         votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
         return votes_UK
 
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         return (
             f"{self.title}, regularised by {_STRENGTH:g}: fitted on the labelled rows alone, "
             "so that another person's features move that person's own vote and no other"
@@ -587,16 +603,16 @@ class PrivateLogistic(Labeller):
         self._mu = gdp_mu(epsilon, delta)
         self._noise = NoiseSource(key, secret=not seeded)
 
-    def about(self, question: bytes) -> "PrivateLogistic":
+    def for_question(self, question: bytes) -> "PrivateLogistic":
         other = copy.copy(self)
-        other._noise = self._noise.about(question)
+        other._noise = self._noise.for_content(question)
         return other
 
     @property
     def model(self) -> GaussianRelease:
         return GaussianRelease(noise_multiplier=1 / self._mu)
 
-    def residual(self, classes: int) -> float:
+    def bound_residual(self, classes: int) -> float:
         """Return r, the bound of |p - e_y| at the minimum."""
         always = math.sqrt(2)
         at_zero = math.sqrt(1 - 1 / classes)
@@ -604,25 +620,29 @@ class PrivateLogistic(Labeller):
             return always
         return min(always, at_zero / (1 - 1 / (2 * self.strength)))
 
-    def sensitivity(self, *, labelled: int, classes: int) -> float:
+    def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
         """Replace-one, L2, of all weights together; see above."""
-        exact = 2 * self.residual(classes) * _ROUNDING / (labelled * self.strength)
+        exact = 2 * self.bound_residual(classes) * _ROUNDING / (labelled * self.strength)
         return exact + 2 * _T / self.strength
 
-    def sigma(self, *, labelled: int, classes: int) -> float:
-        return self.sensitivity(labelled=labelled, classes=classes) / self._mu
+    def compute_sigma(self, *, labelled: int, classes: int) -> float:
+        return self.compute_sensitivity(labelled=labelled, classes=classes) / self._mu
 
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        features_UF, labelled_n, labels_n = _checked(features_UF, labelled_n, labels_n, classes)
-        x_UF = self.directions(features_UF)
-        fitted_FK = self.fit(x_UF[labelled_n], labels_n, classes)
-        sigma = self.sigma(labelled=len(labelled_n), classes=classes)
-        weights_FK = self._noise.add(fitted_FK, sigma, step=0, rows=torch.from_numpy(labelled_n))
-        return probabilities(x_UF, weights_FK / sigma)
+        features_UF, labelled_n, labels_n = _check_inputs(
+            features_UF, labelled_n, labels_n, classes
+        )
+        x_UF = self.normalise_rows(features_UF)
+        fitted_FK = self.fit_weights(x_UF[labelled_n], labels_n, classes)
+        sigma = self.compute_sigma(labelled=len(labelled_n), classes=classes)
+        weights_FK = self._noise.add_noise(
+            fitted_FK, sigma, step=0, rows=torch.from_numpy(labelled_n)
+        )
+        return compute_probabilities(x_UF, weights_FK / sigma)
 
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
         """Return votes of the one noisy regression, of labelled rows, too: others would be more
@@ -630,20 +650,20 @@ class PrivateLogistic(Labeller):
 
         A row's own label moves its weights by no more than their noise covers.
         """
-        votes_UK = self.label(features_UF, labelled_n, labels_n, classes)
+        votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
         return votes_UK
 
-    def directions(self, features_UF: Floats) -> Floats:
+    def normalise_rows(self, features_UF: Floats) -> Floats:
         return rows_of_norm_one(features_UF, order=2)
 
-    def fit(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
+    def fit_weights(self, x_nF: Floats, labels_n: Integers, classes: int) -> Floats:
         """Return the weights without noise; never released."""
-        return minimiser(
+        return minimise_loss(
             x_nF, labels_n, classes, strength=self.strength, tolerance=_PRIVATE_TOLERANCE
         )
 
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         seed = "; the noise is derived from a seed: once, and against nobody who knows it"
         return (
             f"{self.title}, Lambda {self.strength:g}, weights at epsilon {self.epsilon:g}, delta "
@@ -652,23 +672,23 @@ class PrivateLogistic(Labeller):
         )
 
 
-def _checked(
+def _check_inputs(
     features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
 ) -> tuple[Floats, Integers, Integers]:
-    features_UF = checked_features(features_UF)
-    labelled_n = checked_positions(labelled_n, len(features_UF))
-    return features_UF, labelled_n, checked_labels(labels_n, len(labelled_n), classes)
+    features_UF = check_features(features_UF)
+    labelled_n = check_positions(labelled_n, len(features_UF))
+    return features_UF, labelled_n, check_labels(labels_n, len(labelled_n), classes)
 
 
-def with_constant(x_UF: Floats, constant: float) -> Floats:
+def append_constant(x_UF: Floats, constant: float) -> Floats:
     return np.hstack([x_UF, np.full((len(x_UF), 1), constant)])
 
 
-def probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
+def compute_probabilities(x_UF: Floats, theta_FK: Floats) -> Floats:
     return np.asarray(scipy.special.softmax(x_UF @ theta_FK, axis=1), dtype=np.float64)
 
 
-def minimiser(
+def minimise_loss(
     x_nF: Floats, labels_n: Integers, classes: int, *, strength: float, tolerance: float
 ) -> Floats:
     """Return theta_FK with |grad J| <= tolerance, Frobenius.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_apfed.errors import PromiseError
-from secure_apfed.labellers.kinds import Features, Floats, Integers, Labeller, checked_features
+from secure_apfed.labellers.kinds import Features, Floats, Integers, Labeller, check_features
 
 __all__ = ["check_votes", "require_short"]
 
@@ -47,16 +47,16 @@ def check_votes(
     Raises:
         PromiseError: names the class, the word and what moved.
     """
-    features_UF, labelled_n, labels_n = _few_of(checked_features(features_UF), labelled_n, labels_n)
+    features_UF, labelled_n, labels_n = _few_of(check_features(features_UF), labelled_n, labels_n)
 
-    def ask(other_UF: Floats) -> Floats:
-        vote = labeller.vote if is_judge else labeller.label
+    def compute_votes(other_UF: Floats) -> Floats:
+        vote = labeller.label_without_own if is_judge else labeller.label_rows
         return vote(other_UF.copy(), labelled_n, labels_n, classes)
 
     who = f"{owner}: " if owner else ""
     name = type(labeller).__name__
-    before_UK = ask(features_UF)
-    if not np.array_equal(before_UK, ask(features_UF)):
+    before_UK = compute_votes(features_UF)
+    if not np.array_equal(before_UK, compute_votes(features_UF)):
         raise PromiseError(
             f"{who}the labeller {name} gave two answers to one question; what its votes cost is "
             "counted for votes that follow from features and labels, so draw nothing, or noise of "
@@ -65,8 +65,8 @@ def check_votes(
     require_short(labeller, before_UK, owner=owner)
     if not labeller.inductive:
         return
-    for replaced_U, other_UF in _replacements(features_UF, labelled_n):
-        moved_U = np.abs(ask(other_UF) - before_UK).max(axis=1)
+    for replaced_U, other_UF in _build_replacements(features_UF, labelled_n):
+        moved_U = np.abs(compute_votes(other_UF) - before_UK).max(axis=1)
         moved_U[replaced_U] = 0.0
         row = int(moved_U.argmax())
         if not moved_U[row] <= _TOLERANCE:
@@ -109,7 +109,7 @@ def _few_of(
     return features_UF[kept_U], np.arange(len(kept_n)), np.asarray(labels_n)[kept_n]
 
 
-def _replacements(
+def _build_replacements(
     features_UF: Floats, labelled_n: Integers
 ) -> list[tuple[NDArray[np.bool_], Floats]]:
     """Return which people without a label are replaced, and all features with the replacements."""

@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.descent import Compute, eager
+from secure_apfed.learning.descent import Compute, make_eager_class
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.training import ModelSettings
 
-_ADAM = eager(torch.optim.Adam)
+_ADAM = make_eager_class(torch.optim.Adam)
 _LOSSES = {"mse": F.mse_loss, "mae": F.l1_loss}
 Floats = NDArray[np.float64]
 Score: TypeAlias = Literal["accuracy", "f1", "f1_macro", "f1_weighted"]
@@ -60,13 +60,13 @@ class DistillationSettings(Settings):
     held_out: ClassVar[float] = 0.1
 
     @classmethod
-    def among(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings) -> Self:
         """Return these settings as a distilling method's settings give them; defaults otherwise."""
         return cls.model_validate(settings.model_dump(include=set(cls.model_fields)))
 
 
 @dataclass(frozen=True, eq=False)
-class Resembled:
+class TargetCodes:
     """The codes that the encoder's own are to resemble.
 
     Attributes:
@@ -86,7 +86,7 @@ class Autoencoder(nn.Module):
         self.decoder = decoder
 
     @torch.no_grad()
-    def codes(self, features_NF: Tensor) -> Tensor:
+    def encode_rows(self, features_NF: Tensor) -> Tensor:
         """Return the codes of these rows, (N, D)."""
         codes_ND: Tensor = self.encoder(features_NF)
         return codes_ND
@@ -100,10 +100,10 @@ def new_autoencoder(
     Of a network that returns the row beside its code, only the code's part is used.
     """
     family = family_for(model, features)
-    with seeded(seed, owner, name):
-        encoder = family.encoder(features, model)
+    with seed_draws(seed, owner, name):
+        encoder = family.make_encoder(features, model)
         encoder = encoder.code if isinstance(encoder, Enriched) else encoder
-        decoder = family.decoder(output_shape(encoder, features), features, model)
+        decoder = family.make_decoder(output_shape(encoder, features), features, model)
     network = Autoencoder(encoder, decoder)
     network.to(compute.device, compute.dtype)
     return network
@@ -116,7 +116,7 @@ def fit_autoencoder(
     *,
     owner: str,
     seed: int,
-    resembled: Resembled | None = None,
+    resembled: TargetCodes | None = None,
 ) -> int:
     """Train until the loss on held-out rows has not fallen for `patience` epochs; take the best.
 
@@ -128,7 +128,7 @@ def fit_autoencoder(
     if len(features_NF) < 2:
         raise ModelError(f"{owner}: an autoencoder takes two rows or more, got {len(features_NF)}")
     loss = _Loss(network, features_NF, settings, resembled)
-    draw = seeded(seed, owner, "autoencoder").on()
+    draw = seed_draws(seed, owner, "autoencoder").get_generator()
     order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
     held = max(1, round(settings.held_out * len(order_N)))
     held_V = order_N[:held]
@@ -168,7 +168,7 @@ class _Loss:
         network: Autoencoder,
         features_NF: Tensor,
         settings: DistillationSettings,
-        resembled: Resembled | None,
+        resembled: TargetCodes | None,
     ) -> None:
         self._network = network
         self._features_NF = features_NF
@@ -254,7 +254,7 @@ def encoder_quality(
     )
     known_N = labels_N != UNLABELLED
     columns, codes = (
-        cross_validated(
+        cross_validate_scores(
             values_NF[known_N], labels_N[known_N], folds=folds, seed=seed, scores=(score,)
         )[score]
         for values_NF in (features_NF, codes_ND.cpu())
@@ -278,13 +278,13 @@ def own_codes(
     diverged.
     """
     shape = tuple(features_NF.shape[1:])
-    placed_NF = compute.place(features_NF)
+    placed_NF = compute.move_tensor(features_NF)
     network = new_autoencoder(owner, "g3", model, shape, seed=seed, compute=compute)
     epochs = fit_autoencoder(network, placed_NF, settings, owner=f"{owner} student", seed=seed)
-    return network.codes(placed_NF), epochs
+    return network.encode_rows(placed_NF), epochs
 
 
-def cross_validated(
+def cross_validate_scores(
     values_NF: Tensor,
     labels_N: Tensor,
     *,

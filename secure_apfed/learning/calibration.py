@@ -36,7 +36,7 @@ def is_rare(labels_n: Integers, share: float, *, classes: int = 2) -> bool:
     return classes == 2 and 0 < counts_K.min() < share * counts_K.sum()
 
 
-def in_deviations(scores: Floats, others_N: Floats) -> Floats:
+def standardise_scores(scores: Floats, others_N: Floats) -> Floats:
     """Return scores about the mean of others, in their standard deviations; zeros if all are
     alike.
     """
@@ -55,17 +55,17 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
         return _USUAL
     rate = float(labels_n.mean())
 
-    def loss(theta: Floats) -> float:
+    def compute_loss(theta: Floats) -> float:
         z_n = theta[0] * scores_n + theta[1]
         misfit = np.logaddexp(0, z_n) - labels_n * z_n
         return float(misfit.sum() + ((theta[0] - _USUAL) / _SPREAD) ** 2 / 2)
 
     start = np.array([_USUAL, scipy.special.logit(rate)])
-    slope = scipy.optimize.minimize(loss, start, method="L-BFGS-B").x[0]
+    slope = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B").x[0]
     return float(np.clip(slope, _LEAST, _MOST))
 
 
-def _offset(z_N: Floats, rate: float) -> float:
+def _solve_offset(z_N: Floats, rate: float) -> float:
     """Return the offset with which the mean probability of these log-odds is the rate."""
     far = _FARTHEST + float(np.abs(z_N).max())
     expit = scipy.special.expit
@@ -73,16 +73,16 @@ def _offset(z_N: Floats, rate: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straight:
+class PlattLine:
     """A line from scores to log-odds: slope times score plus offset."""
 
     slope: float
     offset: float
 
     @classmethod
-    def of(
+    def from_scores(
         cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, others: Floats, *, rate: float
-    ) -> "Straight":
+    ) -> "PlattLine":
         """Calibrate a model by what others say of rows that they had not seen.
 
         Applied to what it calibrated it changes nothing but by rounding.
@@ -98,5 +98,5 @@ class Straight:
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
         by = slope / deviation
-        offset = _offset(slope * others, rate) - by * float(scores_N.mean())
+        offset = _solve_offset(slope * others, rate) - by * float(scores_N.mean())
         return cls(slope=by, offset=offset)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.seeds import draws_nothing, may_draw, seeded
+from secure_apfed.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)
@@ -59,22 +59,22 @@ class Compute:
     autocast: bool = False
 
     @classmethod
-    def of(cls, train: TrainSettings) -> "Compute":
+    def from_settings(cls, train: TrainSettings) -> "Compute":
         """Read the settings; "auto" takes the GPU where there is one. Raises ConfigError: a GPU is
         asked for and there is none.
         """
         dtype = torch.float64 if train.precision == "float64" else torch.float32
         return cls(find_device(train.device), dtype, train.precision == "bfloat16")
 
-    def place(self, values: Tensor) -> Tensor:
+    def move_tensor(self, values: Tensor) -> Tensor:
         """Move to the device; floating-point values take the dtype."""
         return values.to(self.device, self.dtype if values.is_floating_point() else None)
 
     @contextmanager
-    def forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
+    def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
         """Run a step's networks with their precision and, where they draw, reproducible dropout."""
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
-        with nullcontext() if seed is None else seeded(seed, *purpose), autocast:
+        with nullcontext() if seed is None else seed_draws(seed, *purpose), autocast:
             yield
 
 
@@ -122,7 +122,7 @@ def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
     return task + (gradient_A * z_A).sum()
 
 
-def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
+def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
     """Return the optimizer without torch's compiler, which takes a second to load.
 
     It cannot be pickled, nor used with `differentiable`. Its steps call no hooks, which take half
@@ -136,9 +136,9 @@ def eager(kind: type[OptimizerT]) -> type[OptimizerT]:
 
 
 _OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": partial(eager(torch.optim.SGD), foreach=True),
-    "adam": partial(eager(torch.optim.Adam), fused=True),
-    "adamw": partial(eager(torch.optim.AdamW), fused=True),
+    "sgd": partial(make_eager_class(torch.optim.SGD), foreach=True),
+    "adam": partial(make_eager_class(torch.optim.Adam), fused=True),
+    "adamw": partial(make_eager_class(torch.optim.AdamW), fused=True),
 }
 
 
@@ -178,7 +178,7 @@ class Descent:
             self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
         )
 
-    def begin(self) -> None:
+    def zero_grad(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -213,15 +213,15 @@ class Descent:
         return {
             key: value
             for name, state in {**states, _MOMENTS: moments}.items()
-            for key, value in prefixed(name, state).items()
+            for key, value in add_prefix(name, state).items()
         } | {_DONE: torch.tensor(self._done)}
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for name, module in self._modules.items():
-            module.load_state_dict(without_prefix(name, tensors))
+            module.load_state_dict(remove_prefix(name, tensors))
         self._done = int(tensors[_DONE])
         moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in without_prefix(_MOMENTS, tensors).items():
+        for key, value in remove_prefix(_MOMENTS, tensors).items():
             index, _, name = key.partition(".")
             moments.setdefault(int(index), {})[name] = value.clone()
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
@@ -237,21 +237,21 @@ class Trainer(Descent):
     def __init__(
         self, owner: str, modules: Mapping[str, nn.Module], *, train: TrainSettings, seed: int
     ) -> None:
-        compute = Compute.of(train)
+        compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
         super().__init__(owner, modules, train)
         self.compute = compute
         self._seed = seed
         draws = any(map(may_draw, modules.values()))
-        self.forward_pass = partial(compute.forward, seed if draws else None, owner)
+        self.forward_pass = partial(compute.prepare_forward, seed if draws else None, owner)
 
     def set_training(self, training: bool) -> None:
         for module in self._modules.values():
             module.train(training)
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def evaluation_mode(self) -> Iterator[None]:
         """Run networks within without dropout."""
         self.set_training(False)
         try:
@@ -260,12 +260,12 @@ class Trainer(Descent):
             self.set_training(True)
 
 
-def prefixed(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with `name.` before each of their names; unchanged under an empty name."""
     return {f"{name}.{key}" if name else key: value for key, value in tensors.items()}
 
 
-def without_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def remove_prefix(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that `prefixed` put under `name`, by their own names again."""
     prefix = f"{name}." if name else ""
     return {key.removeprefix(prefix): v for key, v in tensors.items() if key.startswith(prefix)}

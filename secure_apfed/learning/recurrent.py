@@ -19,14 +19,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
-from secure_apfed.learning.descent import Compute, eager
-from secure_apfed.models import SequenceEncoder, encoder_and_head, require_bounded
-from secure_apfed.seeds import seeded
+from secure_apfed.learning.descent import Compute, make_eager_class
+from secure_apfed.models import SequenceEncoder, check_layer_size, encoder_and_head
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.training import ModelSettings
 
 _Floats = NDArray[np.float64]
 
-_RMSPROP = eager(torch.optim.RMSprop)
+_RMSPROP = make_eager_class(torch.optim.RMSprop)
 _ACROSS = 64
 _BATCH_SIZE = 128
 """FedMV, section 8.2."""
@@ -98,11 +98,11 @@ class SequenceViews:
         Raises:
             ModelError: rows are not of the sequences in `model`; DataError: a row is no sequence.
         """
-        with seeded(seed, owner, "networks"):
+        with seed_draws(seed, owner, "networks"):
             encoder, _ = encoder_and_head(model, tuple(features_N.shape[1:]), classes)
             assert isinstance(encoder, SequenceEncoder)
             size = 2 * model.representation_size
-            require_bounded(size * len(encoder.sequences), classes)
+            check_layer_size(size * len(encoder.sequences), classes)
             heads = nn.ModuleList(nn.Linear(size, classes, bias=False) for _ in encoder.sequences)
         require_sequences(features_N, encoder.sequences, owner=owner)
         if labels_N is None:
@@ -121,13 +121,13 @@ class SequenceViews:
 
     def learn_from(self, features_N: Tensor, targets_N: Tensor) -> None:
         """Take other rows to learn from; see the class."""
-        self._features_N = self._compute.place(features_N)
-        self._targets_N = self._compute.place(targets_N)
+        self._features_N = self._compute.move_tensor(features_N)
+        self._targets_N = self._compute.move_tensor(targets_N)
 
     @torch.no_grad()
-    def states(self, features_B: Tensor) -> list[Tensor]:
+    def compute_states(self, features_B: Tensor) -> list[Tensor]:
         """Return the GRUs' last states of these rows, (B, 2 D), by view."""
-        return self.encoder.parts(self._compute.place(features_B))
+        return self.encoder.encode_views(self._compute.move_tensor(features_B))
 
     @property
     def weights(self) -> _Floats:
@@ -155,9 +155,9 @@ class SequenceViews:
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)
         self._network.train()
-        with seeded(self._seed, self._owner, "recurrent", step):
-            for rows_B in self._batches():
-                loss = self._loss(rows_B)
+        with seed_draws(self._seed, self._owner, "recurrent", step):
+            for rows_B in self._draw_batches():
+                loss = self._compute_loss(rows_B)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
@@ -165,15 +165,15 @@ class SequenceViews:
         self._network.eval()
         return float(np.mean(losses)) if losses else 0.0
 
-    def _batches(self) -> Iterator[Tensor]:
+    def _draw_batches(self) -> Iterator[Tensor]:
         rows = len(self._targets_N)
         for _ in range(self._training.epochs if rows else 0):
             yield from torch.randperm(rows).split(self._training.batch_size)
 
-    def _loss(self, rows_B: Tensor) -> Tensor:
+    def _compute_loss(self, rows_B: Tensor) -> Tensor:
         """Return the sum of each view's own cross-entropy: no view's GRU reads another's loss."""
         targets_B = self._targets_N[rows_B]
-        parts = self.encoder.parts(self._features_N[rows_B])
+        parts = self.encoder.encode_views(self._features_N[rows_B])
         dropped = [F.dropout(part, self._training.dropout) for part in parts]
         losses = [
             F.cross_entropy(head(part), targets_B)

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.exchange import Envelope, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.measured import check_graph, check_guard
@@ -166,7 +166,7 @@ class Releases:
             self._check_due = False
         repeats_B = self.guard.repeats(rows)
         z_B = self.guard.release(h_B.flatten(1), step=step, rows=rows).reshape(h_B.shape)
-        payload = pack({"rows": rows, "z": z_B})
+        payload = pack_tensors({"rows": rows, "z": z_B})
         digest = hashlib.sha256(payload).digest()
         if count is not None:
             count(digest)
@@ -199,7 +199,7 @@ class ContributionNoise:
         """
         self.ledger.charge(step=step, rows=known_B, digest=digest)
         self.ledger.sync()  # a session after a power failure would not draw this noise again
-        return self._noise.integers(shape, self._deviation, step=step, digest=digest)
+        return self._noise.draw_integers(shape, self._deviation, step=step, digest=digest)
 
 
 @cache
@@ -209,13 +209,15 @@ def representation_specs(terms: RepresentationTerms) -> Mapping[str, TensorSpec]
     return {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(dtype, (None, *terms.shape))}
 
 
-def read_representations(
+def parse_representations(
     envelope: Envelope, terms: RepresentationTerms, *, aligned: int, minimum: int
 ) -> tuple[Tensor, Tensor]:
     """Parse and check a batch of representations; returns rows (B,) and z (B, *shape). Raises
     RemoteProtocolError: anything that the contract does not allow.
     """
-    tensors, _ = unpack(envelope.payload, representation_specs(terms), sender=envelope.sender)
+    tensors, _ = unpack_tensors(
+        envelope.payload, representation_specs(terms), sender=envelope.sender
+    )
     rows_B = tensors["rows"]
     z_BD = tensors["z"]
     if len(rows_B) != len(z_BD):

@@ -38,7 +38,7 @@ _START = (1.0, 0.3)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Judges:
+class ValidationRows:
     """The labelled rows that measure what votes are worth.
 
     Attributes:
@@ -83,12 +83,12 @@ class Help:
         return self.gain > self.deviation and self.learnt >= 0
 
     @property
-    def used(self) -> bool:
+    def is_in_use(self) -> bool:
         """True if the finished model learnt from votes."""
         return self.always or self.averaged or self.is_sure
 
     def __str__(self) -> str:
-        said = "always used" if self.always else "used" if self.used else "not used"
+        said = "always used" if self.always else "used" if self.is_in_use else "not used"
         if self.averaged:
             said = "averaged with the best three local models"
         if not self.rows:
@@ -103,10 +103,10 @@ class Help:
         return told
 
 
-def pooled(
+def pool_opinions(
     read_UK: Floats,
     own_UK: Floats,
-    judges: Judges,
+    judges: ValidationRows,
     frequencies: Floats,
     *,
     seed: int,
@@ -135,7 +135,7 @@ def pooled(
     votes_UK /= size if size > 0 else 1.0
     log_f_K, labels_n = np.log(frequencies), len(judges.labels)
 
-    def evidence(own_BK: Floats) -> Floats:
+    def compute_evidence(own_BK: Floats) -> Floats:
         """Return log p / f; a model that is sure of everything is only as sure as its labels
         allow.
         """
@@ -143,12 +143,12 @@ def pooled(
         floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
 
-    pool = _Pool(log_f_K, evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
-    judged = pool.judged(seed, right=read_UK[judges.places].argmax(1))
+    pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
+    judged = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
     found = replace(judged, always=always)
-    told = pool.fitted(pool.every) if labels_n else _START
-    a, b = told if found.used else (1.0, 0.0)
-    return np.exp(pool.log_q(evidence(own_UK), votes_UK, a, b)), found
+    told = pool.fit_weights(pool.every) if labels_n else _START
+    a, b = told if found.is_in_use else (1.0, 0.0)
+    return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), found
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,28 +170,28 @@ class _Pool:
         scores_BK = self.log_f_K + a * own_BK + b * votes_BK
         return np.asarray(scipy.special.log_softmax(scores_BK, axis=1))
 
-    def likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
+    def compute_log_likelihood(self, rows_B: Integers, a: float, b: float) -> Floats:
         """Return log q of these rows' own labels, (B,)."""
         log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
-    def fitted(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
+    def fit_weights(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
         """Return the most likely a and b for these rows; alone: b is 0."""
 
-        def loss(ab: Floats) -> float:
+        def compute_loss(ab: Floats) -> float:
             a, b = map(float, ab)
             prior = ((a - 1) / _OF_ONESELF) ** 2 + (b / _OF_VOTES) ** 2
-            return prior / 2 - float(self.likelihood(rows_B, a, b).sum())
+            return prior / 2 - float(self.compute_log_likelihood(rows_B, a, b).sum())
 
         most_a, most_b = _MOST
         start = (1.0, 0.0) if alone else _START
         most = 0.0 if alone else most_b
         bounds = [(0.0, most_a), (0.0, most)]
-        found = scipy.optimize.minimize(loss, start, method="L-BFGS-B", bounds=bounds)
+        found = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B", bounds=bounds)
         a, b = map(float, found.x)
         return a, b
 
-    def judged(self, seed: int, *, right: Integers) -> Help:
+    def measure_help(self, seed: int, *, right: Integers) -> Help:
         """Measure what votes add on rows that took no part in weighing them.
 
         `right`: the classes that votes name.
@@ -201,9 +201,11 @@ class _Pool:
         gain_J = np.zeros(rows)
         for part in (order[first::_PARTS] for first in range(_PARTS if rows >= _PARTS else 0)):
             rest = np.setdiff1d(order, part)
-            both = self.fitted(rest)
-            alone = self.fitted(rest, alone=True)
-            gain_J[part] = self.likelihood(part, *both) - self.likelihood(part, *alone)
+            both = self.fit_weights(rest)
+            alone = self.fit_weights(rest, alone=True)
+            gain_J[part] = self.compute_log_likelihood(part, *both) - self.compute_log_likelihood(
+                part, *alone
+            )
         judge = rows >= _PARTS
         named = (self.log_f_K + self.own_JK).argmax(1)
         return Help(
@@ -238,19 +240,19 @@ def fit_linear(
     rest_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
     if len(rest_V) and len(labelled_n):
-        truth_nK, fitted = targets_UK[labelled_n], _ridge(phi_UD, targets_UK, rest_V)
+        truth_nK, fitted = targets_UK[labelled_n], _fit_ridge(phi_UD, targets_UK, rest_V)
         phi_nD = phi_UD[labelled_n].astype(np.float64)
 
-        def error(strength: float) -> float:
+        def compute_error(strength: float) -> float:
             return float(((phi_nD @ fitted(strength) - truth_nK) ** 2).mean())
 
-        strength = min(_STRENGTHS, key=error)
-    weights_DK = _ridge(phi_UD, targets_UK, taught_V)(strength)
+        strength = min(_STRENGTHS, key=compute_error)
+    weights_DK = _fit_ridge(phi_UD, targets_UK, taught_V)(strength)
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(weights_DK.T))
 
 
-def _ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
+def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
     """Return the ridge regression of these rows by strength; rows are copied a block at a time."""
     size = phi_UD.shape[1]
     gram_DD, moment_DK = np.zeros((size, size)), np.zeros((size, targets_UK.shape[1]))
@@ -280,14 +282,14 @@ class SoftTrainer(Trainer):
     ) -> None:
         super().__init__(owner, dict(networks.named_children()), train=train, seed=seed)
         self.networks = networks
-        self.features_N = self.compute.place(features_N)
+        self.features_N = self.compute.move_tensor(features_N)
         self._loss = loss
 
-    def learn(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
-        self.begin()
+    def train_batch(self, step: int, rows_B: Tensor, targets_BK: Tensor) -> float:
+        self.zero_grad()
         with self.forward_pass(step):
             scores_BK, _ = self.networks(self.features_N[rows_B.to(self.compute.device)], None)
-        loss = self._loss(scores_BK.to(self.compute.dtype), self.compute.place(targets_BK))
+        loss = self._loss(scores_BK.to(self.compute.dtype), self.compute.move_tensor(targets_BK))
         loss.backward()
         self.step()
         return loss.item()

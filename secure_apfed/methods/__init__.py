@@ -26,26 +26,26 @@ from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSett
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
 from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
 from secure_apfed.methods.method import (
-    Helper,
-    Learner,
+    ActiveRole,
+    HelperRole,
     Method,
-    Own,
-    PartyState,
+    PartyCheckpoint,
+    PartyContext,
+    PartySecrets,
     Role,
-    Secrets,
-    Steps,
+    StepCounter,
 )
 from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
-    Course,
     Session,
     Simulation,
-    Start,
-    assist,
-    lead,
+    SimulationInputs,
+    TrainingLoop,
+    assign_roles,
     new_session,
-    roles_of,
-    train,
+    run_helper,
+    start_active,
+    train_epochs,
 )
 from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
@@ -57,26 +57,26 @@ from secure_apfed.settings.run import RunSettings
 __all__ = [
     "ALONE",
     "METHODS",
-    "Course",
-    "Helper",
-    "Learner",
+    "ActiveRole",
+    "HelperRole",
     "Method",
-    "Own",
-    "PartyState",
+    "PartyCheckpoint",
+    "PartyContext",
+    "PartySecrets",
     "Role",
-    "Secrets",
     "Session",
     "Simulation",
-    "Start",
-    "Steps",
-    "assist",
+    "SimulationInputs",
+    "StepCounter",
+    "TrainingLoop",
+    "assign_roles",
     "fresh_secrets",
-    "lead",
     "method_settings",
     "new_session",
     "open_session",
-    "roles_of",
-    "train",
+    "run_helper",
+    "start_active",
+    "train_epochs",
 ]
 
 METHODS: Mapping[str, Method] = {
@@ -103,7 +103,7 @@ METHODS: Mapping[str, Method] = {
 
 
 ALONE: MethodSettings = next(
-    method.declared for method in METHODS.values() if not method.settings.has_passives
+    method.public_facts for method in METHODS.values() if not method.settings.has_passives
 )
 """The method in which the active trains by itself."""
 
@@ -143,5 +143,5 @@ def open_session(
     """
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}
-    start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
+    start = SimulationInputs(config=config, data=data, secrets=secrets, alignment=alignment)
     return Simulation(METHODS[config.method.name], start)

@@ -22,8 +22,8 @@ from secure_apfed.defences import DEFENCES, GradientDefence, gradient_defences
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.methods.method import Keeper, Own, Secrets
-from secure_apfed.methods.terms import asked_of, clip_of, make_sum, objective_of
+from secure_apfed.methods.method import CheckpointStore, PartyContext, PartySecrets
+from secure_apfed.methods.terms import clip_of, derive_limits, make_sum, objective_of
 from secure_apfed.models import Shape
 from secure_apfed.names import UPDATES, ReleaseFigure, log_file
 from secure_apfed.objectives import OBJECTIVES
@@ -49,13 +49,13 @@ def fresh_secrets(
     name: str,
     *,
     identity: Identity | None = None,
-    keeper: Keeper | None = None,
+    keeper: CheckpointStore | None = None,
     logs: Path | None = None,
-) -> Secrets:
+) -> PartySecrets:
     """Return the secrets of a party that begins: fresh ones, or those the configuration derives."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
-    return Secrets(
+    return PartySecrets(
         identity=identity or fresh_identity(),
         noise_key=fresh_key() if config.guard.noise == "secret" else derived,
         seed=seed if config.party_seeds == "secret" else config.seed,
@@ -64,19 +64,19 @@ def fresh_secrets(
     )
 
 
-def guard_for(own: Own) -> RepresentationGuard:
+def guard_for(own: PartyContext) -> RepresentationGuard:
     """Return the guard of one party that releases representations, for as often as it is asked."""
     config = own.config
     return make_guard(
         config.guard,
         delta=config.delta,
-        releases=asked_of(config).releases,
+        releases=derive_limits(config).releases,
         key=own.secrets.noise_key,
     )
 
 
 def open_ledger(
-    own: Own,
+    own: PartyContext,
     name: str,
     mechanism: Mechanism | SummedRelease | VoteResponse,
     *,
@@ -96,11 +96,11 @@ def open_ledger(
         figure=figure,
     )
     if own.secrets.keeper is not None:
-        own.secrets.keeper.opened(name, ledger)
+        own.secrets.keeper.register_ledger(name, ledger)
     return ledger
 
 
-def require_no_releases(own: Own) -> None:
+def require_no_releases(own: PartyContext) -> None:
     """Refuse to begin anew over logs: a new alignment puts other people at the places they count.
     Raises CheckpointError: one holds a release.
     """
@@ -118,7 +118,7 @@ def require_no_releases(own: Own) -> None:
         )
 
 
-def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
+def ledger_for(own: PartyContext, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
     return open_ledger(
         own,
         own.name,
@@ -129,7 +129,7 @@ def ledger_for(own: Own, guard: RepresentationGuard, *, aligned: int) -> Privacy
     )
 
 
-def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | None:
+def private_updates(own: PartyContext, guard: RepresentationGuard) -> PrivateUpdates | None:
     """Return what makes this party's updates private, one an epoch for each of its rows, or None.
 
     `guard`: of its representations, whose releases share the budget. Raises ConfigError: the
@@ -149,7 +149,9 @@ def private_updates(own: Own, guard: RepresentationGuard) -> PrivateUpdates | No
             settings.epsilon,
             delta,
             release=guard.mechanism(),
-            releases=guard.planned(epochs) if config.method.representations_from == "active" else 0,
+            releases=guard.count_charges(epochs)
+            if config.method.representations_from == "active"
+            else 0,
             updates=epochs,
         )
     gradient_guard = GradientGuard(
@@ -179,7 +181,7 @@ def whole_training(
     )
 
 
-def defences_of(own: Own, released: Released) -> tuple[GradientDefence, ...]:
+def defences_of(own: PartyContext, released: Released) -> tuple[GradientDefence, ...]:
     """Return this party's defences of gradients that it sends, as the run's settings say."""
     key = derive_key(own.secrets.noise_key, b"secure-apfed defences v1")
     return gradient_defences(
@@ -213,13 +215,13 @@ def sum_and_noise(
     """
     parts = config, session, active, passives
     quiet = make_sum(*parts)
-    noise = config.method.noise(config)
+    noise = config.method.find_noise(config)
     if noise is None:
         return quiet, None
     if clip_of(config) is None:
         raise ConfigError("secure_sum.noise needs a bound on rows: give secure_sum.clip, as 1.0")
     # Under recoverable masks a sum may lack some passives, and with them their noise.
-    least = quiet.parameters().get("threshold", len(passives))
+    least = quiet.list_parameters().get("threshold", len(passives))
     assert isinstance(least, int)
     honest = least - config.colluders
     if honest < 1:
@@ -227,31 +229,31 @@ def sum_and_noise(
             f"colluders: {config.colluders} of the {least} passives that a sum "
             "needs leave no honest one whose noise would count"
         )
-    steps = _steps(config, noise, passives, shape, honest)
+    steps = _calibrate_steps(config, noise, passives, shape, honest)
     return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
 
 
-def agreed_sum(own: Own, session: str, shape: Shape) -> dict[str, Any]:
+def describe_sum(own: PartyContext, session: str, shape: Shape) -> dict[str, Any]:
     """Return the public parameters of the sum of this session's passives, for their contract."""
     config = own.config
     secure_sum, plan = sum_and_noise(config, session, own.active, own.passives, shape)
     settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
     settings["bits"] = secure_sum.agreement.bits  # derived where the settings say none
-    noise = config.method.noise(config)
+    noise = config.method.find_noise(config)
     if plan is not None and noise is not None:
         settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
-    return {**secure_sum.parameters(), **settings}
+    return {**secure_sum.list_parameters(), **settings}
 
 
 def contribution_noise(
-    own: Own, shape: Shape, *, plan: NoisePlan | None, aligned: int
+    own: PartyContext, shape: Shape, *, plan: NoisePlan | None, aligned: int
 ) -> ContributionNoise | None:
     """Return a passive's noise and its account; None if none is agreed."""
     config = own.config
-    noise = config.method.noise(config)
+    noise = config.method.find_noise(config)
     if noise is None or plan is None:
         return None
-    release = summed_release(config, own.name, shape, plan)
+    release = make_sum_release(config, own.name, shape, plan)
     ledger = open_ledger(
         own,
         own.name,
@@ -267,32 +269,32 @@ def contribution_noise(
     )
 
 
-def summed_release(
+def make_sum_release(
     config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
 ) -> SummedRelease:
     """Return the privacy cost of one sum to a person at this passive."""
     return SummedRelease(
         deviation=plan.steps,
         honest=plan.honest,
-        sensitivity=_sensitivity(config, passive, shape),
-        numbers=_numbers(config, shape),
+        sensitivity=_compute_sensitivity(config, passive, shape),
+        numbers=_count_numbers(config, shape),
     )
 
 
-def _steps(
+def _calibrate_steps(
     config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
 ) -> int:
     if noise.epsilon is not None:
         return calibrate_noise(
             epsilon=noise.epsilon,
             delta=config.delta,
-            releases=asked_of(config).releases,
+            releases=derive_limits(config).releases,
             honest=honest,
-            sensitivity=max(_sensitivity(config, passive, shape) for passive in passives),
-            numbers=_numbers(config, shape),
+            sensitivity=max(_compute_sensitivity(config, passive, shape) for passive in passives),
+            numbers=_count_numbers(config, shape),
         )
     assert noise.sigma is not None
-    quantiser = _quantiser(config)
+    quantiser = _make_quantiser(config)
     steps = math.ceil(noise.sigma / quantiser.clip_norm * quantiser.levels)
     if steps > MAX_DEVIATION:
         raise ConfigError(
@@ -302,13 +304,13 @@ def _steps(
     return steps
 
 
-def _numbers(config: RunSettings, shape: Shape) -> int:
+def _count_numbers(config: RunSettings, shape: Shape) -> int:
     """Return how many numbers of a contribution one person may move."""
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 
-def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
+def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     """Return how far one person's features move this passive's contribution, in steps.
 
     If neither the objective nor a defence mixes rows, one row moves; else all rows of the batch.
@@ -316,7 +318,7 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
     the labeller held fixed.
     """
     if config.method.opens_votes:
-        quantiser = _quantiser(config)
+        quantiser = _make_quantiser(config)
         return distance_in_steps(
             steps=quantiser.levels / quantiser.clip_norm,
             numbers=math.prod(shape),
@@ -324,19 +326,19 @@ def _sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
         )
     if config.method.sums_representations:
         return sensitivity_in_steps(
-            levels=_quantiser(config).levels, columns=math.prod(shape), rows=1
+            levels=_make_quantiser(config).levels, columns=math.prod(shape), rows=1
         )
     kinds = (DEFENCES[choice.kind] for choice in config.defences)
     defended = any("contributions" in kind.protects for kind in kinds)
     row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and not defended
     return sensitivity_in_steps(
-        levels=_quantiser(config).levels,
+        levels=_make_quantiser(config).levels,
         columns=math.prod(shape),
         rows=1 if row_wise else config.train.batch_size,
     )
 
 
-def _quantiser(config: RunSettings) -> FixedPoint:
+def _make_quantiser(config: RunSettings) -> FixedPoint:
     clip = clip_of(config)
     assert clip is not None
     return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributors=1)

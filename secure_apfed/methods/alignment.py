@@ -26,21 +26,29 @@ from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.ecdh import EcdhIntersection
 from apfed_protocols.psi.interface import Aligner, SetIntersection
 from apfed_protocols.randomness import random_permutation
-from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.over_links import (
     ProgressTo,
     align_hub,
     align_member,
-    relaying,
+    relay_signs,
     signs_of_alignment,
 )
 from secure_apfed.alignment.overlap import CommonPeople, describe_common
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import DataError, FewRowsWarning, UnmatchedIdsWarning
-from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack_tensors,
+    unpack_tensors,
+)
 from secure_apfed.intervals import FEWEST_POSITIVES, FEWEST_ROWS
 from secure_apfed.learning.calibration import SKEWED
-from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own
+from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, PartyContext
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.tasks import Regression
@@ -77,13 +85,13 @@ def needs_dealer(settings: AlignmentSettings) -> bool:
     return SET_INTERSECTIONS[settings.backend].needs_dealer
 
 
-async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
+async def align_as_active(own: PartyContext, links: Links, session: str) -> Tensor:
     """Return the row of its own table at each position, (U,). Raises DataError: IDs that cannot be
     aligned; IntersectionTooSmallError: fewer common IDs than agreed, in `pairwise` of any pair.
     """
     shared = [
         await _intersect_as_active(own, links, members, name)
-        for name, members in _intersections(own, session)
+        for name, members in _list_intersections(own, session)
     ]
     if own.config.alignment.mode == "all":
         return torch.cat(shared)  # of the one intersection
@@ -93,21 +101,23 @@ async def align_as_active(own: Own, links: Links, session: str) -> Tensor:
     position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
     position_N[rows_U] = torch.arange(len(rows_U))
     for passive, rows_P in zip(own.passives, shared, strict=True):
-        payload = pack({"positions": position_N[rows_P]}, {"total": len(rows_U)})
+        payload = pack_tensors({"positions": position_N[rows_P]}, {"total": len(rows_U)})
         links.send(passive, Kind.ALIGNMENT, BEFORE_TRAINING, payload)
     return rows_U
 
 
-async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
+async def align_as_passive(own: PartyContext, links: Links, session: str) -> Tensor:
     """Return the row of its own table at each position, (U,), -1 where it has none.
 
     Raises: as `align_as_active`.
     """
     settings = own.config.alignment
     ((name, members),) = [
-        (name, members) for name, members in _intersections(own, session) if own.name in members
+        (name, members)
+        for name, members in _list_intersections(own, session)
+        if own.name in members
     ]
-    if _in_buckets(settings):
+    if _uses_buckets(settings):
         rows = await align_member(
             links,
             own.active,
@@ -115,14 +125,14 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
             settings,
             members=members,
             session=name,
-            folder=_folder(own, members),
+            folder=_choose_folder(own, members),
         )
         rows_P = torch.from_numpy(rows)
     else:
-        protocol = _protocol(own, links, name)
+        protocol = _make_protocol(own, links, name)
         ids = canonical_ids(own.name, own.data.table.ids, settings)
-        member = protocol.member(own.name, own.active, ids)
-        rows_P = await _converse(links, member, own, (own.active,), most=protocol.longest)
+        member = protocol.make_member(own.name, own.active, ids)
+        rows_P = await _run_aligner(links, member, own, (own.active,), most=protocol.longest)
     if settings.mode == "all":
         return rows_P
     message = await links.receive(
@@ -132,7 +142,7 @@ async def align_as_passive(own: Own, links: Links, session: str) -> Tensor:
     return place_rows(message, rows_P, most=settings.maximum_ids, row_bytes=row_bytes)
 
 
-def describe_people(own: Own, rows_U: Tensor) -> CommonPeople:
+def describe_people(own: PartyContext, rows_U: Tensor) -> CommonPeople:
     """Return how many of its people a party found at the others, with (U,) rows of its table.
 
     Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
@@ -145,12 +155,14 @@ def describe_people(own: Own, rows_U: Tensor) -> CommonPeople:
     return found
 
 
-async def deal(own: Own, links: Links, session: str) -> None:
+async def deal_randomness(own: PartyContext, links: Links, session: str) -> None:
     """Run the dealer's side: send the randomness for each intersection."""
-    for name, members in _intersections(own, session):
-        protocol = _protocol(own, links, name)
-        dealer = protocol.dealer(own.active, members)
-        await links.converse(Kind.ALIGNMENT, dealer, (own.active, *members), most=protocol.longest)
+    for name, members in _list_intersections(own, session):
+        protocol = _make_protocol(own, links, name)
+        dealer = protocol.make_dealer(own.active, members)
+        await links.run_conversation(
+            Kind.ALIGNMENT, dealer, (own.active, *members), most=protocol.longest
+        )
         for member in members:
             links.send(member, Kind.READY, BEFORE_TRAINING)
     # Who says that it is done may leave: nobody waits for it any more.
@@ -163,18 +175,18 @@ async def next_dealt(links: Links) -> Envelope:
     return await links.receive(DEALER, Kind.DEALT) if message.kind is Kind.READY else message
 
 
-def _intersections(own: Own, session: str) -> list[tuple[str, Sequence[str]]]:
+def _list_intersections(own: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
     """Return session and members of each intersection that the active holds."""
     if own.config.alignment.mode == "all":
         return [(session, own.passives)]
     return [(f"{session} {passive}", (passive,)) for passive in own.passives]
 
 
-def _in_buckets(settings: AlignmentSettings) -> bool:
+def _uses_buckets(settings: AlignmentSettings) -> bool:
     return issubclass(SET_INTERSECTIONS[settings.backend], EcdhIntersection)
 
 
-def _folder(own: Own, members: Sequence[str]) -> Path | None:
+def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:
     """Return the folder of this intersection while it is unfinished; None: nothing is stored."""
     if own.secrets.logs is None:
         return None
@@ -189,47 +201,47 @@ def forget_alignment(logs: Path) -> None:
         shutil.rmtree(folder)
 
 
-def allow_signs(own: Own, links: Links) -> None:
+def allow_signs(own: PartyContext, links: Links) -> None:
     """Take as many signs of life of each peer as the settings of the alignment allow."""
     peers = [name for name in own.known if name != own.name]
     most = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
-    links.signs.allow(dict.fromkeys(peers, most))
+    links.signs.set_limits(dict.fromkeys(peers, most))
 
 
-def _protocol(own: Own, links: Links, session: str) -> SetIntersection:
+def _make_protocol(own: PartyContext, links: Links, session: str) -> SetIntersection:
     settings = own.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
     progress = ProgressTo(links.signs)
-    return intersection(settings, session=session, dealer=dealer, progress=progress)
+    return make_intersection(settings, session=session, dealer=dealer, progress=progress)
 
 
 async def _intersect_as_active(
-    own: Own, links: Links, members: Sequence[str], session: str
+    own: PartyContext, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
     settings = own.config.alignment
-    if _in_buckets(settings):
+    if _uses_buckets(settings):
         rows = await align_hub(
             links,
             members,
             own.data.table.ids,
             settings,
             session=session,
-            folder=_folder(own, members),
+            folder=_choose_folder(own, members),
         )
         return torch.from_numpy(rows)
     ids = canonical_ids(own.name, own.data.table.ids, settings)
-    protocol = _protocol(own, links, session)
-    hub = protocol.hub(own.name, members, ids)
-    with relaying(links):
-        return await _converse(links, hub, own, members, most=protocol.longest)
+    protocol = _make_protocol(own, links, session)
+    hub = protocol.make_hub(own.name, members, ids)
+    with relay_signs(links):
+        return await _run_aligner(links, hub, own, members, most=protocol.longest)
 
 
-async def _converse(
-    links: Links, aligner: Aligner, own: Own, others: Sequence[str], *, most: int
+async def _run_aligner(
+    links: Links, aligner: Aligner, own: PartyContext, others: Sequence[str], *, most: int
 ) -> Tensor:
     peers = (*others, DEALER) if needs_dealer(own.config.alignment) else tuple(others)
     role: Conversation = aligner
-    await links.converse(Kind.ALIGNMENT, role, peers, most=most)
+    await links.run_conversation(Kind.ALIGNMENT, role, peers, most=most)
     return torch.from_numpy(aligner.rows.copy())
 
 
@@ -244,7 +256,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int 
         this party holds.
     """
     expected = {"positions": TensorSpec(torch.int64, (len(rows_P),))}
-    tensors, meta = unpack(envelope.payload, expected, sender=envelope.sender)
+    tensors, meta = unpack_tensors(envelope.payload, expected, sender=envelope.sender)
     positions_P = tensors["positions"]
     total = meta.get("total")
     most = min(most, MOST_ANNOUNCED_BYTES // (_POSITION_BYTES + row_bytes))
@@ -288,10 +300,10 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     owner = held.table.name
     common = f"the {len(aligned)} common people"
     every = held.labelled_rows
-    learnt = method.labels_learnt(config, held, aligned)
+    learnt = method.find_learnt_labels(config, held, aligned)
     left_out = f" (of {len(every)}; the others are not among {common})"
-    among = left_out if method.declared.aligns else ""
-    taught = _counts(held, learnt)
+    among = left_out if method.public_facts.aligns else ""
+    taught = _count_labels(held, learnt)
     # Passives with labels of their own may know other classes.
     if not config.data.labels_at:
         if not taught:
@@ -302,10 +314,10 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
         if len(taught) < 2:
             raise DataError(
                 f"{owner}: the {len(learnt)} labelled training rows that {method.settings.title} "
-                f"learns from{among} are all {_name(held, taught)}, so there is nothing to learn; "
-                f"{_MORE}"
+                f"learns from{among} are all {_describe_label(held, taught)}, so there is nothing "
+                f"to learn; {_MORE}"
             )
-        lost = set(_counts(held, every)) - set(taught)
+        lost = set(_count_labels(held, every)) - set(taught)
         if lost and config.task != Regression.name:
             few = ", ".join(held.classes[int(label)] for label in sorted(lost))
             warnings.warn(
@@ -314,7 +326,7 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
                 FewRowsWarning,
                 stacklevel=2,
             )
-    tested = method.rows_tested(held, aligned)
+    tested = method.find_testable_rows(held, aligned)
     if not len(held.test_rows):
         return
     asked = 1 if method.settings.predicts_alone else config.rules.minimum_batch
@@ -327,22 +339,23 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
             stacklevel=2,
         )
         return
-    counts = _counts(held, tested)
+    counts = _count_labels(held, tested)
     if config.task == Regression.name:
         return
     if len(counts) < 2:
         raise DataError(
             f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
-            f"{_name(held, counts)}: whoever always says so is always right; {_TEST}"
+            f"{_describe_label(held, counts)}: whoever always says so is always right; {_TEST}"
         )
     _warn_of_few_positives(method, config, held, taught, counts)
     rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda counted: counted[1])
     if rows < (FEWEST_ROWS if len(held.classes) == 2 else 1):
         few = (
-            f"{rows} are {_name(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures say "
-            "little, and their intervals are widened; raise data.test_fraction, or add rows"
+            f"{rows} are {_describe_label(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures "
+            "say little, and their intervals are widened; raise data.test_fraction, or add rows"
         )
-        none = f"none is {_name(held, [rarest])}, so nothing tells how well it is found; {_TEST}"
+        label = _describe_label(held, [rarest])
+        none = f"none is {label}, so nothing tells how well it is found; {_TEST}"
         warnings.warn(
             f"{owner}: of the {len(tested)} rows that {method.settings.title} is tested on "
             f"{few if rows else none}",
@@ -376,21 +389,21 @@ def _warn_of_few_positives(
     if few:
         warnings.warn(
             f"{held.table.name}: {' and '.join(few)} that {method.settings.title} knows are "
-            f"{_name(held, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of it may be "
-            "chance, and so may measures be; read their intervals, or add such rows",
+            f"{_describe_label(held, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of "
+            "it may be chance, and so may measures be; read their intervals, or add such rows",
             FewRowsWarning,
             stacklevel=3,
         )
 
 
-def _counts(held: OwnData, rows: Tensor) -> Counter[float]:
+def _count_labels(held: OwnData, rows: Tensor) -> Counter[float]:
     labels_N = held.table.labels
     assert labels_N is not None
     known = labels_N[rows]
     return Counter(known[known != UNLABELLED].tolist())
 
 
-def _name(held: OwnData, counts: "Counter[float] | list[float]") -> str:
+def _describe_label(held: OwnData, counts: "Counter[float] | list[float]") -> str:
     """Return the first of these labels, as people know it."""
     label = next(iter(counts))
     if held.targets is None:

@@ -38,39 +38,39 @@ from secure_apfed.learning.descent import (
     ActiveNetworks,
     Compute,
     Trainer,
+    add_prefix,
     joint_loss,
-    prefixed,
-    without_prefix,
+    remove_prefix,
 )
 from secure_apfed.learning.release import (
     Released,
     Releases,
     check_spread,
     is_narrow,
-    read_representations,
+    parse_representations,
     spread_of,
 )
 from secure_apfed.learning.votes import fit_linear, last_layer
-from secure_apfed.measures import Scored, balanced_weights, scored_by
+from secure_apfed.measures import Scored, compute_balanced_weights, score_model
 from secure_apfed.methods.accounts import (
-    agreed_sum,
     defences_of,
+    describe_sum,
     guard_for,
     ledger_for,
     private_updates,
     whole_training,
 )
 from secure_apfed.methods.alignment import rows_among
-from secure_apfed.methods.local_models import LocalModels, fit_local_models, restored
+from secure_apfed.methods.local_models import LocalModels, fit_local_models, restore_networks
 from secure_apfed.methods.method import (
-    Agreed,
-    Helper,
-    Learner,
+    ActiveRole,
+    HelperRole,
     Lockstep,
     Method,
-    Own,
-    Steps,
-    learnt_rows,
+    PartyContext,
+    SessionTerms,
+    StepCounter,
+    pick_learnt_rows,
 )
 from secure_apfed.methods.sum_end import (
     ActiveSum,
@@ -99,7 +99,7 @@ from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
 from secure_apfed.rank import count_columns, warn_if_narrow
-from secure_apfed.seeds import draws_nothing, seeded
+from secure_apfed.seeds import draws_nothing, seed_draws
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
@@ -108,7 +108,7 @@ from secure_apfed.settings.training import (
     TrainSettings,
 )
 from secure_apfed.solo import SoloTask
-from secure_apfed.tasks import Classification, Task, scored_rows
+from secure_apfed.tasks import Classification, Task, score_rows
 
 _EVALUATION_ROWS = 1000
 _LOCAL_MODELS = "local models"
@@ -179,7 +179,7 @@ class ApfedActive(SumLearner):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: "ActiveTrainer",
@@ -194,14 +194,14 @@ class ApfedActive(SumLearner):
         self._own = own
         self._releases = releases
         self.kept = {"": trainer, "guard": releases.guard}
-        self.received: Received | None = None
+        self.received: ReceivedSums | None = None
         if sum_end is not None and own.config.train.meets_labels_after:
-            self.received = Received(len(rows))
+            self.received = ReceivedSums(len(rows))
             self.kept = {**self.kept, "received": self.received}
         self._least_spread = max(
             (terms.representation.minimum_spread for terms in contract.passives.values()), default=0
         )
-        self._only = rows if sum_end and not own.config.train.trains_unaligned else None
+        self._only = rows if sum_end and not own.config.train.trains_unaligned_rows else None
         self._people = rows
         self.training_rows = rows_among(own.data.train_rows, self._only)
         self._position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
@@ -212,18 +212,18 @@ class ApfedActive(SumLearner):
         self.ledgers = {**released, **updated}
         self.training = whole_training(own.config, releases.ledger, private)
         guard = releases.guard if sum_end else None
-        self.guarantee = guard.statement() if guard else NOTHING_RELEASED
+        self.guarantee = guard.describe_guarantee() if guard else NOTHING_RELEASED
         if self.training:
-            self.guarantee = self.training.statement(guard)
+            self.guarantee = self.training.describe_guarantee(guard)
         trainer.weigh_classes(self.learnt, len(own.data.classes))
         is_bounded = guard is not None and math.isfinite(guard.mechanism().mu)
         self._check_due = is_bounded or private is not None
 
     @property
     def learnt(self) -> Tensor:
-        return learnt_rows(self, self._own.config)
+        return pick_learnt_rows(self, self._own.config)
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Represent, ask, update (Alg. 1, active client); rows are of its own table.
 
         Raises:
@@ -232,20 +232,20 @@ class ApfedActive(SumLearner):
             RemoteProtocolError: the sum answers something else; nothing is updated then.
         """
         batch, rows_A = self.forward(step, rows_B)
-        released = self.release(batch, rows_A)
+        released = self.release_batch(batch, rows_A)
         if released is None or self.sum is None:
-            return self.trainer.update(batch)
+            return self.trainer.train_on_batch(batch)
         payload = released.payload
         numbers = released.z.flatten(1).shape[1]
-        self.sum.ask(links, Kind.REPRESENTATIONS, step, payload)
-        sum_AD = await self.sum.read(links, step, rows_A, payload, numbers)
-        return self.update(batch, rows_A, released.z, sum_AD)
+        self.sum.send_request(links, Kind.REPRESENTATIONS, step, payload)
+        sum_AD = await self.sum.receive_sum(links, step, rows_A, payload, numbers)
+        return self.train_on_sum(batch, rows_A, released.z, sum_AD)
 
-    def update(self, batch: "Batch", rows_A: Tensor, z_A: Tensor, sum_AD: Tensor) -> float:
+    def train_on_sum(self, batch: "Batch", rows_A: Tensor, z_A: Tensor, sum_AD: Tensor) -> float:
         """Descend on the sum, of rows at these positions; keep it where labels come afterwards."""
         if self.received is not None:
-            self.received.add(rows_A, sum_AD)
-        return self.trainer.update(batch, z_A, sum_AD)
+            self.received.add_sums(rows_A, sum_AD)
+        return self.trainer.train_on_batch(batch, z_A, sum_AD)
 
     def forward(self, step: int, rows_B: Tensor) -> tuple["Batch", Tensor]:
         """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
@@ -266,7 +266,7 @@ class ApfedActive(SumLearner):
         batch = self.trainer.forward(step, rows_B, aligned if help_wanted else None)
         return batch, position_B[aligned]
 
-    def release(self, batch: "Batch", rows_A: Tensor) -> Released | None:
+    def release_batch(self, batch: "Batch", rows_A: Tensor) -> Released | None:
         """Guard, pack and charge what is to be sent, for every passive alike; None: nothing is.
 
         What passives would refuse is withheld, and stays charged: the guard has drawn its noise.
@@ -278,9 +278,9 @@ class ApfedActive(SumLearner):
         if batch.h is None:
             return None
         released = self._releases.release(batch.h, step=batch.step, rows=rows_A)
-        return None if self.withholds(batch.step, released.z) else released
+        return None if self.is_near_constant(batch.step, released.z) else released
 
-    def withholds(self, step: int, z_BD: Tensor) -> bool:
+    def is_near_constant(self, step: int, z_BD: Tensor) -> bool:
         """Return whether passives would refuse this batch as near-constant; then warn."""
         least = self._least_spread
         spread = 1.0
@@ -296,7 +296,7 @@ class ApfedActive(SumLearner):
             )
         return spread < least
 
-    def conclude_alone(self) -> None:
+    def finish_locally(self) -> None:
         """Fit local models with the labels, or spread these over h, if the settings say so."""
         train = self._own.config.train
         if train.meets_labels_after:
@@ -322,7 +322,7 @@ class ApfedActive(SumLearner):
     def _fit_local_models(self, task: SoloTask) -> LocalModels:
         received_UD = None
         if self.received is not None:
-            received_UD = self.received.average(self._position_N[self._rows_alone])
+            received_UD = self.received.average_sums(self._position_N[self._rows_alone])
         return fit_local_models(
             self.trainer.networks.encoder,
             task,
@@ -334,25 +334,25 @@ class ApfedActive(SumLearner):
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         rows = self._own.data.test_rows
         if self._fitted is None:
-            scored = self.trainer.scored(rows)
+            scored = self.trainer.score_rows(rows)
         else:
             labels_N = self.trainer.labels_N.cpu()
-            scored = scored_by(self._fitted.score_rows_of(self._own.data.table), rows, labels_N)
+            scored = score_model(self._fitted.score_rows_of(self._own.data.table), rows, labels_N)
         return {self._own.config.method.name: scored}
 
     def rows_with_label(self) -> Tensor:
         rows = self.training_rows
         return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
 
-    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
+    async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         return self.trainer.loss_on(rows)
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        self.trainer.relabel(labels_N)
+        self.trainer.replace_labels(labels_N)
         self.training_rows = rows_among(train_rows, self._only)
         self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
 
-    def solo(self) -> ActiveNetworks | None:
+    def get_solo_networks(self) -> ActiveNetworks | None:
         """Return the active's own model: that is the point of the method.
 
         None before local models are fitted, where labels come after the exchange.
@@ -361,7 +361,7 @@ class ApfedActive(SumLearner):
             return None if self._fitted is None else self._fitted.networks
         return self.trainer.networks
 
-    def without(self, rows: Tensor) -> ActiveNetworks | None:
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return local models fitted without the labels of these rows; None: the networks descend.
 
         The representation stays: it knows no label.
@@ -371,19 +371,19 @@ class ApfedActive(SumLearner):
         task = self.task_alone()
         labelled_n = self._rows_alone[torch.from_numpy(task.labelled)]
         part = torch.isin(labelled_n, rows).nonzero().flatten()
-        return self._fit_local_models(task.without(part.numpy())).networks
+        return self._fit_local_models(task.drop_labels(part.numpy())).networks
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = super().tensors()
         if self._fitted is not None:
-            tensors |= prefixed(_LOCAL_MODELS, self._fitted.networks.state_dict())
+            tensors |= add_prefix(_LOCAL_MODELS, self._fitted.networks.state_dict())
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
-        state = without_prefix(_LOCAL_MODELS, tensors)
+        state = remove_prefix(_LOCAL_MODELS, tensors)
         if state:
-            networks = restored(state, self.trainer.networks)
+            networks = restore_networks(state, self.trainer.networks)
             self._fitted = LocalModels(networks=networks, used=())
 
 
@@ -416,33 +416,33 @@ class ApfedPassive(SumHelper):
         self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
         self._check_due = sum_end.noise is not None
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Check the batch, take one step of its own, and contribute (Alg. 1, passive client)."""
-        await self.sum.send(links, *self.gradients(message))
+        await self.sum.send_answer(links, *self.compute_contribution(message))
 
-    def gradients(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
+    def compute_contribution(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
         """Return the contribution: lambda_p times the gradient of each row's own loss, (B, D).
 
         Raises RemoteProtocolError: the batch breaks a rule of the contract. Then nothing is sent,
         and nothing computed unless the batch may be one that was answered in another session.
         """
-        admitted, z_BD = self.read(message)
-        gradient_BD = self.gradient(admitted.step, admitted.rows, z_BD).flatten(1)
+        admitted, z_BD = self.admit_batch(message)
+        gradient_BD = self.compute_gradient(admitted.step, admitted.rows, z_BD).flatten(1)
         for defence in self._defences:
-            gradient_BD = defence.protect(gradient_BD, Leaving(admitted.step, AGGREGATOR))
+            gradient_BD = defence.protect_gradient(gradient_BD, Leaving(admitted.step, AGGREGATOR))
         return admitted, gradient_BD.cpu().numpy()
 
-    def read(self, message: Envelope) -> tuple[Admitted, Tensor]:
+    def admit_batch(self, message: Envelope) -> tuple[Admitted, Tensor]:
         """Admit rows (B,) with representations (B, *shape) that keep to every rule. Raises
         RemoteProtocolError: they break one.
         """
-        rows_B, z_BD = read_representations(
+        rows_B, z_BD = parse_representations(
             message, self.terms, aligned=self._aligned, minimum=self.contract.minimum_batch
         )
         check_spread(z_BD, self.terms, sender=message.sender)
-        return self.sum.admit(message, rows_B), z_BD
+        return self.sum.admit_request(message, rows_B), z_BD
 
-    def gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+    def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Take one step of its own; return lambda_p times the gradient of each row's loss.
 
         Zeros for people that it does not know. It learns and helps from no fewer of its own people
@@ -456,12 +456,12 @@ class ApfedPassive(SumHelper):
             self.trainer.check_rows(rows_B[held_B], z_BD[held_B])
             self._check_due = False
         if known == len(rows_B):
-            return self.trainer.descend(step, rows_B, z_BD, weight=self.weight)
+            return self.trainer.train_on_rows(step, rows_B, z_BD, weight=self.weight)
         gradient_BD = torch.zeros_like(z_BD)
         own_BD = z_BD[held_B]
         if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
             return gradient_BD
-        gained_BD = self.trainer.descend(step, rows_B[held_B], own_BD, weight=self.weight)
+        gained_BD = self.trainer.train_on_rows(step, rows_B[held_B], own_BD, weight=self.weight)
         gradient_BD[held_B] = gained_BD.to(gradient_BD.device)
         return gradient_BD
 
@@ -483,7 +483,7 @@ class Batch:
     h: Tensor | None
 
 
-class Received:
+class ReceivedSums:
     """The sums that came back, added up for each position of the alignment.
 
     Args:
@@ -494,14 +494,14 @@ class Received:
         self._sum_ND = torch.zeros((people, 0), dtype=torch.float64)
         self._count_N = torch.zeros(people, dtype=torch.int64)
 
-    def add(self, rows_A: Tensor, sum_AD: Tensor) -> None:
+    def add_sums(self, rows_A: Tensor, sum_AD: Tensor) -> None:
         """Add the sums (A, D) of distinct positions (A,)."""
         if not self._sum_ND.shape[1]:
             self._sum_ND = self._sum_ND.new_zeros((len(self._sum_ND), sum_AD.shape[1]))
         self._sum_ND[rows_A] += sum_AD.detach().double().cpu()
         self._count_N[rows_A] += 1
 
-    def average(self, positions_U: Tensor) -> NDArray[np.float64]:
+    def average_sums(self, positions_U: Tensor) -> NDArray[np.float64]:
         """Return the mean sum at each position, (U, D); NaN at -1, and where none came back."""
         sum_UD = self._sum_ND[positions_U]
         count_U1 = torch.where(positions_U < 0, 0, self._count_N[positions_U])[:, None]
@@ -535,7 +535,7 @@ class ActiveTrainer(Trainer):
         self.task = task or Classification()
         modules = dict(networks.named_children())
         super().__init__(owner, modules, train=train, seed=seed)
-        self.features_N, self.labels_N = map(self.compute.place, (features_N, labels_N))
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
         self._weighs = train.class_weights == "balanced"
@@ -545,16 +545,18 @@ class ActiveTrainer(Trainer):
     def weigh_classes(self, rows: Tensor, classes: int) -> None:
         """Count all classes alike, by the labels of these rows of its table, if it is set to."""
         if self._weighs:
-            weights_K = balanced_weights(self.labels_N[rows.to(self.labels_N.device)], classes)
-            self._weights_K = self.compute.place(weights_K)
+            weights_K = compute_balanced_weights(
+                self.labels_N[rows.to(self.labels_N.device)], classes
+            )
+            self._weights_K = self.compute.move_tensor(weights_K)
 
     def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
         """Compute one batch. `aligned`: places within the batch of the rows to send; None: nothing
         is sent. Raises ModelError: parameters that are not finite, under private training.
         """
-        self.begin()
+        self.zero_grad()
         if self._private:
-            self._private.forget()
+            self._private.forget_batch()
         here_B = rows_B.to(self.compute.device)
         dtype = self.compute.dtype
         picked: Tensor | slice | None = None
@@ -564,14 +566,16 @@ class ActiveTrainer(Trainer):
             scores_BK, h_A = self.networks(self.features_N[here_B], picked)
         loss = None
         if self._reads_labels:
-            loss = self.task.loss(scores_BK.to(dtype), self.labels_N[here_B], self._weights_K)
+            loss = self.task.compute_loss(
+                scores_BK.to(dtype), self.labels_N[here_B], self._weights_K
+            )
         if h_A is not None:
             h_A = h_A.to(dtype)
             if self._private:
                 h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
 
-    def update(
+    def train_on_batch(
         self, batch: Batch, z_A: Tensor | None = None, sum_AD: Tensor | None = None
     ) -> float:
         """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss, or
@@ -582,7 +586,7 @@ class ActiveTrainer(Trainer):
         """
         loss = batch.loss
         if z_A is not None and sum_AD is not None:
-            gradient_A = self.compute.place(sum_AD / len(sum_AD)).reshape(z_A.shape)
+            gradient_A = self.compute.move_tensor(sum_AD / len(sum_AD)).reshape(z_A.shape)
             loss = joint_loss(0.0 if loss is None else loss, z_A, gradient_A)
         if loss is None:
             return 0.0
@@ -593,8 +597,8 @@ class ActiveTrainer(Trainer):
         self.step()
         return 0.0 if batch.loss is None else batch.loss.item()
 
-    def relabel(self, labels_N: Tensor) -> None:
-        self.labels_N = self.compute.place(labels_N)
+    def replace_labels(self, labels_N: Tensor) -> None:
+        self.labels_N = self.compute.move_tensor(labels_N)
 
     def check_rows(self, rows_B: Tensor) -> None:
         """Refuse networks, and in private training a loss, in which one row moves another.
@@ -617,10 +621,10 @@ class ActiveTrainer(Trainer):
             scores_BK = scores_BK.to(self.compute.dtype)
             check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
 
-    def scored(self, rows: Tensor) -> Scored:
+    def score_rows(self, rows: Tensor) -> Scored:
         """Return the local scores of `rows` of the active's own table (Eq. 11)."""
-        with self.evaluating():
-            return scored_rows(self.task, self._predict, rows, self.labels_N)
+        with self.evaluation_mode():
+            return score_rows(self.task, self._predict_rows, rows, self.labels_N)
 
     def spread_labels(self, rows_U: Tensor, labeller: Labeller) -> None:
         """Label these rows of the table over h, and fit the last layer of the head to the labels.
@@ -630,14 +634,14 @@ class ActiveTrainer(Trainer):
         networks = self.networks
         here_U = rows_U.to(self.compute.device)
         linear = last_layer(networks)
-        with self.evaluating(), torch.no_grad(), self.forward_pass("spread"):
+        with self.evaluation_mode(), torch.no_grad(), self.forward_pass("spread"):
             h_UD = networks.encoder(self.features_N[here_U])
-            read_UD = _read_by(networks.head, linear, h_UD)
+            read_UD = _capture_input(networks.head, linear, h_UD)
         labels_U = self.labels_N[here_U].cpu().numpy()
         labelled_n = np.flatnonzero(labels_U != UNLABELLED)
         labels_n = labels_U[labelled_n]
         classes = linear.out_features
-        targets_UK = labeller.label(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
+        targets_UK = labeller.label_rows(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
         targets_UK[labelled_n] = np.eye(classes)[labels_n]
         said_V = np.flatnonzero(targets_UK.any(axis=1))
         # Ridge knows rows that are about 1 long, and a bias is a column of 1.
@@ -655,18 +659,20 @@ class ActiveTrainer(Trainer):
     @torch.no_grad()
     def loss_on(self, rows: Tensor) -> float:
         """Return the mean task loss of `rows` of its own table."""
-        with self.evaluating():
+        with self.evaluation_mode():
             total = sum(
-                float(self._loss(rows_B) * len(rows_B))
+                float(self._compute_loss(rows_B) * len(rows_B))
                 for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
             )
         return total / len(rows)
 
-    def _loss(self, rows_B: Tensor) -> Tensor:
+    def _compute_loss(self, rows_B: Tensor) -> Tensor:
         weights_K = None if self._weights_K is None else self._weights_K.float()
-        return self.task.loss(self._predict(rows_B).float(), self.labels_N[rows_B], weights_K)
+        return self.task.compute_loss(
+            self._predict_rows(rows_B).float(), self.labels_N[rows_B], weights_K
+        )
 
-    def _predict(self, rows_B: Tensor) -> Tensor:
+    def _predict_rows(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):
             scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
         return scores_BK
@@ -705,23 +711,25 @@ class PassiveTrainer(Trainer):
     ) -> None:
         super().__init__(owner, {"objective": objective}, train=train, seed=seed)
         self.objective = objective
-        self.features_N = self.compute.place(features_N)
+        self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
         """Refuse an objective that breaks its word `row_wise` on this batch; see
         `check_objective`.
         """
         features_B = self.features_N[rows_B.to(self.compute.device)]
-        check_objective(self.objective, self.compute.place(sent_B), features_B, owner=self._owner)
+        check_objective(
+            self.objective, self.compute.move_tensor(sent_B), features_B, owner=self._owner
+        )
 
-    def descend(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+    def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
         """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
 
         That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
         not depend on the batch size; the active divides the sum by the number of rows.
         """
-        z_B = self.compute.place(sent_B).requires_grad_()
-        self.begin()
+        z_B = self.compute.move_tensor(sent_B).requires_grad_()
+        self.zero_grad()
         with self.forward_pass(step):
             loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
         loss.backward()
@@ -730,7 +738,7 @@ class PassiveTrainer(Trainer):
         return z_B.grad * (weight * len(z_B))
 
 
-def _read_by(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
+def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
     """Return the input of the head's last layer."""
     read: list[Tensor] = []
     hook = linear.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
@@ -746,25 +754,29 @@ class SingleView(Method):
 
     settings: type[MethodSettings] = SingleViewSettings
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return active_of(ApfedActive, own, contract, rows, None)
 
-    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    def make_simulated_step(
+        self, active: ActiveRole, passives: Mapping[str, HelperRole]
+    ) -> Lockstep:
         assert isinstance(active, ApfedActive)
         helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
 
-        def step(step: int, rows_B: Tensor) -> None:
+        def run_step(step: int, rows_B: Tensor) -> None:
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h
-            if z_A is None or active.withholds(step, z_A):
-                active.trainer.update(batch)
+            if z_A is None or active.is_near_constant(step, z_A):
+                active.trainer.train_on_batch(batch)
                 return
             sent_A = z_A.detach()
-            gradients = [passive.gradient(step, rows_A, sent_A.clone()) for passive in helping]
+            gradients = [
+                passive.compute_gradient(step, rows_A, sent_A.clone()) for passive in helping
+            ]
             sum_AD = torch.stack([gradient.flatten(1).double() for gradient in gradients]).sum(0)
-            active.update(batch, rows_A, z_A, sum_AD)
+            active.train_on_sum(batch, rows_A, z_A, sum_AD)
 
-        return step
+        return run_step
 
 
 class Apfed(SumMethod, SingleView):
@@ -773,23 +785,27 @@ class Apfed(SumMethod, SingleView):
     def __init__(self, settings: type[ApfedSettings]) -> None:
         self.settings = settings
 
-    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """Return the labelled rows to learn from, with unaligned people if `use_unaligned` is
         set.
         """
         everybody = config.train.use_unaligned
-        return held.labelled_rows if everybody else super().labels_learnt(config, held, aligned)
+        return (
+            held.labelled_rows if everybody else super().find_learnt_labels(config, held, aligned)
+        )
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
         projected = projection_size(own.config, own.passives)
-        _, shape = _networks(own, projected)
+        _, shape = _make_networks(own, projected)
         guard = guard_for(own)
         return representation_terms(own.config, shape, guard, projected=projected is not None)
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         representation = offers[own.active]
         projection = projection_size(own.config, own.passives)
         expected = representation_terms(
@@ -799,7 +815,7 @@ class Apfed(SumMethod, SingleView):
             projected=projection is not None,
         )
         require_own_terms(own.name, own.active, representation, expected)
-        return Agreed(
+        return SessionTerms(
             passives={
                 name: PassiveTerms(
                     objective=objective_of(own.config, name),
@@ -808,22 +824,22 @@ class Apfed(SumMethod, SingleView):
                 )
                 for name in own.passives
             },
-            secure_sum=agreed_sum(own, session, representation.shape),
+            secure_sum=describe_sum(own, session, representation.shape),
         )
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        dtype = Compute.of(own.config.train).dtype
-        sum_end = SessionSum.of(own, contract).active(dtype)
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        dtype = Compute.from_settings(own.config.train).dtype
+        sum_end = SessionSum.from_contract(own, contract).make_active_end(dtype)
         return active_of(ApfedActive, own, contract, rows, sum_end)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         train = own.config.train
         held_N = rows >= 0
         terms = contract.passives[own.name]
         table = own.data.table
         shape = terms.representation.shape
         assert terms.objective is not None
-        with seeded(own.secrets.seed, own.name, "objective"):
+        with seed_draws(own.secrets.seed, own.name, "objective"):
             objective = OBJECTIVES[terms.objective.name](
                 terms.objective,
                 representation=shape,
@@ -838,7 +854,7 @@ class Apfed(SumMethod, SingleView):
             train=train,
             seed=own.secrets.seed,
         )
-        sum_end = SessionSum.of(own, contract).passive(
+        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
             people=len(rows), held_N=held_N, repeatable=True
         )
         defences = defences_of(own, "contributions")
@@ -849,7 +865,11 @@ class Apfed(SumMethod, SingleView):
 
 
 def active_of(
-    kind: type[ActiveT], own: Own, contract: Contract, rows: Tensor, sum_end: ActiveSum | None
+    kind: type[ActiveT],
+    own: PartyContext,
+    contract: Contract,
+    rows: Tensor,
+    sum_end: ActiveSum | None,
 ) -> ActiveT:
     """Return an active of this kind with networks at their reproducible start; see
     `ApfedActive`.
@@ -857,7 +877,7 @@ def active_of(
     config = own.config
     table = own.data.table
     guard = guard_for(own)
-    networks, _ = _networks(own, projection_size(config, own.passives) if sum_end else None)
+    networks, _ = _make_networks(own, projection_size(config, own.passives) if sum_end else None)
     assert table.labels is not None
     private = private_updates(own, guard)
     trainer = ActiveTrainer(
@@ -874,18 +894,18 @@ def active_of(
     return kind(own, contract, rows, trainer, releases, sum_end)
 
 
-def _networks(own: Own, projection: int | None) -> tuple[ActiveNetworks, Shape]:
+def _make_networks(own: PartyContext, projection: int | None) -> tuple[ActiveNetworks, Shape]:
     """Return the active's networks at their reproducible start, and the shape of one row of z."""
     model = own.config.model
     seed = own.secrets.seed
     features = own.data.table.shape
     family = family_for(model, features)
-    with seeded(seed, own.name, "encoder"):
-        encoder = family.encoder(features, model)
+    with seed_draws(seed, own.name, "encoder"):
+        encoder = family.make_encoder(features, model)
     shape = output_shape(encoder, features)
-    with seeded(seed, own.name, "head"):
-        head = family.head(math.prod(shape), outputs_of(own), model)
+    with seed_draws(seed, own.name, "head"):
+        head = family.make_head(math.prod(shape), outputs_of(own), model)
     if projection is None:
         return ActiveNetworks(encoder, head), shape
-    with seeded(seed, own.name, "projection"):
+    with seed_draws(seed, own.name, "projection"):
         return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)

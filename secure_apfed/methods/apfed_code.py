@@ -34,14 +34,20 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Envelope, Kind, Links, pack
+from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures import Scored, probabilities_of
-from secure_apfed.methods.accounts import agreed_sum
+from secure_apfed.methods.accounts import describe_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
-from secure_apfed.methods.method import Agreed, Helper, Learner, Own, Steps
+from secure_apfed.methods.method import (
+    ActiveRole,
+    HelperRole,
+    PartyContext,
+    SessionTerms,
+    StepCounter,
+)
 from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
@@ -49,16 +55,16 @@ from secure_apfed.methods.terms import check_passives, clip_of, require_own_term
 from secure_apfed.models import CrossView, Projection, Shape
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.rank import count_columns, most_numbers
-from secure_apfed.seeds import one_thread, seeded
+from secure_apfed.seeds import one_thread, seed_draws
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_of
-from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
+from secure_apfed.solo.interface import cache_fits, split_folds
 
 ASK = 0
 """The step in which the active asks."""
 
-_REQUEST = pack({})
+_REQUEST = pack_tensors({})
 _UNBOUNDED = 1e9
 Floats = NDArray[np.float64]
 _PARTS = 5
@@ -77,7 +83,7 @@ class ApfedCodeSettings(MethodSettings):
     predicts_alone = True
     sums_representations = True
 
-    def check(self, config: RunSettings) -> None:
+    def check_run(self, config: RunSettings) -> None:
         if config.model.network != "cross_view":
             raise ValueError(
                 "model.network: what passives tell is foretold by a network of its own; say "
@@ -111,7 +117,7 @@ class CodeStudent(Student):
 
     helped: str | None = None
 
-    def __init__(self, own: Own, aligned: Tensor) -> None:
+    def __init__(self, own: PartyContext, aligned: Tensor) -> None:
         super().__init__(own, aligned)
         self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.foretold.out_features)
 
@@ -126,24 +132,24 @@ class CodeStudent(Student):
         whoever judges by rows whose sums it knows is flattered. Help has to be better than the best
         solo model by more than the standard deviation of that, over resamples of these rows.
         """
-        with one_thread(), fits_kept_meanwhile():
-            alone = LocalModel.choose(self.task_alone(seed))
-            self._foretell(sum_UD)
+        with one_thread(), cache_fits():
+            alone = LocalModel.choose_best(self.task_alone(seed))
+            self._forecast_sums(sum_UD)
             others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
             said = {}
             teachers = {}
             for source, of_others_UD in others.items():
                 beside = self._task_beside(of_others_UD, seed)
                 teacher = choose_reader(beside)
-                said[source] = self._held_out(beside, teacher, seed)
+                said[source] = self._score_held_out(beside, teacher, seed)
                 teachers[source] = beside, teacher
             best = max(said, key=lambda source: rank_of(said[source], self._measure))
             if is_surely_better(said[best], alone):
                 self.helped = best
                 beside, teacher = teachers[best]
-                self.teach(label_rows(teacher.fit(), beside))
+                self.fit_to_labels(label_rows(teacher.fit(), beside))
             else:
-                self.keep(alone.baseline)
+                self.use_baseline(alone.baseline)
 
     @property
     def _rows(self) -> Tensor:
@@ -152,8 +158,8 @@ class CodeStudent(Student):
     def _task_beside(self, of_others_UD: Tensor, seed: int) -> SoloTask:
         """Return its rows and labels as a task, with these numbers of each row beside its own."""
         with torch.no_grad():
-            own_UF = self.encoder.own.standardised(self._rows)
-        return SoloTask.of(
+            own_UF = self.encoder.own.standardise_rows(self._rows)
+        return SoloTask.from_arrays(
             side_by_side([own_UF, of_others_UD]),
             self.labelled,
             self.labels,
@@ -162,29 +168,29 @@ class CodeStudent(Student):
             measure=self._measure,
         )
 
-    def _held_out(self, beside: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
+    def _score_held_out(self, beside: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
         """Return held-out scores of labelled rows, taught by this teacher without them.
 
         None if no rows can be held out.
         """
-        parts = held_out(self.labels, FOLDS, seed)
+        parts = split_folds(self.labels, FOLDS, seed)
         if not parts:
             return None
-        phi_UD = self.encoded(self.networks)
+        phi_UD = self.encode_rows(self.networks)
         said = []
-        tasks = [teacher.task.without(part) for part in parts]
+        tasks = [teacher.task.drop_labels(part) for part in parts]
         fitted = teacher.baseline.fit_together(tasks)
         for part, predictor in zip(parts, fitted, strict=True):
             likely_UK = label_rows(predictor, beside)
             likely_UK[self.labelled] = self._truth_nT
             likely_UK[self.labelled[part]] = 0
             linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
-            self._fit(linear, phi_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
+            self._fit_layer(linear, phi_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
             said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
         truth_n = self.labels[np.concatenate(parts)]
         return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said)))
 
-    def _foretell(self, sum_UD: Floats) -> None:
+    def _forecast_sums(self, sum_UD: Floats) -> None:
         """Fit the forecast of the sum, each number about its mean and of deviation 1, to all rows.
 
         What is foretold of a row is kept as it is where its own sum is not known (cross-fitting):
@@ -200,11 +206,11 @@ class CodeStudent(Student):
             kept_V = np.setdiff1d(rows_U, part)
             _fit_forecast(encoder, phi_UD[kept_V], sum_UD[kept_V])
             with torch.no_grad():
-                self._forecast_UD[part] = encoder.foretell(self._rows[part]).cpu()
+                self._forecast_UD[part] = encoder.predict_representation(self._rows[part]).cpu()
         _fit_forecast(encoder, phi_UD, sum_UD)
-        encoder.read(self._rows, self._forecast_UD)
+        encoder.fit_pairs(self._rows, self._forecast_UD)
 
-    def encoded(self, networks: ActiveNetworks) -> Floats:
+    def encode_rows(self, networks: ActiveNetworks) -> Floats:
         with torch.no_grad():
             phi_UD: Tensor = _encoder_of(networks)(self._rows, self._forecast_UD)
         return phi_UD.double().cpu().numpy()
@@ -236,7 +242,9 @@ class CodeActive(StudentActive):
 
     student: CodeStudent
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+    ) -> None:
         model = own.config.model.model_copy(update={"representation": summed.shape[0]})
         own = replace(own, config=own.config.model_copy(update={"model": model}))
         student = CodeStudent(own, rows)
@@ -245,7 +253,7 @@ class CodeActive(StudentActive):
         guarantee = "nothing of the active's features or labels is told to anybody"
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
-        self.sum = summed.active()
+        self.sum = summed.make_active_end()
         self.left = self.sum.left
         self.rounding = self.sum.rounding
         self._positions_U = positions_in(rows, student.rows_U)
@@ -254,24 +262,24 @@ class CodeActive(StudentActive):
         self._told_ND: Tensor | None = None
 
     @property
-    def opened(self) -> Tensor | None:
+    def last_sum(self) -> Tensor | None:
         return self._told_ND
 
     async def set_up(self, links: Links) -> None:
         await self.sum.set_up(links)
 
-    async def teach(self, links: Links, steps: Steps) -> None:
-        self.sum.ask(links, Kind.REQUEST, ASK, _REQUEST)
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
+        self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
         numbers = math.prod(next(iter(self.contract.passives.values())).representation.shape)
         sums = [
-            await self.sum.read(links, step, rows_B, _REQUEST, numbers)
-            for step, rows_B in enumerate(_blocks(self._people, self.contract))
+            await self.sum.receive_sum(links, step, rows_B, _REQUEST, numbers)
+            for step, rows_B in enumerate(_split_into_blocks(self._people, self.contract))
         ]
         self._told_ND = torch.cat(sums)
-        self.take(self._told_ND.double().numpy())
-        steps.stepped(0.0)
+        self.learn_from_sum(self._told_ND.double().numpy())
+        steps.count_step(0.0)
 
-    def take(self, sum_ND: Floats) -> None:
+    def learn_from_sum(self, sum_ND: Floats) -> None:
         """Learn from what all passives told, (N, D)."""
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
@@ -284,10 +292,12 @@ class CodePassive(SumHelper):
 
     asks = (Kind.REQUEST,)
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
-        super().__init__(summed.passive(people=len(rows), repeatable=True))
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+    ) -> None:
+        super().__init__(summed.make_passive_end(people=len(rows), repeatable=True))
         rows_NF = own.data.table.features[rows]
-        with seeded(own.secrets.seed, own.name, "projection"):
+        with seed_draws(own.secrets.seed, own.name, "projection"):
             self._projection = Projection(
                 math.prod(rows_NF.shape[1:]),
                 *summed.shape,
@@ -304,19 +314,19 @@ class CodePassive(SumHelper):
             self._told_ND = clip_rows(self._told_ND, clip)
         self._asked = False
 
-    def sent_network(self) -> nn.Module:
+    def get_sent_network(self) -> nn.Module:
         return self._projection
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         if message.payload != _REQUEST or self._asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for something else than everybody's "
                 "projections, once in a session"
             )
         self._asked = True
-        for step, rows_B in enumerate(_blocks(len(self._told_ND), self.contract)):
-            admitted = self.sum.admit(message, rows_B, step=step)
-            await self.sum.send(links, admitted, self._told_ND[rows_B].numpy())
+        for step, rows_B in enumerate(_split_into_blocks(len(self._told_ND), self.contract)):
+            admitted = self.sum.admit_request(message, rows_B, step=step)
+            await self.sum.send_answer(links, admitted, self._told_ND[rows_B].numpy())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session
@@ -327,7 +337,7 @@ class ApfedCode(SumMethod):
 
     settings = ApfedCodeSettings
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at a passive, how many numbers of a person it lets be summed.
 
         This is at most what is asked for. Raises ConfigError: more are asked for than half of its
@@ -337,14 +347,14 @@ class ApfedCode(SumMethod):
             return None
         most = own.config.model.representation_size
         if not _lets_all_be_read(own):
-            most = _allowed(own.config, own.name, count_columns(own.data.table.features))
+            most = _limit_numbers(own.config, own.name, count_columns(own.data.table.features))
         return _row_of(own.config, most)
 
-    def settled(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+    def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         least = config.model.representation_size
         for name, count in columns.items():
             if not settings_of(config, name).allow_reading_all:
-                least = min(least, _allowed(config, name, count))
+                least = min(least, _limit_numbers(config, name, count))
         passives = {
             name: settings_of(config, name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
@@ -352,7 +362,9 @@ class ApfedCode(SumMethod):
         model = config.model.model_copy(update={"representation": least})
         return config.model_copy(update={"model": model, "passives": passives})
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         """Agree on D, the least that a passive offers; if the settings give D, each offers it."""
         config = own.config
         check_passives(config, own.passives)
@@ -364,23 +376,23 @@ class ApfedCode(SumMethod):
         told = _row_of(config, min(numbers.values()))
         terms = PassiveTerms(objective=None, weight=1.0, representation=told)
         readable = [name for name in own.passives if settings_of(config, name).allow_reading_all]
-        secure_sum = agreed_sum(own, session, told.shape)
-        return Agreed(
+        secure_sum = describe_sum(own, session, told.shape)
+        return SessionTerms(
             passives=dict.fromkeys(own.passives, terms),
             secure_sum={**secure_sum, "numbers": told.shape[0], "all_can_be_read_of": readable},
         )
 
-    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         return Projection(math.prod(features), config.model.representation_size)
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return CodeActive(own, contract, rows, SessionSum.of(own, contract))
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return CodeActive(own, contract, rows, SessionSum.from_contract(own, contract))
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        return CodePassive(own, contract, rows, SessionSum.of(own, contract))
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return CodePassive(own, contract, rows, SessionSum.from_contract(own, contract))
 
 
-def _blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
+def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
     blocks: tuple[Tensor, ...] = torch.arange(people).split(contract.batch_size)
     return blocks
 
@@ -394,7 +406,7 @@ def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
     )
 
 
-def _lets_all_be_read(own: Own) -> bool:
+def _lets_all_be_read(own: PartyContext) -> bool:
     """Return whether this passive accepts any D.
 
     Raises ConfigError: the settings say so, and its own file does not.
@@ -410,7 +422,7 @@ def _lets_all_be_read(own: Own) -> bool:
     return said
 
 
-def _allowed(config: RunSettings, me: str, columns: int) -> int:
+def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
     """Return how many numbers a passive lets be summed. Raises ConfigError: fewer than it must."""
     asked = config.model.representation_size
     allowed = most_numbers(columns)

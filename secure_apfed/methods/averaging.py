@@ -30,11 +30,11 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data.catalogue import view_names
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
+from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.recurrent import SequenceViews
 from secure_apfed.learning.release import check_norms
-from secure_apfed.methods.method import Agreed, Helper, Learner, Own
+from secure_apfed.methods.method import ActiveRole, HelperRole, PartyContext, SessionTerms
 from secure_apfed.methods.multiview import (
     Floats,
     MultiviewSettings,
@@ -42,12 +42,12 @@ from secure_apfed.methods.multiview import (
     RecurrentSettings,
     ViewModel,
     ViewsActive,
-    agreed_on,
-    averaged,
+    average_views,
     check_clip,
+    compute_objective,
     joint_share,
     label_terms,
-    objective,
+    make_terms,
     own_labels_of,
     pull_of,
 )
@@ -82,13 +82,13 @@ class AveragingSettings(RecurrentSettings):
 
     averages = "weights"
 
-    def of_view(self, name: str) -> Self:
+    def for_view(self, name: str) -> Self:
         """Return the same settings with the beta_k and zeta_k of this view."""
         return self.model_copy(update={str(of): by for of, by in self.views.get(name, {}).items()})
 
-    def of_views(self, names: Sequence[str], count: int) -> list[Self]:
+    def for_views(self, names: Sequence[str], count: int) -> list[Self]:
         """Return the settings of each of so many views; in a plan's rehearsal they lack names."""
-        return [self.of_view(name) for name in [*names, *[""] * count][:count]]
+        return [self.for_view(name) for name in [*names, *[""] * count][:count]]
 
     def check_views(self, names: Sequence[str]) -> None:
         """Refuse weights that nothing reads. Raises ConfigError: names the key."""
@@ -102,8 +102,8 @@ class AveragingSettings(RecurrentSettings):
         """Return 0: weights are of no person."""
         return 0
 
-    def check(self, config: RunSettings) -> None:
-        super().check(config)
+    def check_run(self, config: RunSettings) -> None:
+        super().check_run(config)
         weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]
         if weighted:
             raise ValueError(
@@ -136,36 +136,40 @@ class AveragingActive(ViewsActive):
     guarantee = "no guarantee: sums of weights are opened without noise"
     smallest_batch = 1
 
-    def __init__(self, own: Own, contract: Contract, stages: "Stages", sum_end: ActiveSum) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
+    ) -> None:
         super().__init__(own, contract, sum_end)
         self.stages = stages
         self.training_rows = own.data.train_rows
         self.kept = {"": stages}
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send the average, train from it meanwhile, average (Algs. 3 and 4); rows are its own.
         Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
         something else.
         """
-        model = self.stages.at(step)
-        ended = self.stages.ended_before(step)
+        model = self.stages.pick_model(step)
+        ended = self.stages.find_previous_model(step)
         weights_RW = model.weights
         tensors = {"weights": weights_RW} | ({} if ended is None else {"ended": ended.weights})
-        payload = pack({name: torch.from_numpy(value) for name, value in tensors.items()}, {})
-        self.sum.ask(links, Kind.REQUEST, step, payload)
+        payload = pack_tensors(
+            {name: torch.from_numpy(value) for name, value in tensors.items()}, {}
+        )
+        self.sum.send_request(links, Kind.REQUEST, step, payload)
         loss = model.train(step)
         rows_R = torch.arange(len(weights_RW))
         across = weights_RW.shape[1]
-        opened_RW = await self.sum.read(links, step, rows_R, payload, across)
+        opened_RW = await self.sum.receive_sum(links, step, rows_R, payload, across)
         model.load(opened_RW.numpy() + self._share * model.weights)
         return loss
 
-    def solo(self) -> ActiveNetworks:
+    def get_solo_networks(self) -> ActiveNetworks:
         if self.stages.recurrent is not None:
             state = self.stages.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
-        return super().solo()
+        return super().get_solo_networks()
 
     @property
     def head(self) -> Tensor:
@@ -186,35 +190,35 @@ class AveragingPassive(SumHelper):
         self._clip = clip
         self._share = self.contract.passives[self.name].weight
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Train from the average, and contribute its share of it (Algs. 3 and 4, client). Raises
         RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer than
         what the sum carries.
         """
-        admitted, model = self.read(message)
+        admitted, model = self.admit_average(message)
         model.train(admitted.step)
         values_RW = self._share * model.weights
         check_clip(values_RW, self._clip, me=self.name)
-        await self.sum.send(links, admitted, values_RW)
+        await self.sum.send_answer(links, admitted, values_RW)
 
-    def read(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
+    def admit_average(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
         """Admit an average; return the model of its step, which has it now. Raises
         RemoteProtocolError: weights of another shape, or out of the contract's bounds.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
-        ended = self.stages.ended_before(message.step)
+        ended = self.stages.find_previous_model(message.step)
         expected = {"weights": TensorSpec(torch.float64, (None, None))}
         if ended is not None:
             expected["ended"] = TensorSpec(torch.float64, ended.weights.shape)
-        received, _ = unpack(message.payload, expected, sender=sender)
+        received, _ = unpack_tensors(message.payload, expected, sender=sender)
         for tensor in received.values():
             check_norms(tensor, terms, sender=sender)
         weights_RW = received["weights"].numpy()
-        admitted = self.sum.admit(message, torch.arange(len(weights_RW)), counted=_ONE)
+        admitted = self.sum.admit_request(message, torch.arange(len(weights_RW)), counted=_ONE)
         if ended is not None:
             ended.load(received["ended"].numpy())
-        model = self.stages.at(admitted.step)
+        model = self.stages.pick_model(admitted.step)
         if weights_RW.shape != model.weights.shape:
             raise RemoteProtocolError(
                 f"{sender} sent weights of shape {weights_RW.shape}, the model of "
@@ -244,7 +248,7 @@ class LinearViews:
         self._rounds = rounds
 
     @classmethod
-    def begin(
+    def from_views(
         cls,
         settings: Sequence[MultiviewSettings],
         views: Sequence[Tensor],
@@ -258,7 +262,7 @@ class LinearViews:
         `settings`: one for each view.
         """
         models = [
-            ViewModel.begin(
+            ViewModel.from_features(
                 np.asarray(view_NF.double().cpu().numpy()),
                 pull.truth_NC.shape[1],
                 np.random.default_rng(derive_seed(seed, owner, "view", at)),
@@ -290,16 +294,16 @@ class LinearViews:
     def train(self, step: int) -> float:
         """Update pseudo-labels and weights until they converge (Algorithm 3, client)."""
         rows = np.arange(len(self._pull.truth_NC))
-        common_NC = averaged(self.views, self._pull)
+        common_NC = average_views(self.views, self._pull)
         now = np.inf
         for _ in range(self._rounds):
             before = now
             for view in self.views:
-                view.relabel(rows, common_NC)
-            common_NC = averaged(self.views, self._pull)
+                view.update_labels(rows, common_NC)
+            common_NC = average_views(self.views, self._pull)
             for view in self.views:
-                view.fit(rows)
-            now = objective(self.views, common_NC, self._pull)
+                view.fit_weights(rows)
+            now = compute_objective(self.views, common_NC, self._pull)
             if before - now <= self._tolerance * max(now, 1.0):
                 break
         return now / len(rows)
@@ -307,12 +311,12 @@ class LinearViews:
     def tensors(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for index, view in enumerate(self.views):
-            found |= prefixed(str(index), view.tensors())
+            found |= add_prefix(str(index), view.tensors())
         return found
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for index, view in enumerate(self.views):
-            view.load_tensors(without_prefix(str(index), tensors))
+            view.load_tensors(remove_prefix(str(index), tensors))
 
 
 AveragedModel: TypeAlias = LinearViews | SequenceViews
@@ -337,12 +341,12 @@ class Stages:
         self._rounds = rounds
         self.views: LinearViews | None = None if recurrent else views()
 
-    def at(self, step: int) -> AveragedModel:
+    def pick_model(self, step: int) -> AveragedModel:
         if self.recurrent is not None and step < self._rounds:
             return self.recurrent
-        return self._of_views()
+        return self._make_views()
 
-    def ended_before(self, step: int) -> AveragedModel | None:
+    def find_previous_model(self, step: int) -> AveragedModel | None:
         """Return the model whose last average all need before this step, the first of the next, or
         None.
         """
@@ -350,9 +354,9 @@ class Stages:
 
     @property
     def newest(self) -> AveragedModel:
-        return self.recurrent if self.recurrent and not self.views else self._of_views()
+        return self.recurrent if self.recurrent and not self.views else self._make_views()
 
-    def _of_views(self) -> LinearViews:
+    def _make_views(self) -> LinearViews:
         if self.views is None:
             if self.recurrent is not None and not self._rounds:
                 self.recurrent.train(0)
@@ -360,13 +364,13 @@ class Stages:
         return self.views
 
     def tensors(self) -> dict[str, Tensor]:
-        first = prefixed("recurrent", self.recurrent.tensors()) if self.recurrent else {}
-        return first | (prefixed("views", self.views.tensors()) if self.views else {})
+        first = add_prefix("recurrent", self.recurrent.tensors()) if self.recurrent else {}
+        return first | (add_prefix("views", self.views.tensors()) if self.views else {})
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         if self.recurrent is not None:
-            self.recurrent.load_tensors(without_prefix("recurrent", tensors))
-        if views := without_prefix("views", tensors):
+            self.recurrent.load_tensors(remove_prefix("recurrent", tensors))
+        if views := remove_prefix("views", tensors):
             self.views = self.views or self._make()
             self.views.load_tensors(views)
 
@@ -375,17 +379,19 @@ class Averaging(SumMethod):
     def __init__(self, settings: type[AveragingSettings]) -> None:
         self.settings = settings
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """See `Method`: each party says how many classes it has, how many rows it trains on, and
         what its features are.
         """
         check_passives(own.config, own.passives)
-        AveragingSettings.of(own.config).check_views(view_names(own.config.data))
+        AveragingSettings.from_run_settings(own.config).check_views(view_names(own.config.data))
         terms = label_terms(own, len(own.data.classes))
         held = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
         return terms.model_copy(update=held)
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         classes = math.prod(offers[own.active].shape)
         features = offers[own.active].features
         for name, offered in offers.items():
@@ -402,24 +408,24 @@ class Averaging(SumMethod):
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
         rows = {name: offered.rows or 0 for name, offered in offers.items()}
         shares = {name: rows[name] / sum(rows.values()) for name in own.passives}
-        return agreed_on(own, session, offers, shares)
+        return make_terms(own, session, offers, shares)
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        sum_end = SessionSum.of(own, contract).active()
-        return AveragingActive(own, contract, _stages(own), sum_end)
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        sum_end = SessionSum.from_contract(own, contract).make_active_end()
+        return AveragingActive(own, contract, _make_stages(own), sum_end)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         (classes,) = contract.passives[own.name].representation.shape
         if classes != len(own.data.classes):
             raise ConfigError(
                 f"{own.name} has labels of {len(own.data.classes)} classes, {contract.active} of "
                 f"{classes}; name the same classes at all parties"
             )
-        sum_end = SessionSum.of(own, contract).passive(people=len(_ONE))
-        return AveragingPassive(sum_end, _stages(own), clip=clip_of(own.config))
+        sum_end = SessionSum.from_contract(own, contract).make_passive_end(people=len(_ONE))
+        return AveragingPassive(sum_end, _make_stages(own), clip=clip_of(own.config))
 
 
-def _stages(own: Own) -> Stages:
+def _make_stages(own: PartyContext) -> Stages:
     """Return one party's copy of the model at its start; the active's goes to all."""
     if not own.data.views:
         raise ConfigError(
@@ -429,29 +435,29 @@ def _stages(own: Own) -> Stages:
     features_NF = own.data.table.features[own.data.train_rows]
     if own.config.model.network != "gru":
         views = [features_NF[:, view.columns] for view in own.data.views.values()]
-        return Stages(lambda: _linear(own, views))
-    settings = AveragingSettings.of(own.config)
+        return Stages(lambda: _make_linear_views(own, views))
+    settings = AveragingSettings.from_run_settings(own.config)
     averaged_rounds = settings.rounds if settings.reads_sequences else 0
     # Without an average between them, its rounds are one.
     epochs = settings.local_epochs * (1 if averaged_rounds else settings.rounds)
-    recurrent = _recurrent(own, epochs)
+    recurrent = _make_sequence_views(own, epochs)
     return Stages(
-        lambda: _linear(own, recurrent.states(features_NF)),
+        lambda: _make_linear_views(own, recurrent.compute_states(features_NF)),
         recurrent=recurrent,
         rounds=averaged_rounds,
     )
 
 
-def _linear(own: Own, views: Sequence[Tensor]) -> LinearViews:
-    settings = AveragingSettings.of(own.config)
-    of_views = settings.of_views([*own.data.views], len(views))
+def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearViews:
+    settings = AveragingSettings.from_run_settings(own.config)
+    of_views = settings.for_views([*own.data.views], len(views))
     pull = pull_of(own, own.data.train_rows)
-    return LinearViews.begin(of_views, views, pull, owner=own.name, seed=own.secrets.seed)
+    return LinearViews.from_views(of_views, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
-def _recurrent(own: Own, epochs: int) -> SequenceViews:
+def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
     config = own.config
-    settings = AveragingSettings.of(config)
+    settings = AveragingSettings.from_run_settings(config)
     _require_own_sequences(own)
     return SequenceViews.begin(
         own.name,
@@ -459,13 +465,13 @@ def _recurrent(own: Own, epochs: int) -> SequenceViews:
         features_N=own.data.table.features,
         labels_N=own_labels_of(own),
         classes=len(own.data.classes),
-        training=settings.training(epochs),
-        compute=Compute.of(config.train),
+        training=settings.make_training(epochs),
+        compute=Compute.from_settings(config.train),
         seed=own.secrets.seed,
     )
 
 
-def _require_own_sequences(own: Own) -> None:
+def _require_own_sequences(own: PartyContext) -> None:
     """Refuse a model of other sequences than the views are. Raises ConfigError: names both."""
     laid_out = [view.sequence for view in own.data.views.values()]
     told = own.config.model.sequences

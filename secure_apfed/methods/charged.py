@@ -16,7 +16,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.seal import Identity, verify
+from apfed_protocols.seal import Identity, verify_signature
 from secure_apfed.formats import STATEMENT
 from secure_apfed.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
@@ -25,7 +25,7 @@ _MOST_BYTES = 4096
 _PURPOSE = b"charged v1"
 
 
-class Charged(BaseModel):
+class ChargedAccount(BaseModel):
     """One account.
 
     Attributes:
@@ -42,38 +42,38 @@ class Charged(BaseModel):
     releases: Annotated[int, Field(ge=0, lt=2**31)]
     mu: Annotated[float, Field(ge=0)] = math.inf
 
-    def account(self, party: str) -> dict[str, Any]:
+    def to_account(self, party: str) -> dict[str, Any]:
         """Return the account as `PrivacyLedger.account` does, with the party that reported it."""
-        return {**self.model_dump(exclude={"mu"}), "trace": [self._said_by(party)]}
+        return {**self.model_dump(exclude={"mu"}), "trace": [self._describe_report(party)]}
 
-    def spent(self, party: str) -> PrivacySpent:
+    def to_privacy_cost(self, party: str) -> PrivacySpent:
         """Return the cost as `PrivacyLedger.spent` does, with the party that reported it."""
         return PrivacySpent(
             epsilon_x=self.epsilon,
             delta=self.delta,
             releases=self.releases,
             mu=self.mu,
-            trace=(self._said_by(party),),
+            trace=(self._describe_report(party),),
         )
 
-    def _said_by(self, party: str) -> str:
+    def _describe_report(self, party: str) -> str:
         return (
             f"{party} says that it charged {self.figure} {self.epsilon:.4g} at delta "
             f"{self.delta:g}, for {self.releases} releases of one row at most"
         )
 
 
-_ALL: TypeAdapter[tuple[Charged, ...]] = TypeAdapter(
-    Annotated[tuple[Charged, ...], Field(strict=False, max_length=2)]
+_ALL: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
+    Annotated[tuple[ChargedAccount, ...], Field(strict=False, max_length=2)]
 )
 
 
-def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
+def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
     """Pack a party's ledgers by name, to report them; those of private updates stay with it."""
     accounts = []
     for name, ledger in ledgers:
         if not name.endswith(UPDATES):
-            spent = ledger.spent()
+            spent = ledger.get_privacy_spent()
             accounts.append(
                 {
                     "figure": ledger.figure,
@@ -87,8 +87,11 @@ def pack_charged(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
     return packed
 
 
-def said_of(
-    charged: Mapping[str, Sequence[Charged]], *, among: Iterable[str], silent: Mapping[str, int]
+def collect_accounts(
+    charged: Mapping[str, Sequence[ChargedAccount]],
+    *,
+    among: Iterable[str],
+    silent: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
     """Return the accounts of votes or contributions of parties in other processes.
 
@@ -96,7 +99,7 @@ def said_of(
     it.
     """
     said = {
-        name: account.account(name)
+        name: account.to_account(name)
         for name, accounts in charged.items()
         for account in accounts
         if account.figure != "epsilon_x"
@@ -112,7 +115,7 @@ def said_of(
     return said
 
 
-def read_charged(payload: bytes, *, sender: str) -> Sequence[Charged]:
+def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
     """Read what `pack_charged` made. Raises RemoteProtocolError: it is something else."""
     try:
         if len(payload) > _MOST_BYTES:
@@ -141,17 +144,17 @@ class Statement(BaseModel):
     signed: Annotated[str, Field(pattern="^([0-9a-f]{2})*$", max_length=2 * _MOST_BYTES)]
     signature: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
 
-    def accounts(self, party: str) -> Sequence[Charged]:
+    def verify_accounts(self, party: str) -> Sequence[ChargedAccount]:
         """Verify the signature and return the accounts.
 
         Raises RemoteProtocolError: `party` did not sign them, or they are no accounts.
         """
         try:
-            verify(
+            verify_signature(
                 bytes.fromhex(self.identity),
                 bytes.fromhex(self.signature),
                 _PURPOSE,
-                *_parts(bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)),
+                *_encode_parts(bytes.fromhex(self.contract), self.step, bytes.fromhex(self.signed)),
                 signer=party,
             )
         except RemoteProtocolError as error:
@@ -161,25 +164,25 @@ class Statement(BaseModel):
                 f"altered, is of another session or step, or is somebody else's; ask {party} for "
                 "its public identity"
             ) from error
-        return read_charged(bytes.fromhex(self.signed), sender=party)
+        return parse_accounts(bytes.fromhex(self.signed), sender=party)
 
     def as_json(self, party: str) -> dict[str, Any]:
         """Return the statement beside its accounts, for people; `signed` alone counts."""
-        accounts = [account.model_dump() for account in self.accounts(party)]
+        accounts = [account.model_dump() for account in self.verify_accounts(party)]
         return {STATEMENT.key: STATEMENT.number, **self.model_dump(), "accounts": accounts}
 
 
-def sign_charged(
+def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
     """Sign what `pack_charged` makes, for the contract of this digest, before this step."""
-    accounts = pack_charged(ledgers)
-    signature = identity.sign(_PURPOSE, *_parts(contract, step, accounts))
+    accounts = pack_accounts(ledgers)
+    signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
     packed: bytes = msgpack.packb([accounts, signature])
     return packed
 
 
-def read_statement(
+def parse_statement(
     payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
 ) -> Statement:
     """Read what `sign_charged` made for this contract and step, and verify it. Raises
@@ -201,9 +204,9 @@ def read_statement(
             f"checkpoint: {sender} sent no signed accounts where it says that it has saved; it "
             "runs another version, or deviates"
         ) from error
-    statement.accounts(sender)
+    statement.verify_accounts(sender)
     return statement
 
 
-def _parts(contract: bytes, step: int, accounts: bytes) -> tuple[bytes, bytes, bytes]:
+def _encode_parts(contract: bytes, step: int, accounts: bytes) -> tuple[bytes, bytes, bytes]:
     return contract, step.to_bytes(8, "big"), accounts

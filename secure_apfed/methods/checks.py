@@ -20,19 +20,19 @@ def check_method(config: RunSettings) -> None:
     write instead.
     """
     check_defences(config.defences, config.method)
-    config.method.check(config)
+    config.method.check_run(config)
     for problems in (
-        _task,
-        _noise,
-        _colluders,
-        _early_end,
-        _imbalance,
-        _parties,
-        _spreading,
-        _labels_after,
-        _pairwise,
-        _labels,
-        _private_training,
+        _check_task,
+        _check_noise,
+        _check_colluders,
+        _check_early_end,
+        _check_imbalance,
+        _check_parties,
+        _check_spreading,
+        _check_labels_after,
+        _check_pairwise,
+        _check_labels,
+        _check_private_training,
     ):
         for problem in problems(config):
             raise ValueError(problem)
@@ -40,11 +40,11 @@ def check_method(config: RunSettings) -> None:
 
 def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
     """Return the names of the methods whose settings fit, in words."""
-    *others, last = (name for name, method in METHODS.items() if fit(method.declared))
+    *others, last = (name for name, method in METHODS.items() if fit(method.public_facts))
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _task(config: RunSettings) -> Iterator[str]:
+def _check_task(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.task not in method.tasks:
         taking = [name for name, other in METHODS.items() if config.task in other.settings.tasks]
@@ -54,7 +54,7 @@ def _task(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _noise(config: RunSettings) -> Iterator[str]:
+def _check_noise(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
         votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
@@ -78,9 +78,9 @@ def _noise(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _colluders(config: RunSettings) -> Iterator[str]:
+def _check_colluders(config: RunSettings) -> Iterator[str]:
     method = config.method
-    adds_up = method.noise(config) is not None and method.opens_votes != "randomised"
+    adds_up = method.find_noise(config) is not None and method.opens_votes != "randomised"
     if config.colluders and not adds_up:
         yield (
             f"colluders: method {method.name} says no noise of passives that would add up, so none "
@@ -88,7 +88,7 @@ def _colluders(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _early_end(config: RunSettings) -> Iterator[str]:
+def _check_early_end(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.train.patience is None:
         return
@@ -115,7 +115,7 @@ def _early_end(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _imbalance(config: RunSettings) -> Iterator[str]:
+def _check_imbalance(config: RunSettings) -> Iterator[str]:
     method = config.method
     weighed = config.train.class_weights != "none"
     if weighed and not method.weighs_classes:
@@ -150,7 +150,7 @@ def _imbalance(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _parties(config: RunSettings) -> Iterator[str]:
+def _check_parties(config: RunSettings) -> Iterator[str]:
     method = config.method
     data = config.data
     if not method.has_passives:
@@ -178,7 +178,7 @@ def _parties(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _spreading(config: RunSettings) -> Iterator[str]:
+def _check_spreading(config: RunSettings) -> Iterator[str]:
     if not config.train.spread_labels:
         return
     if not config.method.predicts_throughout:
@@ -194,7 +194,7 @@ def _spreading(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _labels_after(config: RunSettings) -> Iterator[str]:
+def _check_labels_after(config: RunSettings) -> Iterator[str]:
     """Yield faults of settings in which labels come after the exchange."""
     train = config.train
     method = config.method
@@ -226,7 +226,7 @@ def _labels_after(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _pairwise(config: RunSettings) -> Iterator[str]:
+def _check_pairwise(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.alignment.mode == "all" or not method.has_passives:
         return
@@ -244,7 +244,7 @@ def _pairwise(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _labels(config: RunSettings) -> Iterator[str]:
+def _check_labels(config: RunSettings) -> Iterator[str]:
     method = config.method
     mechanism = config.labels.mechanism
     if mechanism != MultiStageResponse.name:
@@ -261,7 +261,7 @@ def _labels(config: RunSettings) -> Iterator[str]:
         )
 
 
-def _private_training(config: RunSettings) -> Iterator[str]:
+def _check_private_training(config: RunSettings) -> Iterator[str]:
     method = config.method
     if config.dp_sgd is None:
         return

@@ -35,10 +35,10 @@ from apfed_protocols.sums.recoverable import AnsweredCircles
 from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
 from secure_apfed.files import add_line, open_plain
-from secure_apfed.methods.method import Own
+from secure_apfed.methods.method import PartyContext
 from secure_apfed.names import log_file
 
-__all__ = ["RunCircles", "keep_to_circle", "merge_answered", "warn_of_steps_without"]
+__all__ = ["RunCircles", "keep_to_circle", "merge_answered_steps", "warn_of_steps_without"]
 
 _STEP = "step "
 
@@ -58,22 +58,22 @@ class RunCircles(AnsweredCircles):
         self._log = log
         self._waits = waits
         self._circle_of_step: dict[int, tuple[str, ...]] = {}
-        for step, circle, marks in _read_lines(log):
-            self._remember(step, circle, marks)
+        for step, circle, marks in _parse_lines(log):
+            self._record_step(step, circle, marks)
 
     @classmethod
-    def from_own(cls, own: Own) -> "RunCircles | None":
+    def from_own(cls, own: PartyContext) -> "RunCircles | None":
         """Return that of this party; None: it keeps no logs."""
         logs = own.secrets.logs
         if logs is None:
             return None
         return cls(log_file(logs, "circles", own.name, "jsonl"), waits=own.secrets.sends_out)
 
-    def mark(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+    def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
         """Return the mark of the step, then those of question and answer."""
-        return f"{_STEP}{binding.step}", *super().mark(values_BD, binding)
+        return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
-    def advise(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
+    def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
         missing = [name for name in earlier if name not in circle]
         if missing:
             return (
@@ -85,17 +85,17 @@ class RunCircles(AnsweredCircles):
             "out of which steps"
         )
 
-    def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
+    def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
         """Note a step; on return its line is written, and its answer may leave."""
         first, *rest = marks
         step = int(first.removeprefix(_STEP))
         fields = {"step": step, "circle": list(circle), "marks": rest}
         add_line(self._log, fields, waits=self._waits)
-        self._remember(step, circle, rest)
+        self._record_step(step, circle, rest)
 
-    def _remember(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
+    def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
         self._circle_of_step.setdefault(step, tuple(circle))
-        super().add((f"{_STEP}{step}", *marks), circle)
+        super().add_marks((f"{_STEP}{step}", *marks), circle)
 
     def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
         """Return the steps from this one on that were answered, as few stretches as there are."""
@@ -113,7 +113,7 @@ class RunCircles(AnsweredCircles):
         )
 
 
-def _read_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
+def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
     """Yield what was noted. What was torn off as it was written counts nothing had left for."""
     if not log.exists():
         return
@@ -132,7 +132,7 @@ def _read_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]
                 ) from error
 
 
-def merge_answered(
+def merge_answered_steps(
     said: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
 ) -> tuple[AnsweredSteps, ...]:
     """Return the steps from this one on that any passive answered, rising, none of them twice.
@@ -201,7 +201,7 @@ def keep_to_circle(contract: Contract, step: int, present: Sequence[str]) -> lis
     return [name for name in present if name in circle]
 
 
-def warn_of_steps_without(own: Own, contract: Contract) -> None:
+def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
     """Warn (LeftOutWarning) of steps that are played again without whom they were answered before.
 
     The active is told where it plays them alone, else the passive that is left out of them.

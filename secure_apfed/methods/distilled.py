@@ -49,41 +49,54 @@ from apfed_protocols.svd import (
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.labellers.kinds import minimiser, with_constant
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack_tensors,
+    unpack_tensors,
+)
+from secure_apfed.labellers.kinds import append_constant, minimise_loss
 from secure_apfed.learning.autoencoder import (
     Autoencoder,
     DistillationSettings,
-    Resembled,
+    TargetCodes,
     fit_autoencoder,
     new_autoencoder,
 )
-from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
-from secure_apfed.learning.release import Releases, check_rows, read_representations
+from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
+from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.learning.votes import last_layer
-from secure_apfed.measures import Scored, scored_by
+from secure_apfed.measures import Scored, score_model
 from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
-from secure_apfed.methods.local_models import Input, LocalModels, fit_best_if_better, restored
+from secure_apfed.methods.local_models import (
+    Input,
+    LocalModels,
+    fit_best_if_better,
+    restore_networks,
+)
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
-    Agreed,
-    Helper,
-    Learner,
+    ActiveRole,
+    HelperRole,
     Method,
-    Own,
+    PartyContext,
     Save,
-    Steps,
-    keep_or_end,
+    SessionTerms,
+    StepCounter,
+    save_or_end,
 )
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
-from secure_apfed.methods.sum_end import Allowance, unless_unasked
+from secure_apfed.methods.sum_end import Allowance, blame_active_too
 from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
 from secure_apfed.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less
@@ -139,7 +152,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     representations_from = "passives"
     teacher = "joint representations"
 
-    def check(self, config: RunSettings) -> None:
+    def check_run(self, config: RunSettings) -> None:
         fitting = ("selu", "linear", "enriched")
         if config.model.network not in fitting:
             raise ValueError(
@@ -180,7 +193,7 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
         """
         return config.model.representation_size
 
-    def check(self, config: RunSettings) -> None:
+    def check_run(self, config: RunSettings) -> None:
         if config.model.network != "enriched" or config.model.head:
             raise ValueError(
                 f"model.network: method {self.name} classifies the active's own features beside "
@@ -197,21 +210,23 @@ class ApcVflActive(StudentActive):
     student: "ApcVflTrainer"
 
     def __init__(
-        self, own: Own, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
+        self, own: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
-        guarantee = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
+        guarantee = joint_releases_statement(
+            guard_for(own).describe_guarantee(), len(contract.passives)
+        )
         super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
         self._contract = contract
         self._rows = rows
 
-    async def teach(self, links: Links, steps: Steps) -> None:
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Ask for the codes of its aligned training rows, and fit everything to them."""
         released = []
         for rows_B in self._parts_of(positions_in(self._rows, self.training_rows)):
-            released.append(await self._ask(links, steps.next_step, rows_B))
-            steps.stepped(None)
-        self.student.teach(torch.cat(released))
+            released.append(await self._request_codes(links, steps.next_step, rows_B))
+            steps.count_step(None)
+        self.student.fit_to_codes(torch.cat(released))
         self.local_models = self.student.describe_local_models()
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
@@ -219,35 +234,39 @@ class ApcVflActive(StudentActive):
         said = await super().evaluate(links, next_step=next_step, final=final)
         positions = positions_of(self._rows, self._test_rows)
         if final and len(positions) >= self.smallest_batch:
-            together = await self._together(links, next_step, positions)
+            together = await self._score_jointly(links, next_step, positions)
             said[f"{self._headline}_together"] = together
         return said
 
-    async def _together(self, links: Links, next_step: int, positions: Tensor) -> Scored:
+    async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
         """Return the joint scores of all parties at these positions; the ledgers count the
         releases.
         """
         scores = []
         for step, rows_B in enumerate(self._parts_of(positions), start=next_step):
-            released_BD = await self._ask(links, step, rows_B)
-            scores.append(self.student.together(self._rows[rows_B], released_BD).double().cpu())
+            released_BD = await self._request_codes(links, step, rows_B)
+            scores.append(
+                self.student.score_jointly(self._rows[rows_B], released_BD).double().cpu()
+            )
         truth = self.student.labels_N.cpu()[self._rows[positions]]
-        return Scored.of_network(truth, torch.cat(scores))
+        return Scored.from_network_outputs(truth, torch.cat(scores))
 
     def _parts_of(self, positions: Tensor) -> tuple[Tensor, ...]:
         return positions.tensor_split(math.ceil(len(positions) / self._contract.batch_size))
 
-    async def _ask(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
+    async def _request_codes(self, links: Links, step: int, rows_B: Tensor) -> Tensor:
         """Return the passives' codes of these positions side by side, (B, sum of D), float64."""
         passives = self._contract.passives
         for name in passives:
-            links.send(name, Kind.REQUEST, step, pack({"rows": rows_B}))
-        return torch.cat([await self._read(links, name, step, rows_B) for name in passives], dim=1)
+            links.send(name, Kind.REQUEST, step, pack_tensors({"rows": rows_B}))
+        return torch.cat(
+            [await self._receive_codes(links, name, step, rows_B) for name in passives], dim=1
+        )
 
-    async def _read(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
+    async def _receive_codes(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
         terms = self._contract.passives[name].representation
-        got_B, z_BD = read_representations(
+        got_B, z_BD = parse_representations(
             message, terms, aligned=len(self._rows), minimum=self._contract.minimum_batch
         )
         if not torch.equal(got_B, rows_B):
@@ -270,7 +289,7 @@ class VFedTransActive(StudentActive):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: "VFedTransTrainer",
@@ -289,35 +308,35 @@ class VFedTransActive(StudentActive):
         self._opened: Tensor | None = None
 
     @property
-    def opened(self) -> Tensor | None:
+    def last_sum(self) -> Tensor | None:
         """The singular vectors, a row for each row asked for, (U, D)."""
         return self._opened
 
     async def set_up(self, links: Links) -> None:
-        if self._contract.at_start:
-            self._receiver.take((await next_dealt(links)).payload)
+        if self._contract.is_at_start:
+            self._receiver.take_masks((await next_dealt(links)).payload)
 
-    async def teach(self, links: Links, steps: Steps) -> None:
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Name its aligned training rows, mask its own table of them, and read the vectors."""
         step = steps.next_step
         receiver = self._receiver
-        asked = pack({"rows": positions_in(self._rows, self.training_rows)})
+        asked = pack_tensors({"rows": positions_in(self._rows, self.training_rows)})
         for name in self._contract.passives:
             links.send(name, Kind.REQUEST, step, asked)
         own_UF = self._features_N[self.training_rows].flatten(1).double().numpy()
-        people = _people(self._contract, asked)
-        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, receiver.mask(own_UF, people))
+        people = _hash_people(self._contract, asked)
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, receiver.mask_table(own_UF, people))
         message = await links.receive(
             AGGREGATOR, Kind.SINGULAR_VECTORS, step=step, patience=FOR_AN_ANSWER
         )
-        vectors_UD = receiver.open(message.payload, people, rows=len(own_UF))
+        vectors_UD = receiver.open_vectors(message.payload, people, rows=len(own_UF))
         self._opened = torch.from_numpy(vectors_UD)
-        self.student.teach(self._opened)
+        self.student.fit_to_vectors(self._opened)
         self.local_models = self.student.describe_local_models()
-        steps.stepped(0.0)
+        steps.count_step(0.0)
 
 
-class VFedTransPassive(Helper):
+class VFedTransPassive(HelperRole):
     """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `Helper`. `rows`:
     of its table by position of the alignment, (N,). `owner`: its end of the decomposition; None: in
     a session that decomposes nothing any more.
@@ -325,19 +344,21 @@ class VFedTransPassive(Helper):
 
     asks = (Kind.REQUEST,)
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, owner: SvdOwner | None) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
+    ) -> None:
         self.name = own.name
         self.contract = contract
         self._owner = owner
         self._features_NF = own.data.table.features[rows].flatten(1).double().numpy()
-        self._allowance = Allowance.of(own, contract, aligned=len(rows))
+        self._allowance = Allowance.from_contract(own, contract, aligned=len(rows))
         self.kept = {"allowance": self._allowance}
 
     async def set_up(self, links: Links) -> None:
         if self._owner is not None:
-            self._owner.take((await next_dealt(links)).payload)
+            self._owner.take_masks((await next_dealt(links)).payload)
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Check the request, count it, and mask its rows for the aggregator; once a session. Raises
         RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
@@ -349,15 +370,15 @@ class VFedTransPassive(Helper):
                 "step in which that was due; vectors of other rows would tell these apart"
             )
         expected = {"rows": TensorSpec(torch.int64, (None,))}
-        rows_U = unpack(message.payload, expected, sender=message.sender)[0]["rows"]
+        rows_U = unpack_tensors(message.payload, expected, sender=message.sender)[0]["rows"]
         least = max(owner.agreement.vectors, self.contract.minimum_batch)
         check_rows(rows_U, aligned=len(self._features_NF), minimum=least, sender=message.sender)
         table_UF = self._features_NF[rows_U.numpy()]
-        self._count(rows_U, table_UF.tobytes(), message)
-        masked = owner.mask(table_UF, _people(self.contract, message.payload))
+        self._count_answers(rows_U, table_UF.tobytes(), message)
+        masked = owner.mask_table(table_UF, _hash_people(self.contract, message.payload))
         links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
 
-    def _count(self, rows_U: Tensor, values: bytes, asked: Envelope) -> None:
+    def _count_answers(self, rows_U: Tensor, values: bytes, asked: Envelope) -> None:
         """Count one answer for each row, in the log, before it leaves.
 
         The same rows again, in another session, are under other masks and tell nothing new.
@@ -365,12 +386,12 @@ class VFedTransPassive(Helper):
         digest = hashlib.blake2b(asked.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
         for step, rows_B in enumerate(blocks):
-            self._allowance.check(step, rows_B, sender=asked.sender)
+            self._allowance.check_batch(step, rows_B, sender=asked.sender)
         for step, rows_B in enumerate(blocks):
-            self._allowance.take(step, rows_B, digest, sender=asked.sender)
+            self._allowance.count_answers(step, rows_B, digest, sender=asked.sender)
 
 
-class VFedTransAggregator(Helper):
+class VFedTransAggregator(HelperRole):
     """The aggregator of VFedTrans: decomposes the sum of all masked tables, once; see `Helper`."""
 
     name = AGGREGATOR
@@ -378,9 +399,9 @@ class VFedTransAggregator(Helper):
     def __init__(self, contract: Contract, server: SvdServer) -> None:
         self.contract = contract
         self._server = server
-        self._due = contract.at_start
+        self._due = contract.is_at_start
 
-    async def help(self, links: Links, save: Save) -> None:
+    async def run_session(self, links: Links, save: Save) -> None:
         """Take one table of every owner, until the session ends."""
         active = self.contract.active
         owners = self._server.agreement.owners
@@ -394,13 +415,13 @@ class VFedTransAggregator(Helper):
                 patience=FOR_THE_ACTIVE,
             )
             if message.kind is Kind.CONTRIBUTION:
-                await self._decompose(links, message)
+                await self._decompose_tables(links, message)
             elif message.sender != active:
                 raise RemoteProtocolError(f"{message.sender} may send no {message.kind}")
-            elif not keep_or_end(message.kind, message.step, links, active, save):
+            elif not save_or_end(message.kind, message.step, links, active, save):
                 return
 
-    async def _decompose(self, links: Links, first: Envelope) -> None:
+    async def _decompose_tables(self, links: Links, first: Envelope) -> None:
         """Gather the tables of all owners, of which this one came first, and answer."""
         active = self.contract.active
         step = first.step
@@ -412,12 +433,12 @@ class VFedTransAggregator(Helper):
         self._due = False
         tables = {first.sender: first.payload}
         while missing := [name for name in self._server.agreement.owners if name not in tables]:
-            with unless_unasked(active):
+            with blame_active_too(active):
                 other = await links.receive(
                     missing, Kind.CONTRIBUTION, step=step, least=len(missing)
                 )
             tables[other.sender] = other.payload
-        links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor(tables))
+        links.send(active, Kind.SINGULAR_VECTORS, step, self._server.factor_tables(tables))
 
 
 class DistilledTrainer:
@@ -438,33 +459,33 @@ class DistilledTrainer:
         strongest: the local model that predicts instead of logistic regression, once it is fitted.
     """
 
-    in_one_go = True
+    has_direct_fit = True
     strongest: LocalModels | None = None
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         rows: Tensor,
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
         held = own.data
         table = own.data.table
-        compute = Compute.of(own.config.train)
+        compute = Compute.from_settings(own.config.train)
         assert table.labels is not None
         self.parts = parts
         self.heads = heads
         for module in (*parts.values(), *heads.values()):
             module.to(compute.device, compute.dtype)
-        self.features_N = compute.place(table.features)
-        self.labels_N = compute.place(table.labels)
+        self.features_N = compute.move_tensor(table.features)
+        self.labels_N = compute.move_tensor(table.labels)
         self.rows_U = held.train_rows[torch.isin(held.train_rows, rows)]
         self.labelled_n = held.labelled_rows
         self.compute = compute
         self._rows_T = held.train_rows
         self._owner = own.name
         self._seed = own.secrets.seed
-        self._settings = DistillationSettings.among(own.config.method)
+        self._settings = DistillationSettings.from_settings(own.config.method)
         self._config = own.config
         self._data = own.data
 
@@ -472,7 +493,7 @@ class DistilledTrainer:
     def networks(self) -> ActiveNetworks:
         return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
-    def fit(self, name: str, rows_NF: Tensor, resembled: Resembled | None = None) -> None:
+    def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
         fit_autoencoder(
             self.parts[name],
             rows_NF,
@@ -485,21 +506,21 @@ class DistilledTrainer:
     def fit_student(self, codes_UD: Tensor) -> None:
         """Fit the student to all training rows, drawn to these codes of the aligned ones."""
         places_U = torch.searchsorted(self._rows_T, self.rows_U)
-        self.fit("student", self.features_N[self._rows_T], Resembled(places_U, codes_UD))
+        self.fit_part("student", self.features_N[self._rows_T], TargetCodes(places_U, codes_UD))
 
-    def classify(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
+    def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
         """Fit this head to codes of labelled rows; not where they have one label only."""
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
-    def classify_alone(self) -> None:
+    def fit_local_head(self) -> None:
         """Fit what predicts alone to what the encoder makes of labelled rows."""
         encoder = self.networks.encoder
         labelled_n = self.labelled_n
         with torch.no_grad():
             read_nD = encoder(self.features_N[labelled_n])
-        self.classify("alone", read_nD, labelled_n)
+        self.fit_head("alone", read_nD, labelled_n)
         if self._settings.classifier == "strongest":
             task = SoloTask.from_run(self._config, self._data, self._rows_T)
             reads: Input = "x and h" if isinstance(encoder, Enriched) else "h"
@@ -511,38 +532,38 @@ class DistilledTrainer:
         """Return which local model predicts; nothing where logistic regression does."""
         return {} if self.strongest is None else self.strongest.as_json()
 
-    def learn(self, step: int, rows_B: Tensor) -> float:
+    def train_on_rows(self, step: int, rows_B: Tensor) -> float:
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
-    def scored(self, rows: Tensor) -> Scored:
+    def score_rows(self, rows: Tensor) -> Scored:
         networks = self.networks
         at = next(chain(networks.parameters(), networks.buffers()))
 
         @torch.no_grad()
-        def said(rows_B: Tensor) -> Tensor:
+        def score_batch(rows_B: Tensor) -> Tensor:
             scores_BK: Tensor = networks(self.features_N[rows_B].to(at), None)[0]
             return scores_BK.to(self.labels_N.device)
 
-        return scored_by(said, rows, self.labels_N)
+        return score_model(score_batch, rows, self.labels_N)
 
-    def _modules(self) -> dict[str, nn.Module]:
+    def _list_modules(self) -> dict[str, nn.Module]:
         return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
         strongest = {} if self.strongest is None else {"strongest": self.strongest.networks}
         return {
             key: value
-            for name, module in {**self._modules(), **strongest}.items()
-            for key, value in prefixed(name, module.state_dict()).items()
+            for name, module in {**self._list_modules(), **strongest}.items()
+            for key, value in add_prefix(name, module.state_dict()).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, module in self._modules().items():
-            module.load_state_dict(without_prefix(name, tensors))
-        state = without_prefix("strongest", tensors)
+        for name, module in self._list_modules().items():
+            module.load_state_dict(remove_prefix(name, tensors))
+        state = remove_prefix("strongest", tensors)
         self.strongest = None
         if state:
-            networks = restored(state, self.heads["alone"])
+            networks = restore_networks(state, self.heads["alone"])
             self.strongest = LocalModels(networks=networks, used=())
 
 
@@ -554,12 +575,12 @@ class ApcVflTrainer(DistilledTrainer):
     labelled rows, and on g2's where all parties predict.
     """
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        settings = ApcVflSettings.of(own.config)
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        settings = ApcVflSettings.from_run_settings(own.config)
         model = own.config.model
         features = own.data.table.shape
-        student = _autoencoder(own, "g3", model, features)
-        local = _autoencoder(own, "g1", settings.own, features)
+        student = _make_autoencoder(own, "g3", model, features)
+        local = _make_autoencoder(own, "g1", settings.own, features)
         encoder = student.encoder
         if model.network == "enriched":
             encoder = Enriched(encoder)
@@ -568,12 +589,12 @@ class ApcVflTrainer(DistilledTrainer):
         codes += [terms.representation.shape for terms in contract.passives.values()]
         joint_model = ModelSettings(network="selu", hidden=settings.joint, representation=size)
         joined = sum(map(math.prod, codes))
-        joint = _autoencoder(own, "g2", joint_model, (joined,))
+        joint = _make_autoencoder(own, "g2", joint_model, (joined,))
         family = family_for(model, features)
         classes = len(own.data.classes)
-        with seeded(own.secrets.seed, own.name, "heads"):
+        with seed_draws(own.secrets.seed, own.name, "heads"):
             alone, together = (
-                family.head(math.prod(output_shape(read, shape)), classes, model)
+                family.make_head(math.prod(output_shape(read, shape)), classes, model)
                 for read, shape in ((encoder, features), (joint.encoder, (joined,)))
             )
         super().__init__(
@@ -586,45 +607,45 @@ class ApcVflTrainer(DistilledTrainer):
             },
         )
 
-    def teach(self, released_UD: Tensor) -> None:
+    def fit_to_codes(self, released_UD: Tensor) -> None:
         """Fit everything to the passives' codes of `rows_U`, beside each other."""
         joint = self.parts["joint"]
         labelled_n = self.labelled_n
-        self.fit("own", self.features_N[self.rows_U])
-        codes_UD = self._beside_own(self.rows_U, released_UD)
-        self.fit("joint", codes_UD)
-        joint_UD = joint.codes(codes_UD)
+        self.fit_part("own", self.features_N[self.rows_U])
+        codes_UD = self._join_codes(self.rows_U, released_UD)
+        self.fit_part("joint", codes_UD)
+        joint_UD = joint.encode_rows(codes_UD)
         self.fit_student(joint_UD)
-        self.classify_alone()
+        self.fit_local_head()
         known_U = torch.isin(self.rows_U, labelled_n)
-        self.classify("together", joint_UD[known_U], self.rows_U[known_U])
+        self.fit_head("together", joint_UD[known_U], self.rows_U[known_U])
 
-    def together(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
+    def score_jointly(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
         """Return scores (B, K) of these rows by all parties together."""
-        codes_BD = self.parts["joint"].codes(self._beside_own(rows_B, released_BD))
+        codes_BD = self.parts["joint"].encode_rows(self._join_codes(rows_B, released_BD))
         with torch.no_grad():
             scores_BK: Tensor = self.heads["together"].head(codes_BD)
         return scores_BK
 
-    def _beside_own(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
+    def _join_codes(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
         """Return the own codes of these rows beside the passives' released codes."""
-        own_BD = self.parts["own"].codes(self.features_N[rows_B])
-        return torch.cat([own_BD, self.compute.place(released_BD)], dim=1)
+        own_BD = self.parts["own"].encode_rows(self.features_N[rows_B])
+        return torch.cat([own_BD, self.compute.move_tensor(released_BD)], dim=1)
 
 
 class VFedTransTrainer(DistilledTrainer):
     """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
 
-    def __init__(self, own: Own, rows: Tensor) -> None:
+    def __init__(self, own: PartyContext, rows: Tensor) -> None:
         model = own.config.model
         features = own.data.table.shape
         family = family_for(model, features)
         vectors = model.representation_size
-        with seeded(own.secrets.seed, own.name, "student"):
-            enriched = family.encoder(features, model)
+        with seed_draws(own.secrets.seed, own.name, "student"):
+            enriched = family.make_encoder(features, model)
             assert isinstance(enriched, Enriched)
-            decoder = family.decoder((vectors,), features, model)
-            head = family.head(math.prod(features) + vectors, len(own.data.classes), model)
+            decoder = family.make_decoder((vectors,), features, model)
+            head = family.make_head(math.prod(features) + vectors, len(own.data.classes), model)
         super().__init__(
             own,
             rows,
@@ -632,10 +653,10 @@ class VFedTransTrainer(DistilledTrainer):
             heads={"alone": ActiveNetworks(enriched, head)},
         )
 
-    def teach(self, vectors_UD: Tensor) -> None:
+    def fit_to_vectors(self, vectors_UD: Tensor) -> None:
         """Fit the student to these vectors, and the classifier to what it makes of own rows."""
         self.fit_student((vectors_UD * math.sqrt(len(vectors_UD)) / _GRID).round() * _GRID)
-        self.classify_alone()
+        self.fit_local_head()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
@@ -645,8 +666,8 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
     mean_D = codes.mean(axis=0)
     size_D = codes.std(axis=0)
     size_D[size_D == 0] = 1.0
-    theta_DK = minimiser(
-        with_constant((codes - mean_D) / size_D, 1.0),
+    theta_DK = minimise_loss(
+        append_constant((codes - mean_D) / size_D, 1.0),
         labels_n.numpy(),
         layer.out_features,
         strength=1 / len(codes),
@@ -660,23 +681,29 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
 
 class ApcVfl(Tvfl):
     settings = ApcVflSettings
-    lockstep = Method.lockstep  # codes are asked for once
+    lockstep = Method.make_simulated_step  # codes are asked for once
 
-    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         model = _model_of(config, passive)
-        return family_for(model, features).encoder(features, model)
+        return family_for(model, features).make_encoder(features, model)
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         config = own.config
         guard = guard_for(own)
-        local = _autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
+        local = _make_autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
         # In the table's order: that of the alignment is random.
-        own_UF = Compute.of(config.train).place(own.data.table.features[rows.sort().values])
+        own_UF = Compute.from_settings(config.train).move_tensor(
+            own.data.table.features[rows.sort().values]
+        )
         fit_autoencoder(
-            local, own_UF, ApcVflSettings.of(config), owner=own.name, seed=own.secrets.seed
+            local,
+            own_UF,
+            ApcVflSettings.from_run_settings(config),
+            owner=own.name,
+            seed=own.secrets.seed,
         )
         trainer = EncoderTrainer(
             own.name,
@@ -690,29 +717,33 @@ class ApcVfl(Tvfl):
 
 
 def _model_of(config: RunSettings, passive: str) -> ModelSettings:
-    return settings_of(config, passive).model or ApcVflSettings.of(config).passive
+    return settings_of(config, passive).model or ApcVflSettings.from_run_settings(config).passive
 
 
-def _autoencoder(own: Own, name: str, model: ModelSettings, features: Shape) -> Autoencoder:
-    compute = Compute.of(own.config.train)
+def _make_autoencoder(
+    own: PartyContext, name: str, model: ModelSettings, features: Shape
+) -> Autoencoder:
+    compute = Compute.from_settings(own.config.train)
     return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
 
 
 class VFedTrans(Method):
     settings = VFedTransSettings
 
-    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """Return all labelled rows, with people whom only the active knows: its classifier reads
         the student.
         """
         return held.labelled_rows
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at every party with a table, how many features it has."""
         check_passives(own.config, own.passives)
         return _row_of(math.prod(own.data.table.shape))
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
             require_own_terms(own.name, name, offers[name], _row_of(count))
@@ -729,32 +760,32 @@ class VFedTrans(Method):
                 f"all parties together; say {total} or less"
             )
         terms = PassiveTerms(objective=None, weight=1.0, representation=_row_of(total))
-        return Agreed(
+        return SessionTerms(
             passives=dict.fromkeys(own.passives, terms),
             secure_sum={
                 "scheme": "svd",
                 "masks": "orthogonal",
                 "features": features,
                 "vectors": vectors,
-                "mask_rows": VFedTransSettings.of(own.config).mask_rows,
+                "mask_rows": VFedTransSettings.from_run_settings(own.config).mask_rows,
             },
         )
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        receiver = SvdReceiver(_agreement(own, contract))
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        receiver = SvdReceiver(_make_agreement(own, contract))
         return VFedTransActive(own, contract, rows, VFedTransTrainer(own, rows), receiver)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        owner = SvdOwner(_agreement(own, contract), own.name) if contract.at_start else None
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        owner = SvdOwner(_make_agreement(own, contract), own.name) if contract.is_at_start else None
         return VFedTransPassive(own, contract, rows, owner)
 
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return VFedTransAggregator(contract, SvdServer(_agreement(own, contract)))
+    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
+        return VFedTransAggregator(contract, SvdServer(_make_agreement(own, contract)))
 
-    async def deal(self, own: Own, links: Links, contract: Contract) -> None:
+    async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:
         """Send the masks: a seed for all, and for each owner its part of the mask of columns."""
-        if contract.at_start:
-            for message in SvdDealer(_agreement(own, contract)).deal():
+        if contract.is_at_start:
+            for message in SvdDealer(_make_agreement(own, contract)).deal_masks():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
@@ -764,12 +795,12 @@ def _row_of(numbers: int) -> RepresentationTerms:
     )
 
 
-def _people(contract: Contract, asked: bytes) -> bytes:
+def _hash_people(contract: Contract, asked: bytes) -> bytes:
     """Return 32 bytes that stand for these rows in this session, the same at all owners."""
     return hashlib.sha256(contract.digest + asked).digest()
 
 
-def _agreement(own: Own, contract: Contract) -> SvdAgreement:
+def _make_agreement(own: PartyContext, contract: Contract) -> SvdAgreement:
     agreed = contract.secure_sum
     owners = (contract.active, *contract.passives)
     return SvdAgreement(

@@ -54,21 +54,35 @@ from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.labellers import LABELLERS, Spreading, hard, labeller_for_oneself, make_labeller
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
+from secure_apfed.labellers import (
+    LABELLERS,
+    Spreading,
+    harden_votes,
+    labeller_for_oneself,
+    make_labeller,
+)
 from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
-from secure_apfed.learning.release import Releases, check_rows, read_representations
-from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import agreed_sum, defences_of, guard_for, ledger_for
+from secure_apfed.learning.release import Releases, check_rows, parse_representations
+from secure_apfed.measures import Scored, score_model
+from secure_apfed.methods.accounts import defences_of, describe_sum, guard_for, ledger_for
 from secure_apfed.methods.alignment import positions_in, positions_of
-from secure_apfed.methods.method import Agreed, Helper, Learner, Lockstep, Method, Own, Steps
+from secure_apfed.methods.method import (
+    ActiveRole,
+    HelperRole,
+    Lockstep,
+    Method,
+    PartyContext,
+    SessionTerms,
+    StepCounter,
+)
 from secure_apfed.methods.student import (
     Student,
-    by_labeller,
+    make_labeller_prior,
     side_by_side,
     train_student,
-    with_votes,
+    weigh_votes,
 )
 from secure_apfed.methods.sum_end import (
     ActiveSum,
@@ -82,10 +96,10 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.methods.terms import (
+    bound_sent_rows,
     check_passives,
     clip_of,
     require_own_terms,
-    sent_terms,
     settings_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape
@@ -93,7 +107,7 @@ from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.method import FormSettings, MethodSettings, Side
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
@@ -150,16 +164,16 @@ class SummedSplitNnSettings(MethodSettings):
 
         Through other layers than linear ones they are nearly linear.
         """
-        return _summed_numbers(config, config.model) * config.train.epochs
+        return _count_summed_numbers(config, config.model) * config.train.epochs
 
 
-def _summed_numbers(config: RunSettings, model: ModelSettings) -> int:
+def _count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
     """Return the numbers of a representation that passives sum, which all have alike."""
     named = [settings.model or model for settings in config.passives.values()]
     return max((of.representation_size for of in named), default=model.representation_size)
 
 
-def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
     low = own_BD.min()
     high = own_BD.max()
     return low + (high - low) * torch.rand_like(like_BD)
@@ -168,12 +182,12 @@ def _uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
 FILLS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tvfl_0": lambda own_BD, like_BD: torch.zeros_like(like_BD),
     "tvfl_a": lambda own_BD, like_BD: own_BD.mean().expand_as(like_BD),
-    "tvfl_r": _uniform,
+    "tvfl_r": _draw_uniform,
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class JointScores:
     """The scores of rows by all parties' model, (B, K), and the representations that it read."""
 
     scores: Tensor
@@ -187,7 +201,7 @@ class TvflActive(SumLearner):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         contract: Contract,
         aligned: Tensor,
         trainer: "HeadTrainer",
@@ -213,21 +227,25 @@ class TvflActive(SumLearner):
         self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Ask, learn, return gradients (3M envelopes); rows are alignment positions."""
-        parts = self.read(rows_B, await self.ask(links, step, rows_B, learn=True))
-        loss, gradients = self.learn(step, rows_B, parts)
+        parts = self.parse_answers(
+            rows_B, await self.request_representations(links, step, rows_B, learn=True)
+        )
+        loss, gradients = self.train_on_parts(step, rows_B, parts)
         for name, payload in gradients.items():
             links.send(name, Kind.GRADIENTS, step, payload)
         return loss
 
     @staticmethod
-    def request(rows_B: Tensor, *, learn: bool = True) -> bytes:
+    def pack_request(rows_B: Tensor, *, learn: bool = True) -> bytes:
         """Ask for the representations of these alignment positions, of every passive alike."""
-        return pack({"rows": rows_B}, {"learn": learn})
+        return pack_tensors({"rows": rows_B}, {"learn": learn})
 
-    async def ask(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> list[Envelope]:
-        request = self.request(rows_B, learn=learn)
+    async def request_representations(
+        self, links: Links, step: int, rows_B: Tensor, *, learn: bool
+    ) -> list[Envelope]:
+        request = self.pack_request(rows_B, learn=learn)
         for name in self.contract.passives:
             links.send(name, Kind.REQUEST, step, request)
         return [
@@ -235,7 +253,7 @@ class TvflActive(SumLearner):
             for name in self.contract.passives
         ]
 
-    def read(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
+    def parse_answers(self, rows_B: Tensor, answers: Sequence[Envelope]) -> dict[str, Tensor]:
         """Return the passives' representations of the requested rows, by passive.
 
         Raises RemoteProtocolError: a passive is missing or answered twice, other rows or shapes, or
@@ -250,33 +268,35 @@ class TvflActive(SumLearner):
         read: dict[str, Tensor] = {}
         for envelope in answers:
             terms = self.contract.passives[envelope.sender].representation
-            got_B, h_BD = read_representations(
+            got_B, h_BD = parse_representations(
                 envelope, terms, aligned=len(self._aligned), minimum=1
             )
             if not torch.equal(got_B, rows_B):
                 raise RemoteProtocolError(f"{envelope.sender} answered for other rows than asked")
-            read[envelope.sender] = self.trainer.compute.place(h_BD)
+            read[envelope.sender] = self.trainer.compute.move_tensor(h_BD)
         return read
 
     def own_rows(self, rows_B: Tensor) -> Tensor:
         return self._aligned[rows_B].to(self.trainer.compute.device)
 
-    def learn(
+    def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float, dict[str, bytes]]:
         """Take one step on the task loss; return the loss, and the gradient for each part by
         name.
         """
         own_B = self.own_rows(rows_B)
-        loss, gradients = self.trainer.learn(step, own_B, parts)
+        loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
         labels_B = self.trainer.labels_N[own_B]
         packed = dict[str, bytes]()
         for name, gradient_B in gradients.items():
             leaving_B = gradient_B
             for defence in self._defences:
-                leaving_BD = defence.protect(leaving_B.flatten(1), Leaving(step, name, labels_B))
+                leaving_BD = defence.protect_gradient(
+                    leaving_B.flatten(1), Leaving(step, name, labels_B)
+                )
                 leaving_B = leaving_BD.reshape(gradient_B.shape)
-            packed[name] = pack({"gradient": leaving_B})
+            packed[name] = pack_tensors({"gradient": leaving_B})
         return loss.item(), packed
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
@@ -284,14 +304,14 @@ class TvflActive(SumLearner):
 
         The full inference sends representations of test rows, which the ledgers count.
         """
-        with self.trainer.evaluating():
-            said = {name: self._filled(name) for name in FILLS}
+        with self.trainer.evaluation_mode():
+            said = {name: self._score_fill(name) for name in FILLS}
             if final:
-                together = await self._together(links, next_step)
-                said = {"tvfl": together, **said, "tvfl_alone": self.alone()}
+                together = await self._score_jointly(links, next_step)
+                said = {"tvfl": together, **said, "tvfl_alone": self.score_local_model()}
         return said
 
-    def alone(self) -> Scored:
+    def score_local_model(self) -> Scored:
         """Train a model on the active's own features and labels, and return its test scores.
 
         It is for the day when the others are gone.
@@ -299,51 +319,51 @@ class TvflActive(SumLearner):
         own = self._own
         held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
         student = Student(replace(own, held=held), torch.arange(len(held.table.ids)))
-        student.teach(np.zeros((len(student.rows_U), student.classes)))
+        student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, own.config)
         self._alone = student
-        return student.scored(self._test_rows)
+        return student.score_rows(self._test_rows)
 
-    def left_alone(self) -> ActiveNetworks | None:
+    def get_fallback_networks(self) -> ActiveNetworks | None:
         return None if self._alone is None else self._alone.networks
 
-    def _filled(self, name: str) -> Scored:
+    def _score_fill(self, name: str) -> Scored:
         trainer = self.trainer
         shapes = {
             passive: terms.representation.shape for passive, terms in self.contract.passives.items()
         }
 
-        def predict(rows_B: Tensor) -> Tensor:
-            with trainer.compute.forward(self._seed, "fill", name):
+        def predict_rows(rows_B: Tensor) -> Tensor:
+            with trainer.compute.prepare_forward(self._seed, "fill", name):
                 own_BD = trainer.encoder(trainer.features_N[rows_B])
                 parts = {
                     passive: FILLS[name](own_BD, own_BD.new_empty(len(rows_B), *shape))
                     for passive, shape in shapes.items()
                 }
-                return trainer.scores(own_BD, parts)
+                return trainer.compute_scores(own_BD, parts)
 
-        return scored_by(predict, self._test_rows, trainer.labels_N)
+        return score_model(predict_rows, self._test_rows, trainer.labels_N)
 
-    async def _together(self, links: Links, next_step: int) -> Scored:
+    async def _score_jointly(self, links: Links, next_step: int) -> Scored:
         labels_N = self.trainer.labels_N.cpu()
         truth = [labels_N[:0]]
         scores = [torch.empty(0, self._classes)]
         for index, rows_B in enumerate(self.parts_of(self._aligned_test_rows)):
-            joint = await self.joint(links, next_step + index, rows_B)
+            joint = await self.predict_jointly(links, next_step + index, rows_B)
             scores.append(joint.scores.detach().double().cpu())
             truth.append(labels_N[self._aligned[rows_B].cpu()])
-        return Scored.of_network(torch.cat(truth), torch.cat(scores))
+        return Scored.from_network_outputs(torch.cat(truth), torch.cat(scores))
 
-    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
+    async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the loss of the joint model, for which every passive represents these
         positions.
         """
         total = 0.0
         asked = 0
-        with self.trainer.evaluating():
+        with self.trainer.evaluation_mode():
             for rows_B in self.parts_of(rows):
-                scores_BK = (await self.joint(links, steps.next_step, rows_B)).scores
-                steps.stepped(None)
+                scores_BK = (await self.predict_jointly(links, steps.next_step, rows_B)).scores
+                steps.count_step(None)
                 labels_B = self.trainer.labels_N[self._aligned[rows_B].to(scores_BK.device)]
                 total += float(F.cross_entropy(scores_BK, labels_B, reduction="sum"))
                 asked += len(rows_B)
@@ -354,21 +374,23 @@ class TvflActive(SumLearner):
         parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.contract.batch_size)))
         return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
 
-    async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
+    async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
         """Return the joint prediction of all parties at these alignment positions; nobody learns
         from it.
         """
-        answers = await self.ask(links, step, rows_B, learn=False)
-        return self._joint(rows_B, lambda: self.read(rows_B, answers))
+        answers = await self.request_representations(links, step, rows_B, learn=False)
+        return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
 
-    def _joint(self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]) -> Joint:
+    def _compute_joint(
+        self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]
+    ) -> JointScores:
         trainer = self.trainer
         own_B = self.own_rows(rows_B)
-        with torch.no_grad(), trainer.compute.forward(self._seed, "together"):
+        with torch.no_grad(), trainer.compute.prepare_forward(self._seed, "together"):
             own_BD = trainer.encoder(trainer.features_N[own_B])
             parts = read()
-            scores_BK = trainer.scores(own_BD, parts)
-        return Joint(scores=scores_BK, representations=trainer.merged(own_BD, parts))
+            scores_BK = trainer.compute_scores(own_BD, parts)
+        return JointScores(scores=scores_BK, representations=trainer.merge_parts(own_BD, parts))
 
 
 class SplitNnActive(TvflActive):
@@ -380,9 +402,9 @@ class SplitNnActive(TvflActive):
         """Return, at the end, the joint scores of the aligned test rows, and the local ones."""
         if not final:
             return {}
-        with self.trainer.evaluating():
-            together = await self._together(links, next_step)
-        return {self.headline: together, f"{self.headline}_alone": self.alone()}
+        with self.trainer.evaluation_mode():
+            together = await self._score_jointly(links, next_step)
+        return {self.headline: together, f"{self.headline}_alone": self.score_local_model()}
 
 
 class SummedSplitNnActive(SplitNnActive):
@@ -390,34 +412,34 @@ class SummedSplitNnActive(SplitNnActive):
 
     headline = "split_nn_sum"
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one step of the active: two messages with each passive, and one sum."""
-        others_BD = await self._summed(links, step, rows_B, learn=True)
-        loss, gradients = self.learn(step, rows_B, {SUM: others_BD})
+        others_BD = await self._request_sum(links, step, rows_B, learn=True)
+        loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
             links.send(name, Kind.GRADIENTS, step, gradients[SUM])
         return loss
 
-    async def joint(self, links: Links, step: int, rows_B: Tensor) -> Joint:
-        others_BD = await self._summed(links, step, rows_B, learn=False)
+    async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
+        others_BD = await self._request_sum(links, step, rows_B, learn=False)
         self.check_teacher(rows_B, others_BD)
-        return self._joint(rows_B, lambda: {SUM: others_BD})
+        return self._compute_joint(rows_B, lambda: {SUM: others_BD})
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
         """Check what one person's sum may move of what is said of others; nothing, unless a method
         promises something of it.
         """
 
-    async def _summed(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+    async def _request_sum(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         assert self.sum is not None
-        request = self.request(rows_B, learn=learn)
+        request = self.pack_request(rows_B, learn=learn)
         terms = next(iter(self.contract.passives.values())).representation
-        self.sum.ask(links, Kind.REQUEST, step, request)
-        sum_BD = await self.sum.read(links, step, rows_B, request, math.prod(terms.shape))
-        return self.trainer.compute.place(sum_BD)
+        self.sum.send_request(links, Kind.REQUEST, step, request)
+        sum_BD = await self.sum.receive_sum(links, step, rows_B, request, math.prod(terms.shape))
+        return self.trainer.compute.move_tensor(sum_BD)
 
 
-class EncodingPassive(Helper):
+class EncodingPassive(HelperRole):
     """A passive that encodes its own view on request, and learns from the gradient that comes back.
     `trainer`: its encoder, over its features in the order of the alignment.
     """
@@ -433,12 +455,12 @@ class EncodingPassive(Helper):
         self.unmeasured: set[bool] = set()
         self._due: tuple[int, Tensor] | None = None
 
-    def sent_network(self) -> nn.Module | None:
+    def get_sent_network(self) -> nn.Module | None:
         return self.trainer.encoder
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """Answer a request that nobody learns from; `about`: which people that is, to who knows."""
-        await self.answer(links, message)
+        await self.answer_message(links, message)
 
     def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
         """Return the positions that the active asks for, and whether this party learns from its
@@ -447,7 +469,7 @@ class EncodingPassive(Helper):
         Raises RemoteProtocolError: the request breaks a rule.
         """
         expected = {"rows": TensorSpec(torch.int64, (None,))}
-        tensors, meta = unpack(message.payload, expected, sender=message.sender)
+        tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
         check_rows(
             tensors["rows"],
             aligned=len(self.trainer.features_N),
@@ -456,7 +478,7 @@ class EncodingPassive(Helper):
         )
         return tensors["rows"], meta.get("learn") is True
 
-    def encode(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Encode these positions; no gradient on an earlier answer is due any more. Raises
         PromiseError: rows of the first batch move each other where a bound rests on it.
         """
@@ -464,13 +486,13 @@ class EncodingPassive(Helper):
         if learn in self.unmeasured and len(rows_B) > 1:
             self.trainer.check_rows(rows_B, learn=learn)
             self.unmeasured.discard(learn)
-        return self.trainer.represent(step, rows_B, learn=learn)
+        return self.trainer.encode_rows(step, rows_B, learn=learn)
 
-    def sent(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
+    def expect_gradient(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
         """Remember what left, where a gradient on it is due."""
         self._due = (step, z_BD) if learn else None
 
-    def learn(self, message: Envelope) -> None:
+    def apply_gradient(self, message: Envelope) -> None:
         """Take one step from the gradient on what was sent last.
 
         Raises RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
@@ -482,10 +504,10 @@ class EncodingPassive(Helper):
             )
         z_BD = self._due[1]
         expected = {"gradient": TensorSpec(self.trainer.compute.dtype, tuple(z_BD.shape))}
-        tensors, _ = unpack(message.payload, expected, sender=sender)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=sender)
         if not bool(tensors["gradient"].isfinite().all()):
             raise RemoteProtocolError(f"{sender} sent a gradient that is not finite")
-        self.trainer.update(z_BD, tensors["gradient"])
+        self.trainer.apply_gradient(z_BD, tensors["gradient"])
         self._due = None
 
 
@@ -495,7 +517,7 @@ class TvflPassive(EncodingPassive):
     """
 
     def __init__(
-        self, own: Own, contract: Contract, trainer: "EncoderTrainer", releases: Releases
+        self, own: PartyContext, contract: Contract, trainer: "EncoderTrainer", releases: Releases
     ) -> None:
         super().__init__(own.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
@@ -504,12 +526,12 @@ class TvflPassive(EncodingPassive):
         self._releases = releases
         self._gate = StepGate(self.name)
         people = len(trainer.features_N)  # whom the final inference asks about once more
-        self._allowance = Allowance.of(own, contract, aligned=people, beyond=1)
+        self._allowance = Allowance.from_contract(own, contract, aligned=people, beyond=1)
         self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         if message.kind is Kind.GRADIENTS:
-            self.learn(message)
+            self.apply_gradient(message)
         else:
             payload = self.represent(message)
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
@@ -522,15 +544,15 @@ class TvflPassive(EncodingPassive):
         rows_B, learn = self.rows_of(message)
         step = message.step
         sender = message.sender
-        self._allowance.check(step, rows_B, sender=sender)
+        self._allowance.check_batch(step, rows_B, sender=sender)
         self._gate.enter(step, sender=sender)
         released = self._releases.release(
-            self.encode(step, rows_B, learn=learn),
+            self.encode_rows(step, rows_B, learn=learn),
             step=step,
             rows=rows_B,
-            count=lambda digest: self._allowance.take(step, rows_B, digest, sender=sender),
+            count=lambda digest: self._allowance.count_answers(step, rows_B, digest, sender=sender),
         )
-        self.sent(step, released.z, learn=learn)
+        self.expect_gradient(step, released.z, learn=learn)
         return released.payload
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
@@ -553,12 +575,12 @@ class SummedPassive(SumHelper, EncodingPassive):
             self.unmeasured = {True, False}
         self._clip = clip
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         if message.kind is Kind.GRADIENTS:
-            self.learn(message)
+            self.apply_gradient(message)
             return
         rows_B, learn = self.rows_of(message)
-        await self._add(links, self.sum.admit(message, rows_B), rows_B, learn=learn)
+        await self._add_to_sum(links, self.sum.admit_request(message, rows_B), rows_B, learn=learn)
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
         """See `EncodingPassive`. What is added is bound to the people, of whom each passive has
@@ -567,16 +589,18 @@ class SummedPassive(SumHelper, EncodingPassive):
         rows_B, _ = self.rows_of(message)
         asked = replace(message, payload=about)
         same_B = torch.arange(len(rows_B))
-        admitted = self.sum.admit(asked, same_B, counted=rows_B)
-        await self._add(links, admitted, rows_B, learn=False)
+        admitted = self.sum.admit_request(asked, same_B, counted=rows_B)
+        await self._add_to_sum(links, admitted, rows_B, learn=False)
 
-    async def _add(self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool) -> None:
+    async def _add_to_sum(
+        self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool
+    ) -> None:
         step = admitted.step
-        z_BD = self.encode(step, rows_B, learn=learn).flatten(1)
+        z_BD = self.encode_rows(step, rows_B, learn=learn).flatten(1)
         if self._clip is not None:
             z_BD = clip_rows(z_BD, self._clip)
-        await self.sum.send(links, admitted, z_BD.detach().cpu().double().numpy())
-        self.sent(step, z_BD, learn=learn)
+        await self.sum.send_answer(links, admitted, z_BD.detach().cpu().double().numpy())
+        self.expect_gradient(step, z_BD, learn=learn)
 
 
 class HeadTrainer(Trainer):
@@ -604,27 +628,27 @@ class HeadTrainer(Trainer):
         modules = {"encoder": encoder, "head": head}
         super().__init__(owner, modules, train=train, seed=seed)
         self._passives = tuple(passives)
-        self.features_N, self.labels_N = map(self.compute.place, (features_N, labels_N))
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
 
-    def learn(
+    def train_on_parts(
         self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Descend once; return the task loss and its gradient by each passive's part."""
         parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
-        self.begin()
+        self.zero_grad()
         with self.forward_pass(step):
-            scores_BK = self.scores(self.encoder(self.features_N[own_B]), parts)
+            scores_BK = self.compute_scores(self.encoder(self.features_N[own_B]), parts)
         loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
         loss.backward()
         self.step()
         return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
 
-    def scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        read = [h_B.flatten(1) for h_B in self.merged(own_B, parts)]
+    def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        read = [h_B.flatten(1) for h_B in self.merge_parts(own_B, parts)]
         scores_BK: Tensor = self.head(torch.cat(read, dim=1))
         return scores_BK
 
-    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the inputs of the head, side by side."""
         return (own_B, *(parts[name] for name in self._passives))
 
@@ -635,7 +659,7 @@ class SumTrainer(HeadTrainer):
     With linear encoders and no clip that is one network on the concatenated table.
     """
 
-    def merged(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         (others_BD,) = (parts[name] for name in self._passives)
         return (own_B.flatten(1) + others_BD,)
 
@@ -648,24 +672,24 @@ class EncoderTrainer(Trainer):
     ) -> None:
         self.encoder = encoder
         super().__init__(owner, {"encoder": encoder}, train=train, seed=seed)
-        self.features_N = self.compute.place(features_N)
+        self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
         """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
         features_B = self.features_N[rows_B.to(self.compute.device)]
         check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
 
-    def represent(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
         """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
         self.set_training(learn)
         with torch.set_grad_enabled(learn), self.forward_pass(step):
             h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
         return h_B.to(self.compute.dtype)
 
-    def update(self, z_B: Tensor, gradient_B: Tensor) -> None:
+    def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
         """Descend once from the gradient on z, which was represented last."""
-        self.begin()
-        joint_loss(z_B.new_zeros(()), z_B, self.compute.place(gradient_B)).backward()
+        self.zero_grad()
+        joint_loss(z_B.new_zeros(()), z_B, self.compute.move_tensor(gradient_B)).backward()
         self.step()
 
 
@@ -675,75 +699,87 @@ class Tvfl(Method):
     settings: type[MethodSettings] = TvflSettings
     kind: type[TvflActive] = TvflActive
 
-    def model(self, config: RunSettings) -> ModelSettings:
+    def pick_model(self, config: RunSettings) -> ModelSettings:
         """Return the networks of the active, and of passives that have none of their own."""
         return config.model
 
-    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        model = settings_of(config, passive).model or self.model(config)
-        return family_for(model, features).encoder(features, model)
+    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+        model = settings_of(config, passive).model or self.pick_model(config)
+        return family_for(model, features).make_encoder(features, model)
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         check_passives(own.config, own.passives)
         if own.name == own.active:
             return None
-        shape = output_shape(self._encoder(own), own.data.table.shape)
-        return sent_terms(own.config, shape, guard_for(own))
+        shape = output_shape(self._make_encoder(own), own.data.table.shape)
+        return bound_sent_rows(own.config, shape, guard_for(own))
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         guard = guard_for(own)
         for name, offered in offers.items():
-            require_own_terms(own.name, name, offered, sent_terms(own.config, offered.shape, guard))
-        return Agreed(
+            require_own_terms(
+                own.name, name, offered, bound_sent_rows(own.config, offered.shape, guard)
+            )
+        return SessionTerms(
             passives={
                 name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
                 for name in own.passives
             }
         )
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        trainer = self.head_trainer(own, contract)
-        promised = joint_releases_statement(guard_for(own).statement(), len(contract.passives))
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        trainer = self.make_head_trainer(own, contract)
+        promised = joint_releases_statement(
+            guard_for(own).describe_guarantee(), len(contract.passives)
+        )
         return self.kind(own, contract, rows, trainer, guarantee=promised)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         guard = guard_for(own)
         releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
-        return TvflPassive(own, contract, self._encoding(own, rows), releases)
+        return TvflPassive(own, contract, self._make_encoder_trainer(own, rows), releases)
 
-    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    def make_simulated_step(
+        self, active: ActiveRole, passives: Mapping[str, HelperRole]
+    ) -> Lockstep:
         assert isinstance(active, TvflActive)
         others = {name: role for name, role in passives.items() if isinstance(role, TvflPassive)}
 
-        def step(step: int, rows_B: Tensor) -> None:
+        def run_step(step: int, rows_B: Tensor) -> None:
             sent = {
-                name: passive.trainer.represent(step, rows_B, learn=True)
+                name: passive.trainer.encode_rows(step, rows_B, learn=True)
                 for name, passive in others.items()
             }
             read = {name: h_B.detach().clone() for name, h_B in sent.items()}
-            _, gradients = active.trainer.learn(step, active.own_rows(rows_B), read)
+            _, gradients = active.trainer.train_on_parts(step, active.own_rows(rows_B), read)
             for name, gradient_B in gradients.items():
-                others[name].trainer.update(sent[name], gradient_B)
+                others[name].trainer.apply_gradient(sent[name], gradient_B)
 
-        return step
+        return run_step
 
-    def head_trainer(self, own: Own, contract: Contract) -> "HeadTrainer":
+    def make_head_trainer(self, own: PartyContext, contract: Contract) -> "HeadTrainer":
         """Return the active's networks, whose head reads the representations of each passive."""
-        return self._trainer(HeadTrainer, own, contract, tuple(contract.passives))
+        return self._make_trainer(HeadTrainer, own, contract, tuple(contract.passives))
 
-    def _trainer(
-        self, kind: "type[HeadTrainer]", own: Own, contract: Contract, parts: tuple[str, ...]
+    def _make_trainer(
+        self,
+        kind: "type[HeadTrainer]",
+        own: PartyContext,
+        contract: Contract,
+        parts: tuple[str, ...],
     ) -> "HeadTrainer":
         """Return the active's networks at their reproducible start; the head reads these parts."""
         config = own.config
         table = own.data.table
-        encoder = self._encoder(own)
+        encoder = self._make_encoder(own)
         shape = output_shape(encoder, table.shape)
-        model = self.model(own.config)
+        model = self.pick_model(own.config)
         sent = [contract.passives[name].representation.shape for name in parts if name != SUM]
         size = sum(math.prod(each) for each in (shape, *sent))
-        with seeded(own.secrets.seed, own.name, "head"):
-            head = family_for(model, table.shape).head(size, len(own.data.classes), model)
+        with seed_draws(own.secrets.seed, own.name, "head"):
+            head = family_for(model, table.shape).make_head(size, len(own.data.classes), model)
         assert table.labels is not None
         return kind(
             own.name,
@@ -756,24 +792,24 @@ class Tvfl(Method):
             seed=own.secrets.seed,
         )
 
-    def _encoding(self, own: Own, rows: Tensor) -> "EncoderTrainer":
+    def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> "EncoderTrainer":
         return EncoderTrainer(
             own.name,
-            self._encoder(own),
+            self._make_encoder(own),
             features_N=own.data.table.features[rows],
             train=own.config.train,
             seed=own.secrets.seed,
         )
 
-    def _encoder(self, own: Own) -> nn.Module:
+    def _make_encoder(self, own: PartyContext) -> nn.Module:
         """Return a party's encoder at its reproducible start."""
         config = own.config
         features = own.data.table.shape
-        with seeded(own.secrets.seed, own.name, "encoder"):
+        with seed_draws(own.secrets.seed, own.name, "encoder"):
             if own.name != own.active:
-                return self.sent_network(config, own.name, features)
-            model = self.model(config)
-            return family_for(model, features).encoder(features, model)
+                return self.build_sent_network(config, own.name, features)
+            model = self.pick_model(config)
+            return family_for(model, features).make_encoder(features, model)
 
 
 class SplitNn(Tvfl):
@@ -788,13 +824,15 @@ class SummedSplitNn(SumMethod, Tvfl):
 
     settings: type[MethodSettings] = SummedSplitNnSettings
     kind = SummedSplitNnActive
-    lockstep = Method.lockstep
+    lockstep = Method.make_simulated_step
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
-        agreed = super().agree(own, offers, session)
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
+        agreed = super().derive_terms(own, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
         if own.name == own.active:
-            sizes[own.name] = math.prod(output_shape(self._encoder(own), own.data.table.shape))
+            sizes[own.name] = math.prod(output_shape(self._make_encoder(own), own.data.table.shape))
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
@@ -802,10 +840,10 @@ class SummedSplitNn(SumMethod, Tvfl):
                 f"numbers; got {said}; give all parties one model.representation"
             )
         shape = offers[own.passives[0]].shape
-        return replace(agreed, secure_sum=agreed_sum(own, session, shape))
+        return replace(agreed, secure_sum=describe_sum(own, session, shape))
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        agreed = SessionSum.of(own, contract)
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        agreed = SessionSum.from_contract(own, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
         if agreed.noise is not None:
             guarantee = "representations are read as their noised sum alone"
@@ -813,17 +851,19 @@ class SummedSplitNn(SumMethod, Tvfl):
             own,
             contract,
             rows,
-            self.head_trainer(own, contract),
+            self.make_head_trainer(own, contract),
             guarantee=guarantee,
-            sum_end=agreed.active(),
+            sum_end=agreed.make_active_end(),
         )
 
-    def head_trainer(self, own: Own, contract: Contract) -> HeadTrainer:
-        return self._trainer(SumTrainer, own, contract, (SUM,))
+    def make_head_trainer(self, own: PartyContext, contract: Contract) -> HeadTrainer:
+        return self._make_trainer(SumTrainer, own, contract, (SUM,))
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
-        trainer = self._encoding(own, rows)
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
+            people=len(rows), beyond=1
+        )
+        trainer = self._make_encoder_trainer(own, rows)
         return SummedPassive(sum_end, trainer, clip=clip_of(own.config))
 
 
@@ -832,7 +872,7 @@ class TeacherActive(SummedSplitNnActive):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         contract: Contract,
         aligned: Tensor,
         trainer: HeadTrainer,
@@ -847,17 +887,17 @@ class TeacherActive(SummedSplitNnActive):
         self.kept = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
         self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
-        self._check_due = TeacherSettings.of(self._config).epsilon is not None
+        self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
-    async def conclude(self, links: Links, steps: Steps) -> None:
+    async def finish_training(self, links: Links, steps: StepCounter) -> None:
         """Ask for the rows that the teacher is to label, label them, and train the student."""
-        settings = TeacherSettings.of(self._config)
+        settings = TeacherSettings.from_run_settings(self._config)
         labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
         labelled[torch.from_numpy(self.student.labelled)] = True
         places = torch.arange(len(labelled))
         if settings.labels == HEAD:
             places = places[~labelled]
-        with self.trainer.evaluating():
+        with self.trainer.evaluation_mode():
             answers = [
                 (places_B.numpy(), await self._ask_once(links, steps, self._train_rows[places_B]))
                 for places_B in self.parts_of(places)
@@ -865,10 +905,10 @@ class TeacherActive(SummedSplitNnActive):
         labels_UK = np.zeros((len(labelled), self.student.classes))
         if answers:
             places_V = np.concatenate([places_B for places_B, _ in answers])
-            labels_UK[places_V] = self._label(places_V, [joint for _, joint in answers])
+            labels_UK[places_V] = self._label_rows(places_V, [joint for _, joint in answers])
         if settings.epsilon is not None:
-            labels_UK = self.randomised(labels_UK, settings.epsilon)
-        self.student.teach(labels_UK)
+            labels_UK = self.randomise_labels(labels_UK, settings.epsilon)
+        self.student.fit_to_labels(labels_UK)
         train_student(self.student, self._config)
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
@@ -879,14 +919,14 @@ class TeacherActive(SummedSplitNnActive):
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
             self._check_due = False
 
-    async def _ask_once(self, links: Links, steps: Steps, rows_B: Tensor) -> Joint:
-        joint = await self.joint(links, steps.next_step, rows_B)
-        steps.stepped(None)
+    async def _ask_once(self, links: Links, steps: StepCounter, rows_B: Tensor) -> JointScores:
+        joint = await self.predict_jointly(links, steps.next_step, rows_B)
+        steps.count_step(None)
         return joint
 
-    def _label(self, places_V: NDArray[np.int64], joints: list[Joint]) -> Floats:
+    def _label_rows(self, places_V: NDArray[np.int64], joints: list[JointScores]) -> Floats:
         """Return the teacher's labels at these places of the training rows, (V, K)."""
-        settings = TeacherSettings.of(self._config)
+        settings = TeacherSettings.from_run_settings(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in joints]).double()
             labels_VK = scores_VK.softmax(1).cpu().numpy()
@@ -902,32 +942,34 @@ class TeacherActive(SummedSplitNnActive):
             asked = read_VD, np.flatnonzero(known), labels, self.student.classes
             if settings.epsilon is not None:
                 check_votes(labeller, *asked, owner=self.name, is_judge=False)
-            labels_VK = labeller.label(*asked)
-        return hard(labels_VK) if settings.form == "hard" else labels_VK
+            labels_VK = labeller.label_rows(*asked)
+        return harden_votes(labels_VK) if settings.form == "hard" else labels_VK
 
-    def randomised(self, labels_UK: Floats, epsilon: float) -> Floats:
+    def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
         """Return labels for the student under randomised response, combined with its own prior."""
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
-        answers_U = response.answer(hard(labels_UK), key=self._key, about=_ALL_ROWS)
-        estimate_UK = response.estimate(answers_U[None])
-        prior = by_labeller(Spreading())
-        return with_votes(estimate_UK, self.student, prior, seed=self._seed).likely
+        answers_U = response.randomise_votes(
+            harden_votes(labels_UK), key=self._key, about=_ALL_ROWS
+        )
+        estimate_UK = response.estimate_sum(answers_U[None])
+        prior = make_labeller_prior(Spreading())
+        return weigh_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """Return, at the end, the student's scores, and the teacher's with all parties present."""
         if not final:
             return {}
-        with self.trainer.evaluating():
-            together = await self._together(links, next_step)
+        with self.trainer.evaluation_mode():
+            together = await self._score_jointly(links, next_step)
         name = self._config.method.name
-        said = {name: self.student.scored(self._test_rows)}
+        said = {name: self.student.score_rows(self._test_rows)}
         return {**said, f"{name}_together": together} if len(together.truth) else said
 
-    def solo(self) -> ActiveNetworks | None:
+    def get_solo_networks(self) -> ActiveNetworks | None:
         return self.student.networks
 
-    def without(self, rows: Tensor) -> ActiveNetworks | None:
-        return self.student.without(rows)
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        return self.student.refit_excluding(rows)
 
 
 class TeacherSettings(FormSettings):
@@ -974,7 +1016,7 @@ class TeacherSettings(FormSettings):
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         releases = config.train.epochs + self.asks_again
-        return _summed_numbers(config, self.model) * releases
+        return _count_summed_numbers(config, self.model) * releases
 
     @property
     def asks_again(self) -> bool:
@@ -988,25 +1030,25 @@ class JointTeacher(SummedSplitNn):
     settings = TeacherSettings
     kind = TeacherActive
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """See `Method`. Each label of the teacher's is answered as one person's, so that no other
         row may move it.
         """
-        role = super().passive(own, contract, rows)
+        role = super().build_passive(own, contract, rows)
         assert isinstance(role, SummedPassive)
-        if TeacherSettings.of(own.config).epsilon is not None:
+        if TeacherSettings.from_run_settings(own.config).epsilon is not None:
             role.unmeasured.add(False)
         return role
 
-    def model(self, config: RunSettings) -> ModelSettings:
-        return TeacherSettings.of(config).model
+    def pick_model(self, config: RunSettings) -> ModelSettings:
+        return TeacherSettings.from_run_settings(config).model
 
 
-def _response_statement(own: Own) -> str:
+def _response_statement(own: PartyContext) -> str:
     """Return the guarantee of randomised response between teacher and student; "" if there is
     none.
     """
-    epsilon = TeacherSettings.of(own.config).epsilon
+    epsilon = TeacherSettings.from_run_settings(own.config).epsilon
     if epsilon is None:
         return ""
     seeded = own.config.guard.noise != "secret"

@@ -43,15 +43,15 @@ from secure_apfed.solo import (
     Predictor,
     SoloTask,
     average_held_out,
+    convert_predictor,
     find_baseline,
-    keep_fitted,
     list_local_models,
     measure_collapse,
     pick_models,
     surely_better,
 )
-from secure_apfed.solo.fitted import Fitted, View, average_of, modules_in
-from secure_apfed.solo.interface import FloatArray, fits_kept_meanwhile
+from secure_apfed.solo.fitted import FittedModel, View, average_of, modules_in
+from secure_apfed.solo.interface import FloatArray, cache_fits
 
 Combine: TypeAlias = Literal["mean", "mean_of_three", "best"]
 _MOST: Mapping[Combine, int | None] = MappingProxyType(
@@ -81,11 +81,11 @@ class LocalModels:
         """Return what scores rows of this table, positions (B,) -> log-probabilities (B, K)."""
 
         @torch.no_grad()
-        def score(rows_B: Tensor) -> Tensor:
+        def score_rows(rows_B: Tensor) -> Tensor:
             scores_BK: Tensor = self.networks(table.features[rows_B].double(), None)[0]
             return scores_BK
 
-        return score
+        return score_rows
 
     def as_json(self) -> dict[str, list[str]]:
         return {"used": list(self.used), "left_out": list(self.left_out)}
@@ -102,11 +102,11 @@ class _Candidate(LocalModel):
     def name(self) -> str:
         return f"{self.baseline.name} of {self.input}"
 
-    def keep(self) -> Fitted:
-        return keep_fitted(self.fit())
+    def build_network(self) -> FittedModel:
+        return convert_predictor(self.fit())
 
     def has_collapsed(self) -> bool:
-        self.keep()  # what cannot be kept is left out now, and does not fail in an average
+        self.build_network()  # what cannot be kept is left out now, and does not fail in an average
         return super().has_collapsed()
 
 
@@ -157,14 +157,14 @@ def fit_local_models(
     rows = task.few_rows
     task = task.few
     most = _MOST[combine]
-    with one_thread(), fits_kept_meanwhile():
+    with one_thread(), cache_fits():
         helped = _list_candidates(encoder, task, [name for name in inputs if name != "x"])
         if received_UD is not None and "pupils" in inputs:
             helped += _list_pupils(task, received_UD[rows])
         is_alone = "x" in inputs or not helped
         alone = _list_candidates(encoder, task, ["x"] if is_alone else [])
         used, left_out, reads_help = _pick_helped_or_alone(helped, alone, most=most)
-        fitted = [(candidate.view, candidate.keep()) for candidate in used]
+        fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
         networks = networks_of(average)  # nothing reads h, and no encoder is kept
@@ -209,15 +209,15 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
         reads: what h is: "h" of the features, or "x and h".
     """
     encoder = _copy_encoder(encoder)
-    with one_thread(), fits_kept_meanwhile():
-        alone = LocalModel.choose(task)
-        h_UD = represent(encoder, task)
+    with one_thread(), cache_fits():
+        alone = LocalModel.choose_best(task)
+        h_UD = compute_representations(encoder, task)
         reader = choose_reader(replace(task, features=h_UD, shape=h_UD.shape[1:]))
         reads_help = is_surely_better(reader.score_held_out(), alone)
         if reads_help:
-            networks = ActiveNetworks(encoder, keep_fitted(reader.fit()).as_head())
+            networks = ActiveNetworks(encoder, convert_predictor(reader.fit()).as_head())
         else:
-            networks = networks_of(alone.keep())
+            networks = networks_of(alone.build_network())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
         used=(f"{reader.name} of {reads}" if reads_help else f"{alone.name} of x",),
@@ -230,7 +230,7 @@ def choose_reader(task: SoloTask) -> LocalModel:
 
     The run's own network is none of them: its settings are those of the features.
     """
-    return LocalModel.choose(task, among=TEACHERS)
+    return LocalModel.choose_best(task, among=TEACHERS)
 
 
 def is_surely_better(with_help: Scored | None, alone: LocalModel) -> bool:
@@ -251,12 +251,12 @@ def networks_of(model: nn.Module) -> ActiveNetworks:
     straightened.
     """
     encoder, head = (
-        (model, model.plain_head()) if isinstance(model, Fitted) else model.cpu().children()
+        (model, model.plain_head()) if isinstance(model, FittedModel) else model.cpu().children()
     )
     return ActiveNetworks(encoder, head).requires_grad_(False).eval()
 
 
-def restored(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
+def restore_networks(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
     """Return networks of this state, on the CPU; what is no fitted model has the form of these."""
     own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
     kept = ActiveNetworks(*modules_in(state, lambda _: (own.encoder, own.head)))
@@ -270,7 +270,7 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
     """Return the pupils, which are fitted already."""
-    view = View.unchanged(task.features.shape[1])
+    view = View.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
     return [
         _PupilCandidate(baseline=ridge, task=task, view=view, input="x", pupil=pupil)
@@ -284,17 +284,17 @@ def _list_candidates(
     """Return every local model of each of these inputs, not fitted yet."""
     views: list[tuple[Input, View, SoloTask]] = []
     if "x" in inputs:
-        views.append(("x", View.unchanged(task.features.shape[1]), task))
+        views.append(("x", View.for_whole_row(task.features.shape[1]), task))
     if "h" in inputs or "x_and_h" in inputs:
-        h_UD = represent(encoder, task)
+        h_UD = compute_representations(encoder, task)
         rows_UC = np.concatenate([task.features, h_UD], axis=1)
         width = rows_UC.shape[1]
-        code = View.standardised(rows_UC, first=task.features.shape[1], end=width)
-        whole = View.standardised(rows_UC, first=0, end=width)
+        code = View.from_rows(rows_UC, first=task.features.shape[1], end=width)
+        whole = View.from_rows(rows_UC, first=0, end=width)
         if "h" in inputs:
-            views.append(("h", code, _read_through(code, rows_UC, task)))
+            views.append(("h", code, _apply_view(code, rows_UC, task)))
         if "x_and_h" in inputs:
-            views.append(("x and h", whole, _read_through(whole, rows_UC, task)))
+            views.append(("x and h", whole, _apply_view(whole, rows_UC, task)))
     return [
         _Candidate(baseline=baseline, task=read, view=view, input=name)
         for name, view, read in views
@@ -302,7 +302,7 @@ def _list_candidates(
     ]
 
 
-def represent(encoder: nn.Module, task: SoloTask) -> FloatArray:
+def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
     """Return h of a task's rows, flattened, (U, D)."""
     rows_U = torch.from_numpy(task.features).reshape(len(task.features), *task.shape)
     with torch.no_grad():
@@ -318,7 +318,7 @@ def represent(encoder: nn.Module, task: SoloTask) -> FloatArray:
     return np.asarray(h_UD, dtype=np.float64)
 
 
-def _read_through(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
+def _apply_view(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
     """Return the same task of the columns that a view reads."""
-    read_UF = view.read(rows_UC)
+    read_UF = view.standardise_columns(rows_UC)
     return replace(task, features=read_UF, shape=read_UF.shape[1:])

@@ -18,14 +18,14 @@ from apfed_protocols.seal import Identity
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
+from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures import Scored
-from secure_apfed.methods.charged import Statement, read_statement
+from secure_apfed.methods.charged import Statement, parse_statement
 from secure_apfed.models import Shape
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.seeds import shuffled
+from secure_apfed.seeds import shuffle_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -48,7 +48,7 @@ it: what the party charged so far (`secure_apfed.methods.charged`).
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartyState:
+class PartyCheckpoint:
     """The state of one party before a step; with its own secrets, all that it needs to resume.
 
     Attributes:
@@ -67,32 +67,32 @@ class PartyState:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Keeper(Protocol):
+class CheckpointStore(Protocol):
     """One party's own folder: what it agreed to, what it is, and how its part ended."""
 
-    def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+    def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         """Keep the contract that all have signed."""
 
-    def latest(self, until: int | None = None) -> PartyState | None:
+    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
         """Return the newest state, or the newest that is not after this step; None: there is
         none.
         """
 
-    def steps(self) -> tuple[int, ...]:
+    def list_steps(self) -> tuple[int, ...]:
         """Return the steps whose state is stored, ascending."""
 
-    def save(self, state: PartyState) -> None:
+    def save(self, state: PartyCheckpoint) -> None:
         """Keep this state, and the one before it."""
 
-    def opened(self, name: str, ledger: PrivacyLedger) -> None:
+    def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
         """Be told of an account that the party opens."""
 
-    def ended(self, contract: Contract, role: "Role") -> None:
+    def finish_part(self, contract: Contract, role: "Role") -> None:
         """Note how this party's part ended, and let go of what it needed to go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Secrets:
+class PartySecrets:
     """The private inputs of one party, besides its data.
 
     Attributes:
@@ -107,13 +107,13 @@ class Secrets:
     identity: Identity
     noise_key: bytes = field(repr=False)
     seed: int = field(repr=False)
-    keeper: Keeper | None = None
+    keeper: CheckpointStore | None = None
     logs: Path | None = None
     sends_out: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class PartyContext:
     """One party before a session; all of it but the public settings stays with that party.
 
     Attributes:
@@ -134,7 +134,7 @@ class Own:
     name: str
     active: str
     passives: tuple[str, ...]
-    secrets: Secrets
+    secrets: PartySecrets
     known: Mapping[str, bytes]
     held: OwnData | None = field(default=None, repr=False)
     aligned: Tensor | None = field(default=None, repr=False)
@@ -150,7 +150,7 @@ class Own:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreed:
+class SessionTerms:
     """The terms that all parties of a method agree on besides the settings; public.
 
     Attributes:
@@ -162,18 +162,18 @@ class Agreed:
     secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Steps(Protocol):
+class StepCounter(Protocol):
     """The count of a run's steps; each has a number of its own, whatever it is for."""
 
     @property
     def next_step(self) -> int:
         """The first step that was not played."""
 
-    def stepped(self, loss: float | None) -> None:
+    def count_step(self, loss: float | None) -> None:
         """Count a finished step, with its task loss; None: it trained nothing."""
 
 
-class Kept(Protocol):
+class CheckpointPart(Protocol):
     """A part of a role in a checkpoint: networks, accounts, counts."""
 
     def tensors(self) -> Mapping[str, Tensor]: ...
@@ -192,7 +192,7 @@ class Role:
     """
 
     name: str
-    kept: Mapping[str, Kept] = {}
+    kept: Mapping[str, CheckpointPart] = {}
     ledgers: Mapping[str, PrivacyLedger] = {}
     contributions: PrivacyLedger | None = None
     predicts_with: Mapping[str, nn.Module] = {}
@@ -213,16 +213,16 @@ class Role:
         return {
             key: value
             for name, part in self.kept.items()
-            for key, value in prefixed(name, part.tensors()).items()
+            for key, value in add_prefix(name, part.tensors()).items()
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         """Restore what `tensors` returned before step `next_step`."""
         for name, part in self.kept.items():
-            part.load_tensors(without_prefix(name, tensors))
+            part.load_tensors(remove_prefix(name, tensors))
 
 
-class Helper(Role, ABC):
+class HelperRole(Role, ABC):
     """The part of a party that helps: a passive, or the aggregator.
 
     Attributes:
@@ -233,7 +233,7 @@ class Helper(Role, ABC):
     contract: Contract
     asks: tuple[Kind, ...] = ()
 
-    async def help(self, links: Links, save: Save) -> None:
+    async def run_session(self, links: Links, save: Save) -> None:
         """Run its side from the first step to the end of the session: answer what is asked."""
         active = self.contract.active
         while True:
@@ -241,15 +241,15 @@ class Helper(Role, ABC):
                 active, *self.asks, Kind.CHECKPOINT, Kind.END, patience=FOR_THE_ACTIVE
             )
             if message.kind in self.asks:
-                await self.answer(links, message)
-            elif not keep_or_end(message.kind, message.step, links, active, save):
+                await self.answer_message(links, message)
+            elif not save_or_end(message.kind, message.step, links, active, save):
                 return
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Answer one message of a kind that it answers."""
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
 
-    def sent_network(self) -> nn.Module | None:
+    def get_sent_network(self) -> nn.Module | None:
         """Return the network whose output it sends or adds to a sum; only it knows the network.
         None: none.
         """
@@ -257,7 +257,7 @@ class Helper(Role, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class VoteAgreement:
     """The agreement of one passive's votes with others': shares of rows, without bias.
 
     The noise of answers may carry them below 0 or above 1.
@@ -274,7 +274,7 @@ class Agreement:
     labels_noise: float
 
 
-class Learner(Role, ABC):
+class ActiveRole(Role, ABC):
     """The part of the party that learns a model and says when the session ends.
 
     Attributes:
@@ -300,12 +300,12 @@ class Learner(Role, ABC):
 
     def __init__(self) -> None:
         self.left: dict[str, int] = {}
-        self.agreement: Mapping[str, Agreement] = {}
+        self.agreement: Mapping[str, VoteAgreement] = {}
         self.help: Help | None = None
         self.local_models: Mapping[str, Sequence[str]] = {}
 
     @abstractmethod
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one training step; return the task loss."""
 
     @abstractmethod
@@ -322,21 +322,21 @@ class Learner(Role, ABC):
         """Return which of `training_rows` have a label; some of these are held out."""
         return self.training_rows
 
-    async def loss_on(self, links: Links, steps: Steps, rows: Tensor) -> float:
+    async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
         """Return the loss of some training rows, from which nobody learns; where it
         `stops_early`.
         """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
-    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+    async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
         """Prepare an epoch; return whether it has steps, and other epochs follow it."""
         return True
 
-    async def conclude(self, links: Links, steps: Steps) -> None:
+    async def finish_training(self, links: Links, steps: StepCounter) -> None:
         """Do what follows the last step, before the last evaluation."""
-        self.conclude_alone()
+        self.finish_locally()
 
-    def conclude_alone(self) -> None:
+    def finish_locally(self) -> None:
         """Conclude without sending anything; by default do nothing."""
 
     @property
@@ -345,19 +345,19 @@ class Learner(Role, ABC):
         return 0
 
     @property
-    def opened(self) -> Tensor | None:
+    def last_sum(self) -> Tensor | None:
         """The sum that the last step decoded, (B, D); its own record, which no message holds."""
         return None
 
-    def solo(self) -> ActiveNetworks | None:
+    def get_solo_networks(self) -> ActiveNetworks | None:
         """Return the networks that predict without any other party, if the method has them."""
         return None
 
-    def left_alone(self) -> ActiveNetworks | None:
+    def get_fallback_networks(self) -> ActiveNetworks | None:
         """Return networks that learnt without the others, where the main model needs them."""
         return None
 
-    def without(self, rows: Tensor) -> ActiveNetworks | None:
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return these networks as if these rows of its table had been unknown; None: that takes
         another training.
         """
@@ -374,7 +374,7 @@ class Method(ABC):
     settings: type[MethodSettings]
 
     @property
-    def declared(self) -> MethodSettings:
+    def public_facts(self) -> MethodSettings:
         """The facts that others may know of the method, whatever the settings of a run are."""
         (name,) = get_args(self.settings.model_fields["name"].annotation)
         return self.settings.model_construct(name=name)
@@ -382,62 +382,66 @@ class Method(ABC):
     @property
     def headline(self) -> str:
         """Its key, and the variant of `evaluate` that a run reports first."""
-        return self.declared.name
+        return self.public_facts.name
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return the bounds of a row that this party sends; None if it sends no representation."""
         return None
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         """Return the terms of all parties, from what each of them offers; all compute the same."""
-        return Agreed()
+        return SessionTerms()
 
-    def sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
+    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         """Return the network whose output this passive sends, before training; if it sends any."""
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
-    def settled(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+    def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return these settings with what passives with so many columns that differ settle on.
         Raises ConfigError: they refuse.
         """
         return config
 
-    def labels_learnt(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's rows whose labels it learns from; `aligned`: its row at each
         position.
         """
         rows = held.labelled_rows
-        return rows[torch.isin(rows, aligned)] if self.declared.aligns else rows
+        return rows[torch.isin(rows, aligned)] if self.public_facts.aligns else rows
 
-    def rows_tested(self, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_testable_rows(self, held: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict."""
         rows = held.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         """Return the active's role; `rows` are those of its table by position of the alignment."""
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         """Return a passive's role; `rows` holds -1 for people whom it does not know."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no passive party")
 
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
+    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
         """Return the aggregator's role, if there is a sum."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
 
-    def lockstep(self, active: Learner, passives: Mapping[str, Helper]) -> Lockstep:
+    def make_simulated_step(
+        self, active: ActiveRole, passives: Mapping[str, HelperRole]
+    ) -> Lockstep:
         """Return training steps of these roles without messages, for simulations; see
         `simulated`.
         """
         raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
 
     @property
-    def simulated(self) -> bool:
+    def can_simulate(self) -> bool:
         """True if it has a `lockstep`: its accuracy can be computed without its messages."""
-        return type(self).lockstep is not Method.lockstep
+        return type(self).make_simulated_step is not Method.make_simulated_step
 
-    async def deal(self, own: Own, links: Links, contract: Contract) -> None:  # noqa: B027
+    async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027
         """Run the dealer's side after the alignment, if the method has one."""
 
 
@@ -457,7 +461,7 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
         links.send(name, Kind.READY, BEFORE_TRAINING)
 
 
-async def meet(links: Links, active: str) -> None:
+async def meet_active(links: Links, active: str) -> None:
     """Run the other side of `meet_all`."""
     links.send(active, Kind.READY, BEFORE_TRAINING)
     await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE)
@@ -487,7 +491,7 @@ async def save_all(
                 raise
             accounts[name] = None
         else:
-            accounts[name] = read_statement(
+            accounts[name] = parse_statement(
                 message.payload,
                 sender=name,
                 identity=identities[name],
@@ -503,34 +507,34 @@ def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
         links.send(name, Kind.END, step)
 
 
-def keep_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
+def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
     """Answer the active's CHECKPOINT or END; return whether the session goes on."""
     if kind is Kind.CHECKPOINT:
         links.send(active, Kind.SAVED, step, save(step))
     return kind is not Kind.END
 
 
-def held_out_of(learner: Learner, config: RunSettings) -> Tensor:
+def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
     """Return the training rows that nothing is learnt from: a function of the seed, and often
     none.
     """
     if config.train.patience is None:
         return learner.training_rows[:0]
-    order = shuffled(learner.rows_with_label(), config.seed, "held out")
+    order = shuffle_rows(learner.rows_with_label(), config.seed, "held out")
     return order[: max(1, round(HELD_OUT * len(order)))]
 
 
-def learnt_rows(learner: Learner, config: RunSettings) -> Tensor:
+def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
     """Return the training rows except those that are held out."""
-    held = held_out_of(learner, config)
+    held = pick_held_out_rows(learner, config)
     return learner.training_rows[~torch.isin(learner.training_rows, held)]
 
 
-def batches_of(learner: Learner, config: RunSettings, epoch: int) -> list[Tensor]:
+def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
     """Return an epoch's batches: a function of seed and epoch, without a too small last one.
 
     Where parties average, an epoch is one step with all rows.
     """
-    order = shuffled(learnt_rows(learner, config), config.seed, "batches", epoch)
+    order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averages else order.split(config.train.batch_size)
     return [rows_B for rows_B in batches if len(rows_B) >= learner.smallest_batch]

@@ -47,14 +47,14 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import ActiveNetworks, Compute, prefixed, without_prefix
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
+from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
-from secure_apfed.measures import Scored, scored_by
-from secure_apfed.methods.accounts import agreed_sum, guard_for
+from secure_apfed.measures import Scored, score_model
+from secure_apfed.methods.accounts import describe_sum, guard_for
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.method import Agreed, Helper, Learner, Own
+from secure_apfed.methods.method import ActiveRole, HelperRole, PartyContext, SessionTerms
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -74,7 +74,7 @@ from secure_apfed.methods.terms import (
 )
 from secure_apfed.models import encoder_and_head
 from secure_apfed.names import PartyName
-from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.seeds import derive_seed, seed_draws
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
@@ -114,11 +114,11 @@ class MultiviewSettings(MethodSettings):
     most_rounds: ClassVar[int] = 100
     draws_own: ClassVar[bool] = False
 
-    def of_party(self, name: str) -> Self:
+    def for_party(self, name: str) -> Self:
         """Return the same settings with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
         return self
 
-    def check(self, config: RunSettings) -> None:
+    def check_run(self, config: RunSettings) -> None:
         if config.guard.mechanism != "none":
             raise ValueError(
                 f"guard.mechanism: method {self.name} sends no representation, and one person "
@@ -164,7 +164,7 @@ class OneViewSettings(MultiviewSettings):
         }
         return super().models_in(config) | of_passives
 
-    def of_party(self, name: str) -> Self:
+    def for_party(self, name: str) -> Self:
         return self.model_copy(
             update={str(of): by for of, by in self.parties.get(name, {}).items()}
         )
@@ -224,8 +224,8 @@ class RecurrentSettings(FedMvSettings):
 
     networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
 
-    def check(self, config: RunSettings) -> None:
-        super().check(config)
+    def check_run(self, config: RunSettings) -> None:
+        super().check_run(config)
         if any(model.network == "gru" for model in self.models_in(config).values()):
             return
         for key in ("rounds", "local_epochs", "learning_rate", "dropout"):
@@ -235,12 +235,12 @@ class RecurrentSettings(FedMvSettings):
                     f"gru, with model.sequences, or leave {key} out"
                 )
 
-    def training(self, epochs: int) -> RecurrentTraining:
+    def make_training(self, epochs: int) -> RecurrentTraining:
         return RecurrentTraining(
             epochs=epochs, learning_rate=self.learning_rate, dropout=self.dropout
         )
 
-    def rehearsed(self, steps: int, epochs: int) -> Self:
+    def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """See `MethodSettings`: GRUs learn in so many of the rounds as of the run's."""
         rounds = max(1, round(steps * self.rounds / epochs))
         return self.model_copy(update={"rounds": rounds})
@@ -259,18 +259,18 @@ class ViewsActive(SumLearner):
 
     sum: ActiveSum
 
-    def __init__(self, own: Own, contract: Contract, sum_end: ActiveSum) -> None:
+    def __init__(self, own: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
         super().__init__(sum_end)
         self.name = own.name
         self.contract = contract
         self._own = own
         table = own.data.table
-        compute = Compute.of(own.config.train)
-        with seeded(own.secrets.seed, own.name, "networks"):
+        compute = Compute.from_settings(own.config.train)
+        with seed_draws(own.secrets.seed, own.name, "networks"):
             parts = encoder_and_head(own.config.model, table.shape, len(own.data.classes))
         self._networks = ActiveNetworks(*parts).to(compute.device, compute.dtype)
         assert table.labels is not None
-        self._features_N = compute.place(table.features)
+        self._features_N = compute.move_tensor(table.features)
         self._labels_N = table.labels
 
     @property
@@ -278,7 +278,7 @@ class ViewsActive(SumLearner):
     def head(self) -> Tensor:
         """The weights of the linear layer over its views, (C, F)."""
 
-    def solo(self) -> ActiveNetworks:
+    def get_solo_networks(self) -> ActiveNetworks:
         """Return the linear layer `head` and the encoder of the views, as networks."""
         assert isinstance(self._networks.head, nn.Linear)
         with torch.no_grad():
@@ -286,10 +286,10 @@ class ViewsActive(SumLearner):
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        networks = self.solo().eval()
+        networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
-        alone = scored_by(
+        alone = score_model(
             lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
         )
         return {self._own.config.method.name: alone}
@@ -304,7 +304,7 @@ class MultiviewActive(ViewsActive):
 
     def __init__(
         self,
-        own: Own,
+        own: PartyContext,
         contract: Contract,
         rows: Tensor,
         trainer: "ActiveTrainer",
@@ -318,23 +318,23 @@ class MultiviewActive(ViewsActive):
         self.training_rows = positions_of(rows, own.data.train_rows)
         self.tested = positions_of(rows, own.data.test_rows)
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Send Z, update the own view meanwhile, average (Alg. 1; FedMV, Alg. 2). Raises
         ModelError: a view that cannot be learnt from; RemoteProtocolError: the sum answers
         something else; Z stays as it was then.
         """
-        payload = self.ask(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
-        self.trainer.learn(step, rows_B)
-        opened_BC = await self._read(links, step, rows_B, payload)
-        return self.trainer.average(rows_B, opened_BC, self._absent())
+        payload = self.send_request(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
+        self.trainer.update_view(step, rows_B)
+        opened_BC = await self._receive_sum(links, step, rows_B, payload)
+        return self.trainer.average_labels(rows_B, opened_BC, self._list_absent())
 
-    def ask(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
+    def send_request(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
         """Send every passive these positions, and Z to learn from; without Z it predicts."""
-        payload = pack({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
-        self.sum.ask(links, Kind.REQUEST, step, payload)
+        payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
+        self.sum.send_request(links, Kind.REQUEST, step, payload)
         return payload
 
-    def _absent(self) -> list[int]:
+    def _list_absent(self) -> list[int]:
         """Return the indices in `zetas` of passives that the last sum lacks; the active's own
         is 0.
         """
@@ -342,31 +342,37 @@ class MultiviewActive(ViewsActive):
         counted = self.sum.receiver.counted
         return [at for at, name in named if name not in counted]
 
-    async def _read(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
+    async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
         classes = self.trainer.common_NC.shape[1]
-        return np.asarray((await self.sum.read(links, step, rows_B, payload, classes)).numpy())
+        return np.asarray(
+            (await self.sum.receive_sum(links, step, rows_B, payload, classes)).numpy()
+        )
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         found = await super().evaluate(links, next_step=next_step, final=final)
         if final:
-            found |= {f"{name}_together": await self._together(links, next_step) for name in found}
+            found |= {
+                f"{name}_together": await self._score_jointly(links, next_step) for name in found
+            }
         return found
 
-    async def _together(self, links: Links, step: int) -> Scored:
+    async def _score_jointly(self, links: Links, step: int) -> Scored:
         rows_B = self.tested
         none_BC = self.trainer.common_NC[:0]
         truth_B = self._labels_N[self._rows[rows_B]]
         if len(rows_B) < self.smallest_batch:
-            return Scored.of_network(truth_B[:0], none_BC)
-        opened_BC = await self._read(links, step, rows_B, self.ask(links, step, rows_B, none_BC))
-        joint_BC = self.trainer.joint(rows_B, opened_BC, self._absent())
-        return Scored.of_network(truth_B, joint_BC)
+            return Scored.from_network_outputs(truth_B[:0], none_BC)
+        opened_BC = await self._receive_sum(
+            links, step, rows_B, self.send_request(links, step, rows_B, none_BC)
+        )
+        joint_BC = self.trainer.predict_jointly(rows_B, opened_BC, self._list_absent())
+        return Scored.from_network_outputs(truth_B, joint_BC)
 
-    def solo(self) -> ActiveNetworks:
+    def get_solo_networks(self) -> ActiveNetworks:
         if self.trainer.sequence is not None:
             state = self.trainer.sequence.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
-        return super().solo()
+        return super().get_solo_networks()
 
     @property
     def head(self) -> Tensor:
@@ -388,20 +394,20 @@ class MultiviewPassive(SumHelper):
         self.trainer = trainer
         self._clip = clip
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Learn from Z, or say what the view predicts; contribute it (FedMV, Alg. 2, client k).
         Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer
         than what the sum carries.
         """
-        admitted, common_BC = self.read(message)
-        values_BC = self.trainer.answer(admitted.step, admitted.rows, common_BC)
+        admitted, common_BC = self.admit_positions(message)
+        values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
         check_clip(values_BC, self._clip, me=self.name)
-        await self.sum.send(links, admitted, values_BC)
+        await self.sum.send_answer(links, admitted, values_BC)
 
     def feature_scores(self) -> Tensor | None:
         return self.trainer.feature_scores()
 
-    def read(self, message: Envelope) -> tuple[Admitted, Floats | None]:
+    def admit_positions(self, message: Envelope) -> tuple[Admitted, Floats | None]:
         """Admit positions, with Z of them where a step is to be learnt from. Raises
         RemoteProtocolError: no such message, or one that breaks a rule of the contract.
         """
@@ -411,7 +417,7 @@ class MultiviewPassive(SumHelper):
             "rows": TensorSpec(torch.int64, (None,)),
             "z": TensorSpec(torch.float64, (None, *terms.shape)),
         }
-        tensors, _ = unpack(message.payload, expected, sender=sender)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=sender)
         rows_B = tensors["rows"]
         z_BC = tensors["z"]
         if len(z_BC):
@@ -423,7 +429,7 @@ class MultiviewPassive(SumHelper):
         people = len(self.trainer.view.x_NF)
         minimum = self.contract.minimum_batch
         check_rows(rows_B, aligned=people, minimum=minimum, sender=sender)
-        return self.sum.admit(message, rows_B), z_BC.numpy() if len(z_BC) else None
+        return self.sum.admit_request(message, rows_B), z_BC.numpy() if len(z_BC) else None
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
@@ -457,19 +463,19 @@ class ViewTrainer:
         self.pull = pull
         self.sequence = sequence
 
-    def answer(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
+    def compute_share(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
         """Return its share of Z, once it has learnt from Z; without Z its share of the joint
         prediction.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
         if common_BC is None:
-            return joint_share(zeta, self.zetas) * self.view.scores(rows)
+            return joint_share(zeta, self.zetas) * self.view.compute_scores(rows)
         if self.sequence is not None and self.sequence.learns_in(step):
-            self.sequence.train(step, rows_B, common_BC)
-            self.view.read(self.sequence.states())
-        pull = self.pull and self.pull.of(rows, own=True)
-        return zeta / sum(self.zetas) * self.view.learn(rows, common_BC, pull)
+            self.sequence.train_on_rows(step, rows_B, common_BC)
+            self.view.replace_features(self.sequence.compute_states())
+        pull = self.pull and self.pull.pick_rows(rows, own=True)
+        return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, pull)
 
     def feature_scores(self) -> Tensor | None:
         """Return how much each feature counts; None: the view's features are a GRU's, of no
@@ -487,13 +493,13 @@ class ViewTrainer:
         own = {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
         if self.sequence is None:
             return own
-        return own | prefixed(_RECURRENT, self.sequence.recurrent.tensors())
+        return own | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
         if self.sequence is not None:
-            self.sequence.recurrent.load_tensors(without_prefix(_RECURRENT, tensors))
-            self.view.read(self.sequence.states())
+            self.sequence.recurrent.load_tensors(remove_prefix(_RECURRENT, tensors))
+            self.view.replace_features(self.sequence.compute_states())
 
 
 class ActiveTrainer(ViewTrainer):
@@ -512,10 +518,12 @@ class ActiveTrainer(ViewTrainer):
         self.pull: Pull = pull
         self.common_NC = common_NC
 
-    def learn(self, step: int, rows_B: Tensor) -> None:
-        self.answer(step, rows_B, self.common_NC[rows_B.numpy()])
+    def update_view(self, step: int, rows_B: Tensor) -> None:
+        self.compute_share(step, rows_B, self.common_NC[rows_B.numpy()])
 
-    def average(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> float:
+    def average_labels(
+        self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
+    ) -> float:
         """Make Z of the passives' weighted sum and its own; return its own part of the objective.
         `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas. `absent`: whose are not
         in it, by place in `zetas`; Z is the mean of the others then (Eq. 14 over these).
@@ -524,17 +532,19 @@ class ActiveTrainer(ViewTrainer):
         zetas = sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
         present = sum(zeta for at, zeta in enumerate(self.zetas) if at not in absent)
-        common_BC = common_labels(summed_BC, present, self.pull.of(rows, own=False))
+        common_BC = common_labels(summed_BC, present, self.pull.pick_rows(rows, own=False))
         self.common_NC[rows] = common_BC
-        return self.view.loss(rows, common_BC)
+        return self.view.compute_loss(rows, common_BC)
 
-    def joint(self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()) -> Floats:
+    def predict_jointly(
+        self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
+    ) -> Floats:
         """Return Z of rows that nobody learns from, the result of FedMV's Eqs. (12) and (13).
 
         It is over the parties that are not absent.
         """
         lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
-        own_BC = joint_share(self.view.zeta, self.zetas) * self.view.scores(rows_B.numpy())
+        own_BC = joint_share(self.view.zeta, self.zetas) * self.view.compute_scores(rows_B.numpy())
         return np.asarray((opened_BC + own_BC) / (1 - lacking))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -573,7 +583,7 @@ class SequenceView:
         """Return whether it learns in this step: not in the first, whose Z is random."""
         return 0 < step <= self._rounds
 
-    def train(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
+    def train_on_rows(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
         """Train on these positions of the alignment, by the own labels or else towards Z."""
         if not self._holds_labels:
             # In the table's order: that of the alignment is random.
@@ -583,9 +593,9 @@ class SequenceView:
             self.recurrent.learn_from(features_B, shares_BC[order_B])
         self.recurrent.train(step)
 
-    def states(self) -> Floats:
+    def compute_states(self) -> Floats:
         """Return X_k of all aligned people, (N, 2 D)."""
-        (states_ND,) = self.recurrent.states(self._features_N[self._rows_N])
+        (states_ND,) = self.recurrent.compute_states(self._features_N[self._rows_N])
         return np.asarray(states_ND.double().cpu().numpy())
 
 
@@ -603,7 +613,7 @@ class Pull:
     eta_N1: Floats = field(repr=False)  # noqa: N815
     own: bool = False
 
-    def of(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
+    def pick_rows(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
         """Return the pull of these rows on pseudo-labels of this kind; None: labels pull the other
         kind.
         """
@@ -633,28 +643,28 @@ class ViewModel:
     _gram: tuple[bytes, Floats] | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def begin(
+    def from_features(
         cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
     ) -> "ViewModel":
         """Begin with random weights and pseudo-labels (Algorithm 1, line 1)."""
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))
-        labels_NC = start(rows, classes, rng)
+        labels_NC = draw_orthonormal(rows, classes, rng)
         return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
 
-    def read(self, x_NF: Floats) -> None:
+    def replace_features(self, x_NF: Floats) -> None:
         """Take other features of the same rows: what made them has learnt."""
         self.x_NF = x_NF
         self._gram = None
 
-    def learn(
+    def update_model(
         self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
     ) -> Floats:
         """Update W_k, then Z_k of these rows; return the latter (Algorithm 1, lines 4 to 12)."""
-        self.fit(rows_B)
-        return self.relabel(rows_B, common_BC, pull)
+        self.fit_weights(rows_B)
+        return self.update_labels(rows_B, common_BC, pull)
 
-    def fit(self, rows_B: NDArray[np.int64]) -> None:
+    def fit_weights(self, rows_B: NDArray[np.int64]) -> None:
         """Update W_k: Eq. (5) of these rows."""
         x_BF = self.x_NF[rows_B]
         rows = np.sort(rows_B).tobytes()
@@ -670,15 +680,15 @@ class ViewModel:
             gram_FF=self._gram[1],
         )
 
-    def relabel(
+    def update_labels(
         self, rows_B: NDArray[np.int64], common_BC: Floats, pull: Pull | None = None
     ) -> Floats:
         """Update Z_k of these rows, and return it."""
-        labels_BC = own_labels(self.scores(rows_B), common_BC, self.zeta, pull)
+        labels_BC = own_labels(self.compute_scores(rows_B), common_BC, self.zeta, pull)
         self.labels_NC[rows_B] = labels_BC
         return labels_BC
 
-    def scores(self, rows_B: NDArray[np.int64]) -> Floats:
+    def compute_scores(self, rows_B: NDArray[np.int64]) -> Floats:
         return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -691,7 +701,7 @@ class ViewModel:
         self.weights_FC = tensors["weights"].numpy().copy()
         self.labels_NC = tensors["labels"].numpy().copy()
 
-    def loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
+    def compute_loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
         labels_BC = self.labels_NC[rows_B]
         own = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
         return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
@@ -704,7 +714,7 @@ def own_labels(
 
     `pull`: of the labels, where they draw this view's; None: they do not.
     """
-    return _drawn(scores_NC + zeta * common_NC, 1 + zeta, pull)
+    return _apply_pull(scores_NC + zeta * common_NC, 1 + zeta, pull)
 
 
 def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
@@ -713,10 +723,10 @@ def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> 
     `summed_NC`: sum of zeta_k Z_k over all parties, the only thing read of them. `pull`: of the
     labels, where they draw Z; None: they do not.
     """
-    return _drawn(summed_NC, zetas, pull)
+    return _apply_pull(summed_NC, zetas, pull)
 
 
-def _drawn(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
+def _apply_pull(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
     if pull is None:
         return np.asarray(total_NC / weight)
     return np.asarray((total_NC + pull.eta_N1 * pull.truth_NC) / (weight + pull.eta_N1))
@@ -773,7 +783,7 @@ def row_norms(weights_FC: Floats) -> Floats:
     return np.asarray(np.linalg.norm(weights_FC, axis=1))
 
 
-def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
+def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Floats:
     """Return a random matrix with Z^T Z = I, (N, C); with Z Z^T = I for fewer rows than classes."""
     drawn_NC = rng.standard_normal((rows, classes))
     if rows < classes:
@@ -781,28 +791,28 @@ def start(rows: int, classes: int, rng: np.random.Generator) -> Floats:
     return np.asarray(np.linalg.qr(drawn_NC)[0])
 
 
-def iterate(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
+def run_iteration(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
     """Run one iteration on all views (MMVFL, Algorithm 1; FedMV, Algorithms 1 and 2); return Z.
 
     `views`: of one table, updated in place; the first party's holds the labels.
     """
     rows = np.arange(len(common_NC))
     for index, view in enumerate(views):
-        view.learn(rows, common_NC, pull if pull.own and index == 0 else None)
-    return averaged(views, None if pull.own else pull)
+        view.update_model(rows, common_NC, pull if pull.own and index == 0 else None)
+    return average_views(views, None if pull.own else pull)
 
 
-def averaged(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
+def average_views(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
     summed_NC = np.sum([view.zeta * view.labels_NC for view in views], axis=0)
     return common_labels(summed_NC, sum(view.zeta for view in views), pull)
 
 
-def objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
+def compute_objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
     """Return the objective that all views of a table minimise; see the head of this module."""
     rows = np.arange(len(common_NC))
     drawn_NC = views[0].labels_NC if pull.own else common_NC
     apart = float((pull.eta_N1 * (drawn_NC - pull.truth_NC) ** 2).sum())
-    return len(rows) * sum(view.loss(rows, common_NC) for view in views) + apart
+    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + apart
 
 
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
@@ -817,52 +827,58 @@ class Multiview(SumMethod):
     def __init__(self, settings: type[MultiviewSettings]) -> None:
         self.settings = settings
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
         return label_terms(own, len(own.data.classes))
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         offered = offers[own.active]
         require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
-        settings = OneViewSettings.of(own.config)
+        settings = OneViewSettings.from_run_settings(own.config)
         settings.check_parties(own.config, (own.active, *own.passives))
         weights = {name: settings_of(own.config, name).weight for name in own.passives}
-        return agreed_on(own, session, dict.fromkeys(own.passives, offered), weights)
+        return make_terms(own, session, dict.fromkeys(own.passives, offered), weights)
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         classes = len(own.data.classes)
         train = positions_of(rows, own.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
         rng = np.random.default_rng(derive_seed(own.config.seed, "common pseudo-labels"))
-        common_NC[train.numpy()] = start(len(train), classes, rng)
-        sequence = _sequence(own, rows, classes)
-        view = _view(own, contract, rows, classes, sequence)
+        common_NC[train.numpy()] = draw_orthonormal(len(train), classes, rng)
+        sequence = _make_sequence_view(own, rows, classes)
+        view = _make_view(own, contract, rows, classes, sequence)
         pull = pull_of(own, rows)
-        zetas = _zetas(own, contract)
+        zetas = _list_zetas(own, contract)
         trainer = ActiveTrainer(view, zetas, pull, common_NC=common_NC, sequence=sequence)
-        return MultiviewActive(own, contract, rows, trainer, SessionSum.of(own, contract).active())
+        return MultiviewActive(
+            own, contract, rows, trainer, SessionSum.from_contract(own, contract).make_active_end()
+        )
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         (classes,) = contract.passives[own.name].representation.shape
         pull = None if own.data.table.labels is None else pull_of(own, rows)
-        sequence = _sequence(own, rows, classes)
-        view = _view(own, contract, rows, classes, sequence)
-        zetas = _zetas(own, contract)
-        sum_end = SessionSum.of(own, contract).passive(people=len(rows), beyond=1)
+        sequence = _make_sequence_view(own, rows, classes)
+        view = _make_view(own, contract, rows, classes, sequence)
+        zetas = _list_zetas(own, contract)
+        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
+            people=len(rows), beyond=1
+        )
         trainer = ViewTrainer(view, zetas, pull, sequence=sequence)
         return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
 
 
-def _sequence(own: Own, rows: Tensor, classes: int) -> SequenceView | None:
+def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
     """Return what makes one party's view of its sequences, at its start; None: they are none."""
     config = own.config
     table = own.data.table
     model = config.model if own.name == own.active else _passive_model(own)
     if model.network != "gru":
         return None
-    settings = VFedMvSettings.of(config)
+    settings = VFedMvSettings.from_run_settings(config)
     if len(model.sequences) > 1:
         raise ConfigError(
             f"{_where_model(own)}.sequences: in method {settings.name} every party has one view, "
@@ -878,8 +894,8 @@ def _sequence(own: Own, rows: Tensor, classes: int) -> SequenceView | None:
             features_N=table.features,
             labels_N=labels_N,
             classes=classes,
-            training=settings.training(settings.local_epochs),
-            compute=Compute.of(config.train),
+            training=settings.make_training(settings.local_epochs),
+            compute=Compute.from_settings(config.train),
             seed=own.secrets.seed,
         )
     except ModelError as error:
@@ -889,7 +905,7 @@ def _sequence(own: Own, rows: Tensor, classes: int) -> SequenceView | None:
     )
 
 
-def _passive_model(own: Own) -> ModelSettings:
+def _passive_model(own: PartyContext) -> ModelSettings:
     """Return the networks of a passive; where its own settings name none, its view's sequence."""
     model = model_of(own.config, own.name)
     laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
@@ -898,11 +914,11 @@ def _passive_model(own: Own) -> ModelSettings:
     return model.model_copy(update={"sequences": tuple(laid_out)})
 
 
-def _where_model(own: Own) -> str:
+def _where_model(own: PartyContext) -> str:
     return "model" if own.name == own.active else f"passives.{own.name}.model"
 
 
-def own_labels_of(own: Own) -> Tensor:
+def own_labels_of(own: PartyContext) -> Tensor:
     """Return the labels of a party's rows, `UNLABELLED` where it may learn from none, (N,)."""
     labels_N = own.data.table.labels
     assert labels_N is not None
@@ -911,17 +927,17 @@ def own_labels_of(own: Own) -> Tensor:
     return known_N
 
 
-def _view(
-    own: Own, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
+def _make_view(
+    own: PartyContext, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
 ) -> ViewModel:
     """Return one party's view of the aligned people at its start, with the zeta_k that was
     agreed.
     """
-    settings = MultiviewSettings.of(own.config).of_party(own.name)
+    settings = MultiviewSettings.from_run_settings(own.config).for_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
     plain_NF = own.data.table.features[rows].flatten(1).double().numpy()
-    view = ViewModel.begin(
-        plain_NF if sequence is None else sequence.states(),
+    view = ViewModel.from_features(
+        plain_NF if sequence is None else sequence.compute_states(),
         classes,
         np.random.default_rng(derive_seed(own.secrets.seed, own.name, "view")),
         beta=settings.beta,
@@ -935,23 +951,23 @@ def _view(
     return view
 
 
-def _zetas(own: Own, contract: Contract) -> list[float]:
+def _list_zetas(own: PartyContext, contract: Contract) -> list[float]:
     """Return zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in
     Z.
     """
-    settings = MultiviewSettings.of(own.config)
+    settings = MultiviewSettings.from_run_settings(own.config)
     weights = {own.active: 1.0} | {name: of.weight for name, of in contract.passives.items()}
-    return [settings.of_party(name).zeta * weight for name, weight in weights.items()]
+    return [settings.for_party(name).zeta * weight for name, weight in weights.items()]
 
 
-def pull_of(own: Own, rows: Tensor) -> Pull:
+def pull_of(own: PartyContext, rows: Tensor) -> Pull:
     """Return the pull of the labels that a party may learn from, on these rows of its table.
 
     See `Pull`.
     """
-    settings = MultiviewSettings.of(own.config)
+    settings = MultiviewSettings.from_run_settings(own.config)
     labels_N = own.data.table.labels
-    settings = settings.of_party(own.name)
+    settings = settings.for_party(own.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
     learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
@@ -960,21 +976,24 @@ def pull_of(own: Own, rows: Tensor) -> Pull:
     return Pull(truth_BC.numpy(), (settings.eta * learnt_B1).numpy(), settings.draws_own)
 
 
-def label_terms(own: Own, classes: int) -> RepresentationTerms:
+def label_terms(own: PartyContext, classes: int) -> RepresentationTerms:
     terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
     return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
 
 
-def agreed_on(
-    own: Own, session: str, terms: Mapping[str, RepresentationTerms], weights: Mapping[str, float]
-) -> Agreed:
+def make_terms(
+    own: PartyContext,
+    session: str,
+    terms: Mapping[str, RepresentationTerms],
+    weights: Mapping[str, float],
+) -> SessionTerms:
     """Return the terms of all: bounds and weights by passive, and the sum of their
     contributions.
     """
-    return Agreed(
+    return SessionTerms(
         passives={
             name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
             for name in own.passives
         },
-        secure_sum=agreed_sum(own, session, terms[own.passives[0]].shape),
+        secure_sum=describe_sum(own, session, terms[own.passives[0]].shape),
     )

@@ -27,7 +27,7 @@ from secure_apfed.measures import Scored, probabilities_of
 from secure_apfed.solo import FOLDS, Baseline, Predictor, SoloTask, list_local_models
 from secure_apfed.solo.classical import fit_ridges
 from secure_apfed.solo.fitted import View
-from secure_apfed.solo.interface import LEAST_CLASSES, FloatArray, IntArray, held_out
+from secure_apfed.solo.interface import LEAST_CLASSES, FloatArray, IntArray, split_folds
 
 BoolArray: TypeAlias = NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ class Pupil:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Read:
+class _TeacherInputs:
     """The inputs of a teacher: features beside sums, of rows for which something came back.
 
     Attributes:
@@ -66,10 +66,12 @@ class _Read:
     rows: int
 
     @classmethod
-    def from_received(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
+    def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
         """Put the sums that came back for these rows of a task beside their features."""
-        own = task.pick(answered)
-        beside_TC = np.hstack([_standardise(own.features), _standardise(received_UD[answered])])
+        own = task.select_rows(answered)
+        beside_TC = np.hstack(
+            [_standardise_rows(own.features), _standardise_rows(received_UD[answered])]
+        )
         return cls(
             task=replace(own, features=beside_TC, shape=beside_TC.shape[1:]),
             answered=answered,
@@ -103,14 +105,16 @@ class _Teaching:
     by_part: tuple[FloatArray, ...] = field(repr=False)
 
     @classmethod
-    def from_baseline(cls, baseline: Baseline, read: "_Read", parts: Sequence[IntArray]) -> Self:
+    def from_baseline(
+        cls, baseline: Baseline, read: "_TeacherInputs", parts: Sequence[IntArray]
+    ) -> Self:
         """Fit a teacher of this kind without each part, and to all labels."""
-        tasks = [*(read.task.without(read.find_labels(part)) for part in parts), read.task]
+        tasks = [*(read.task.drop_labels(read.find_labels(part)) for part in parts), read.task]
         fitted = baseline.fit_together(tasks)
         return cls(name=baseline.name, by_part=tuple(read.label_by(teacher) for teacher in fitted))
 
     @classmethod
-    def average(cls, teachings: Sequence[Self]) -> Self:
+    def from_average(cls, teachings: Sequence[Self]) -> Self:
         tables = zip(*(teaching.by_part for teaching in teachings), strict=True)
         return cls(name="their mean", by_part=tuple(np.mean(table, axis=0) for table in tables))
 
@@ -120,7 +124,7 @@ def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
 
     It is 0 in rows of which the model says nothing.
     """
-    scores_UK = predictor.scores(task.features)
+    scores_UK = predictor.compute_scores(task.features)
     return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
 
 
@@ -140,8 +144,8 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
     answered_labels = task.labels[np.isin(task.labelled, answered)]
     if len(np.unique(answered_labels)) < LEAST_CLASSES:
         return []
-    read = _Read.from_received(task, received_UD, answered)
-    parts = held_out(task.labels, FOLDS, task.seed)
+    read = _TeacherInputs.from_sums(task, received_UD, answered)
+    parts = split_folds(task.labels, FOLDS, task.seed)
     teachings: list[_Teaching] = []
     for baseline in list_local_models():
         if baseline.name not in TEACHERS:
@@ -149,7 +153,7 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
         with suppress(ModelError, DataError):  # without a part, too few classes may be left
             teachings.append(_Teaching.from_baseline(baseline, read, parts))
     if len(teachings) > 1:
-        teachings.append(_Teaching.average(teachings))
+        teachings.append(_Teaching.from_average(teachings))
     return _fit_pupils(task, teachings, parts) if teachings else []
 
 
@@ -161,7 +165,7 @@ def _fit_pupils(
     for number, part in enumerate(parts):
         pupils = _fit_without(task, teachings, part, number)
         for of_pupil, pupil in zip(scores, pupils, strict=True):
-            of_pupil.append(pupil.scores(task.labelled_rows[part]))
+            of_pupil.append(pupil.compute_scores(task.labelled_rows[part]))
     pupils = _fit_without(task, teachings, np.arange(0), len(parts))
     truth_n = task.labels[np.concatenate(parts)] if parts else None
     return [
@@ -190,5 +194,5 @@ def _fit_without(
     return fit_ridges(task, taught, [likely_UK[taught] for likely_UK in tables])
 
 
-def _standardise(rows_TF: FloatArray) -> FloatArray:
-    return View.standardised(rows_TF, first=0, end=rows_TF.shape[1]).read(rows_TF)
+def _standardise_rows(rows_TF: FloatArray) -> FloatArray:
+    return View.from_rows(rows_TF, first=0, end=rows_TF.shape[1]).standardise_columns(rows_TF)

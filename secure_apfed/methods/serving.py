@@ -35,12 +35,28 @@ from apfed_protocols.randomness import KEY_BYTES, fresh_key
 from secure_apfed.alignment import canonical_ids, require_overlaps_shown
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
-from secure_apfed.learning.descent import prefixed, without_prefix
-from secure_apfed.learning.release import check_rows, read_representations
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack_tensors,
+    unpack_tensors,
+)
+from secure_apfed.learning.descent import add_prefix, remove_prefix
+from secure_apfed.learning.release import check_rows, parse_representations
 from secure_apfed.methods.joint import SUM, EncodingPassive, HeadTrainer, Tvfl
-from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, Own, Role, end_all, meet, meet_all
-from secure_apfed.methods.session import enter, new_session
+from secure_apfed.methods.method import (
+    FOR_THE_ACTIVE,
+    Method,
+    PartyContext,
+    Role,
+    end_all,
+    meet_active,
+    meet_all,
+)
+from secure_apfed.methods.session import enter_session, new_session
 from secure_apfed.methods.sum_end import SessionSum
 
 _UNKNOWN = -1
@@ -48,20 +64,24 @@ _REFUSED = -2
 _PLACES = np.dtype("<i8")
 
 
-class Take(Protocol):
+class ServingLimits(Protocol):
     """A passive's own limits; what counts raises LimitReachedError where it would exceed one, and
     nothing is counted then.
     """
 
-    def lookups(self, count: int) -> None:
+    def count_lookups(self, count: int) -> None:
         """Count so many IDs that were looked up."""
 
-    def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
+    def count_answers(
+        self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
+    ) -> None:
         """Count one answer for each of these people. `would_cost`: the epsilon of so many answers
         about one person; None: nothing counts them.
         """
 
-    def spent(self, people: Sequence[bytes], cost: Callable[[int], float] | None) -> list[int]:
+    def list_exhausted_people(
+        self, people: Sequence[bytes], cost: Callable[[int], float] | None
+    ) -> list[int]:
         """Return which of these people, by index, may never be asked about again."""
 
 
@@ -73,7 +93,7 @@ def joint_method(method: Method) -> Tvfl:
     """Return the method, if its parties can predict together. Raises ModelError: they cannot."""
     if not isinstance(method, Tvfl):
         raise ModelError(
-            f"{method.declared.title} trains no model that parties predict with together; "
+            f"{method.public_facts.title} trains no model that parties predict with together; "
             "tvfl, split_nn, split_nn_sum and joint_teacher_sum do"
         )
     return method
@@ -83,20 +103,22 @@ def _session_key(contract: Contract, passive: str) -> bytes:
     return hashlib.blake2b(contract.digest + passive.encode(), digest_size=32).digest()
 
 
-def kept_of(role: Role) -> dict[str, Tensor]:
+def collect_network_states(role: Role) -> dict[str, Tensor]:
     """Return the networks of a training that a role keeps, to predict with others afterwards."""
     return {
         key: value
         for name, network in role.predicts_with.items()
-        for key, value in prefixed(name, network.state_dict()).items()
+        for key, value in add_prefix(name, network.state_dict()).items()
     }
 
 
-def load_kept(networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], party: str) -> None:
+def load_network_states(
+    networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], party: str
+) -> None:
     """Load what `kept_of` returned. Raises ModelError: it is of other networks."""
     try:
         for name, network in networks.items():
-            network.load_state_dict(without_prefix(name, kept))
+            network.load_state_dict(remove_prefix(name, kept))
     except RuntimeError as error:
         raise ModelError(
             f"{party}: the networks that it kept are not those of these settings; predict with the "
@@ -104,8 +126,8 @@ def load_kept(networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], par
         ) from error
 
 
-async def serve(
-    own: Own, links: Links, method: Tvfl, kept: Mapping[str, Tensor], take: Take
+async def serve_predictions(
+    own: PartyContext, links: Links, method: Tvfl, kept: Mapping[str, Tensor], take: ServingLimits
 ) -> None:
     """Run a passive's whole session: answer until the active ends it.
 
@@ -117,17 +139,17 @@ async def serve(
         ModelError: these are of another model; LimitReachedError: see `Take`.
     """
     require_overlaps_shown(own.config.alignment, own.name)
-    contract = (await enter(own, links, method)).contract
+    contract = (await enter_session(own, links, method)).contract
     ids = canonical_ids(own.name, own.data.table.ids, own.config.alignment)
     holder = Holder(ids, session=_session_key(contract, own.name))
-    helper = method.passive(own, contract, torch.from_numpy(holder.order))
+    helper = method.build_passive(own, contract, torch.from_numpy(holder.order))
     assert isinstance(helper, EncodingPassive)
-    load_kept(helper.predicts_with, kept, own.name)
+    load_network_states(helper.predicts_with, kept, own.name)
     ledger = helper.ledgers.get(own.name)
     cost = ledger.would_cost if ledger else None
-    spent = take.spent([ids[row] for row in holder.order], cost)
+    spent = take.list_exhausted_people([ids[row] for row in holder.order], cost)
     await helper.set_up(links)
-    await meet(links, own.active)
+    await meet_active(links, own.active)
     links.send(own.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
     while True:
         message = await links.receive(
@@ -137,29 +159,29 @@ async def serve(
             return
         if message.kind is Kind.LOOKUP:
             tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
-            take.lookups(len(tags) // TAG_BYTES)
+            take.count_lookups(len(tags) // TAG_BYTES)
             told = np.array(spent, _PLACES).tobytes()
             spent = []
             links.send(own.active, Kind.LOOKUP, message.step, tags + told)
         else:
-            places_B, salt = _asked_about(message, len(ids))
+            places_B, salt = _parse_request(message, len(ids))
             people = [ids[row] for row in holder.order[places_B.numpy()]]
-            take.answers(people, cost)
-            await helper.predict(links, message, _about(people, salt))
-            spent += places_B[take.spent(people, cost)].tolist()
+            take.count_answers(people, cost)
+            await helper.predict(links, message, _hash_people(people, salt))
+            spent += places_B[take.list_exhausted_people(people, cost)].tolist()
 
 
-def _request(places_B: Tensor, salt: bytes) -> bytes:
-    return pack({"rows": places_B}, {"learn": False, "salt": salt})
+def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
+    return pack_tensors({"rows": places_B}, {"learn": False, "salt": salt})
 
 
-def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
+def _parse_request(message: Envelope, known: int) -> tuple[Tensor, bytes]:
     """Return the requested places, and the salt of the digest of their people.
 
     Raises RemoteProtocolError: the request breaks a rule.
     """
     expected = {"rows": TensorSpec(torch.int64, (None,))}
-    tensors, meta = unpack(message.payload, expected, sender=message.sender)
+    tensors, meta = unpack_tensors(message.payload, expected, sender=message.sender)
     check_rows(tensors["rows"], aligned=known, minimum=1, sender=message.sender)
     salt = meta.get("salt")
     if type(salt) is not bytes or len(salt) != KEY_BYTES:
@@ -167,7 +189,7 @@ def _asked_about(message: Envelope, known: int) -> tuple[Tensor, bytes]:
     return tensors["rows"], salt
 
 
-def _read_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
+def _parse_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
     """Return places in a list of this size. Raises RemoteProtocolError: something else came."""
     whole = len(message) // _PLACES.itemsize * _PLACES.itemsize
     places = np.frombuffer(message[:whole], _PLACES)
@@ -179,7 +201,7 @@ def _read_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]
     return places
 
 
-def _about(people: Sequence[bytes], salt: bytes) -> bytes:
+def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
     """Return a digest of these people; without the salt nobody can read from it who they are."""
     content = hashlib.blake2b(key=salt, digest_size=32)
     for person in people:
@@ -187,13 +209,13 @@ def _about(people: Sequence[bytes], salt: bytes) -> bytes:
     return content.digest()
 
 
-async def add_up(own: Own, links: Links, method: Tvfl) -> None:
+async def add_up(own: PartyContext, links: Links, method: Tvfl) -> None:
     """Run the aggregator's whole session."""
-    contract = (await enter(own, links, method)).contract
-    helper = method.aggregator(own, contract)
+    contract = (await enter_session(own, links, method)).contract
+    helper = method.build_aggregator(own, contract)
     await helper.set_up(links)
-    await meet(links, own.active)
-    await helper.help(links, lambda step: b"")
+    await meet_active(links, own.active)
+    await helper.run_session(links, lambda step: b"")
 
 
 class JointPredictor:
@@ -205,21 +227,27 @@ class JointPredictor:
         refused: rows of people whom all know, and about whom somebody answers no more.
     """
 
-    def __init__(self, own: Own, links: Links, contract: Contract, trainer: HeadTrainer) -> None:
+    def __init__(
+        self, own: PartyContext, links: Links, contract: Contract, trainer: HeadTrainer
+    ) -> None:
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
         self.contract = contract
         self._own = own
         self._links = links
         self._trainer = trainer
-        self._sum = SessionSum.of(own, contract).active() if contract.secure_sum else None
+        self._sum = (
+            SessionSum.from_contract(own, contract).make_active_end()
+            if contract.secure_sum
+            else None
+        )
         self._step = 0
         self._askers: dict[str, Asker] = {}
         self._spent: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
-    async def begin(
-        cls, own: Own, links: Links, method: Tvfl, kept: Mapping[str, Tensor]
+    async def start_session(
+        cls, own: PartyContext, links: Links, method: Tvfl, kept: Mapping[str, Tensor]
     ) -> "JointPredictor":
         """Agree, set up, and hear whom each passive has, blinded.
 
@@ -228,9 +256,9 @@ class JointPredictor:
             kept: the networks that it kept of the training.
         """
         require_overlaps_shown(own.config.alignment, own.name)
-        contract = (await enter(own, links, method, session=new_session())).contract
-        trainer = method.head_trainer(own, contract)
-        load_kept({"encoder": trainer.encoder, "head": trainer.head}, kept, own.name)
+        contract = (await enter_session(own, links, method, session=new_session())).contract
+        trainer = method.make_head_trainer(own, contract)
+        load_network_states({"encoder": trainer.encoder, "head": trainer.head}, kept, own.name)
         trainer.set_training(False)
         self = cls(own, links, contract, trainer)
         if self._sum is not None:
@@ -250,9 +278,9 @@ class JointPredictor:
 
     @property
     def _helpers(self) -> list[str]:
-        return [*self.contract.passives, *self.contract.names("aggregator")]
+        return [*self.contract.passives, *self.contract.list_names("aggregator")]
 
-    def end(self) -> None:
+    def end_session(self) -> None:
         end_all(self._links, self._helpers, self._step)
 
     async def predict(
@@ -271,11 +299,11 @@ class JointPredictor:
         for start in range(0, len(every), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
             try:
-                places = await self._looked_up([*every[block]])
+                places = await self._request_positions([*every[block]])
                 here = places.min(axis=0) >= 0
                 refused_P[block] = (places != _UNKNOWN).all(axis=0) & ~here
                 if here.any():
-                    said.append(await self._asked([*every[block][here]], places[:, here]))
+                    said.append(await self._request_parts([*every[block][here]], places[:, here]))
             except RemoteProtocolError as error:
                 if not said:
                     raise
@@ -290,11 +318,13 @@ class JointPredictor:
         rows_n = torch.from_numpy(at_P[row_of_B[known_B]])
         parts = {name: torch.cat([one[name] for one in said])[rows_n] for name in said[0]}
         trainer = self._trainer
-        with torch.no_grad(), trainer.compute.forward(0, "together"):
-            own_nD = trainer.encoder(trainer.compute.place(features_BF[torch.from_numpy(known_B)]))
-            return known_B, trainer.scores(own_nD, parts).double().cpu()
+        with torch.no_grad(), trainer.compute.prepare_forward(0, "together"):
+            own_nD = trainer.encoder(
+                trainer.compute.move_tensor(features_BF[torch.from_numpy(known_B)])
+            )
+            return known_B, trainer.compute_scores(own_nD, parts).double().cpu()
 
-    async def _looked_up(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
+    async def _request_positions(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
         """Return each person's position in each passive's list, (M, B), or why there is none."""
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
@@ -302,13 +332,13 @@ class JointPredictor:
         end = len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
-            at = asker.read(answer[:end], len(ids))
+            at = asker.parse_answer(answer[:end], len(ids))
             spent = self._spent[name]
-            spent[_read_places(answer[end:], asker.size, sender=name)] = True
+            spent[_parse_places(answer[end:], asker.size, sender=name)] = True
             places.append(np.where(spent[at], _REFUSED, at))
         return np.stack(places)
 
-    async def _asked(
+    async def _request_parts(
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
         """Return the head's inputs from other parties for these people, by part."""
@@ -318,24 +348,26 @@ class JointPredictor:
         salt = fresh_key()
         places = dict(zip(self._askers, torch.from_numpy(places_MB), strict=True))
         for name, places_B in places.items():
-            links.send(name, Kind.REQUEST, step, _request(places_B, salt))
+            links.send(name, Kind.REQUEST, step, _pack_request(places_B, salt))
         self._step += 1
         terms = {name: said.representation for name, said in self.contract.passives.items()}
         if self._sum is not None:
             rows_B, (said, *_) = torch.arange(places_MB.shape[1]), terms.values()
             numbers = math.prod(said.shape)
             return {
-                SUM: trainer.compute.place(
-                    await self._sum.read(links, step, rows_B, _about(people, salt), numbers)
+                SUM: trainer.compute.move_tensor(
+                    await self._sum.receive_sum(
+                        links, step, rows_B, _hash_people(people, salt), numbers
+                    )
                 )
             }
         read = {}
         for name, places_B in places.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
-            got_B, h_BD = read_representations(
+            got_B, h_BD = parse_representations(
                 answer, terms[name], aligned=self._askers[name].size, minimum=1
             )
             if not torch.equal(got_B, places_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")
-            read[name] = trainer.compute.place(h_BD)
+            read[name] = trainer.compute.move_tensor(h_BD)
         return read

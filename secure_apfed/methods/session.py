@@ -23,14 +23,14 @@ from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, 
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import (
-    Agreement,
     Greeting,
-    InMemory,
+    InMemoryNetwork,
     Kind,
     Links,
     Script,
+    SignedContract,
     Transcript,
-    agree,
+    agree_on_contract,
 )
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.accounts import fresh_secrets, require_no_releases
@@ -39,30 +39,30 @@ from secure_apfed.methods.alignment import (
     align_as_active,
     align_as_passive,
     allow_signs,
-    deal,
+    deal_randomness,
     describe_people,
     needs_dealer,
     require_labels,
 )
-from secure_apfed.methods.charged import Charged, Statement, said_of, sign_charged
-from secure_apfed.methods.circles import RunCircles, merge_answered, warn_of_steps_without
+from secure_apfed.methods.charged import ChargedAccount, Statement, collect_accounts, sign_accounts
+from secure_apfed.methods.circles import RunCircles, merge_answered_steps, warn_of_steps_without
 from secure_apfed.methods.method import (
-    Agreed,
-    Helper,
-    Learner,
+    ActiveRole,
+    HelperRole,
     Method,
-    Own,
-    PartyState,
+    PartyCheckpoint,
+    PartyContext,
+    PartySecrets,
     Role,
-    Secrets,
-    Steps,
-    meet,
+    SessionTerms,
+    StepCounter,
+    meet_active,
     meet_all,
 )
-from secure_apfed.methods.terms import ROWS_AT_ONCE, asked_of, may_lack
-from secure_apfed.phases import begins
+from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack
+from secure_apfed.phases import begin_phase
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.rank import count_columns, describe_opened
+from secure_apfed.rank import count_columns, describe_opened_numbers
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
 
@@ -79,7 +79,7 @@ def new_session() -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entered:
+class PartySession:
     """A party in a session, once it has agreed and knows whose row is whose.
 
     Attributes:
@@ -89,19 +89,19 @@ class Entered:
         common: what it found out about its people by the alignment; None: nothing was aligned.
     """
 
-    own: Own
+    own: PartyContext
     contract: Contract
     signatures: Mapping[str, bytes]
     rows: Tensor = field(repr=False)
     role: Role
     common: CommonPeople | None = None
 
-    def keep(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
+    def save_checkpoint(self, step: int, *, tensors: Mapping[str, Tensor], **notes: Any) -> None:
         """Save what this party is before `step`, with more tensors and notes of its own."""
         if self.own.secrets.keeper is None:
             return
         role = self.role
-        state = PartyState(
+        state = PartyCheckpoint(
             run=self.contract.run,
             step=step,
             rows=self.rows,
@@ -111,28 +111,32 @@ class Entered:
         )
         self.own.secrets.keeper.save(state)
 
-    def end(self) -> None:
+    def finish_part(self) -> None:
         if self.own.secrets.keeper is not None:
-            self.own.secrets.keeper.ended(self.contract, self.role)
+            self.own.secrets.keeper.finish_part(self.contract, self.role)
 
 
-def roles_of(
+def assign_roles(
     method: Method, config: RunSettings, active: str, passives: Sequence[str]
 ) -> dict[str, PartyRole]:
     roles: dict[str, PartyRole] = {active: "active"}
     if method.settings.has_passives:
         roles |= dict.fromkeys(passives, "passive")
-    if method.declared.aggregates:
+    if method.public_facts.aggregates:
         roles[AGGREGATOR] = "aggregator"
-    if method.declared.takes_dealer or (method.declared.aligns and needs_dealer(config.alignment)):
+    if method.public_facts.takes_dealer or (
+        method.public_facts.aligns and needs_dealer(config.alignment)
+    ):
         roles[DEALER] = "dealer"
     return roles
 
 
-async def enter(own: Own, links: Links, method: Method, *, session: str | None = None) -> Agreement:
+async def enter_session(
+    own: PartyContext, links: Links, method: Method, *, session: str | None = None
+) -> SignedContract:
     """Greet, agree on a contract, and seal the links. `session`: its name, at the active."""
     links.predicts = own.predicts is not None
-    agreement = await agree(
+    agreement = await agree_on_contract(
         links,
         identity=own.secrets.identity,
         known=own.known,
@@ -141,27 +145,27 @@ async def enter(own: Own, links: Links, method: Method, *, session: str | None =
         greeting=lambda run_key: Greeting(
             identity=own.secrets.identity.public,
             run_key=run_key.public,
-            offer=method.offer(own) if own.held is not None else None,
-            **_held(own),
+            offer=method.offer_terms(own) if own.held is not None else None,
+            **_describe_checkpoints(own),
         ),
-        draw=lambda name, greetings: _draw(own, method, name, greetings),
+        draw=lambda name, greetings: _build_contract(own, method, name, greetings),
     )
     links.unit_s = agreement.contract.patience_s
-    links.needed = _needed(own, agreement.contract)
+    links.needed = _list_needed_peers(own, agreement.contract)
     if own.secrets.keeper is not None:
-        own.secrets.keeper.agreed(agreement.contract, agreement.signatures)
+        own.secrets.keeper.save_contract(agreement.contract, agreement.signatures)
     allow_signs(own, links)
     return agreement
 
 
-def _needed(own: Own, contract: Contract) -> tuple[str, ...]:
+def _list_needed_peers(own: PartyContext, contract: Contract) -> tuple[str, ...]:
     """Return the peers whose leaving ends the session: no dealer, who is done early."""
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
-    return tuple(name for role in roles for name in contract.names(role) if name != own.name)
+    return tuple(name for role in roles for name in contract.list_names(role) if name != own.name)
 
 
-def _held(own: Own) -> dict[str, Any]:
+def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
     """Return a greeting's facts on checkpoints.
 
     They are its steps, at the active where it would resume, and at a passive which steps it
@@ -171,21 +175,23 @@ def _held(own: Own) -> dict[str, Any]:
     if keeper is None or own.held is None:
         return {}
     if own.name != own.active:
-        steps = keeper.steps()
+        steps = keeper.list_steps()
         circles = RunCircles.from_own(own) if steps and may_lack(own.config) else None
         return {"holds": steps, "answered": circles.list_steps(min(steps)) if circles else ()}
-    state = keeper.latest()
+    state = keeper.load_latest()
     resumes = Resumption(run=state.run, step=state.step) if state else None
-    return {"holds": keeper.steps(), "resumes": resumes}
+    return {"holds": keeper.list_steps(), "resumes": resumes}
 
 
-def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeting]) -> Contract:
+def _build_contract(
+    own: PartyContext, method: Method, session: str, greetings: Mapping[str, Greeting]
+) -> Contract:
     """Return the contract, as every party draws it up from the settings and the greetings."""
     config = own.config
     offers = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
     }
-    declared = method.declared
+    declared = method.public_facts
     names = {"active": (own.active,), "passives": own.passives}
     expected = [name for side in declared.offers for name in names[side]]
     if set(offers) != set(expected):
@@ -193,16 +199,16 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             f"{own.name}: in {declared.title} what a row is that parties send is said by "
             f"{', '.join(expected) or 'nobody'}; it was said by {', '.join(offers) or 'nobody'}"
         )
-    agreed = method.agree(own, offers, session)
-    asked = asked_of(config)
-    roles = roles_of(method, config, own.active, own.passives)
+    agreed = method.derive_terms(own, offers, session)
+    asked = derive_limits(config)
+    roles = assign_roles(method, config, own.active, own.passives)
     if own.predicts is not None:
         roles.pop(DEALER, None)
         return Contract(
             session=session,
-            participants=_participants(roles, greetings),
+            participants=_list_participants(roles, greetings),
             passives=dict(agreed.passives),
-            settings=config.terms(),
+            settings=config.collect_terms(),
             secure_sum=dict(agreed.secure_sum),
             minimum_batch=1,
             epochs=_AT_WILL,
@@ -210,12 +216,12 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
             patience_s=config.rules.patience_s,
             predicts=own.predicts,
         )
-    silent = _when_silent(own, agreed)
+    silent = _pick_silence_rule(own, agreed)
     return Contract(
         session=session,
-        participants=_participants(roles, greetings),
+        participants=_list_participants(roles, greetings),
         passives=dict(agreed.passives),
-        settings=config.terms(),
+        settings=config.collect_terms(),
         secure_sum=dict(agreed.secure_sum),
         minimum_batch=config.rules.minimum_batch,
         epochs=asked.releases,
@@ -224,11 +230,11 @@ def _draw(own: Own, method: Method, session: str, greetings: Mapping[str, Greeti
         silent_passive=silent,
         patience_s=config.rules.patience_s,
         restarts=config.rules.restarts,
-        resumes=_resumption(own, greetings, silent),
+        resumes=_find_resumption(own, greetings, silent),
     )
 
 
-def _participants(
+def _list_participants(
     roles: Mapping[str, PartyRole], greetings: Mapping[str, Greeting]
 ) -> tuple[Participant, ...]:
     return tuple(
@@ -242,7 +248,7 @@ def _participants(
     )
 
 
-def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
+def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive:
     """Return what the silence of a passive does: as the settings say, or as the sum allows.
 
     Raises ConfigError: the settings say to go on without it, and there would be no sum, or none to
@@ -273,8 +279,8 @@ def _when_silent(own: Own, agreed: Agreed) -> SilentPassive:
     )
 
 
-def _resumption(
-    own: Own, greetings: Mapping[str, Greeting], silent: SilentPassive
+def _find_resumption(
+    own: PartyContext, greetings: Mapping[str, Greeting], silent: SilentPassive
 ) -> Resumption | None:
     """Return where all resume: the newest step that all hold.
 
@@ -287,7 +293,7 @@ def _resumption(
         return None
     if silent == "recover":
         said = {name: greetings[name].answered for name in own.passives}
-        answered = merge_answered(said, passives=own.passives, since=newest.step)
+        answered = merge_answered_steps(said, passives=own.passives, since=newest.step)
         # What the active says of it is not asked for, and counts for nothing.
         return newest.model_copy(update={"answered": answered})
     holding = [own.active, *(name for name in own.passives if name in greetings)]
@@ -297,14 +303,16 @@ def _resumption(
     return newest.model_copy(update={"step": step})
 
 
-def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor | None]:
+def _load_checkpoint(
+    own: PartyContext, contract: Contract
+) -> tuple[PartyCheckpoint | None, Tensor | None]:
     """Return the state that this party resumes from, and its rows by position; None: it aligns now.
 
     Raises CheckpointError: the session resumes where this party cannot.
     """
     resumes = contract.resumes
     keeper = own.secrets.keeper
-    state = keeper.latest(until=resumes.step if resumes else None) if keeper else None
+    state = keeper.load_latest(until=resumes.step if resumes else None) if keeper else None
     if resumes is None:
         if state and state.step > 0 and own.name != own.active:
             raise CheckpointError(
@@ -333,36 +341,38 @@ def _standing(own: Own, contract: Contract) -> tuple[PartyState | None, Tensor |
     return state, state.rows
 
 
-async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple[Entered, Learner]:
+async def start_active(
+    own: PartyContext, links: Links, method: Method, *, session: str
+) -> tuple[PartySession, ActiveRole]:
     """Run the active's side up to the first step: agree, align, set up, and restore its state.
 
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
     of this run than it may go on after; IntersectionTooSmallError: fewer common IDs than agreed.
     """
-    begins("agree")
-    agreement = await enter(own, links, method, session=session)
+    begin_phase("agree")
+    agreement = await enter_session(own, links, method, session=session)
     contract = agreement.contract
-    helpers = [*contract.passives, *contract.names("aggregator")]
-    state, rows = _standing(own, contract)
+    helpers = [*contract.passives, *contract.list_names("aggregator")]
+    state, rows = _load_checkpoint(own, contract)
     if contract.passives and rows is None:
         rows = torch.arange(len(own.data.table.ids))  # where nothing is aligned
-        if method.declared.aligns:
-            begins("align")
+        if method.public_facts.aligns:
+            begin_phase("align")
             rows = await align_as_active(own, links, contract.session)
-            begins("agree")
+            begin_phase("agree")
     if contract.passives and contract.resumes is None:
         await meet_all(links, helpers)
     rows = torch.empty(0, dtype=torch.int64) if rows is None else rows
     common = None
-    if contract.passives and method.declared.aligns:
+    if contract.passives and method.public_facts.aligns:
         common = describe_people(own, rows)
     require_labels(method, own.config, own.data, rows)
     warn_of_steps_without(own, contract)
-    learner = method.learner(own, contract, rows)
+    learner = method.build_active(own, contract, rows)
     await learner.set_up(links)
     await meet_all(links, helpers)
-    entered = Entered(
+    entered = PartySession(
         own=own,
         contract=contract,
         signatures=agreement.signatures,
@@ -370,42 +380,42 @@ async def lead(own: Own, links: Links, method: Method, *, session: str) -> tuple
         role=learner,
         common=common,
     )
-    _restore(learner, state)
+    _restore_role(learner, state)
     return entered, learner
 
 
-async def assist(
-    own: Own,
+async def run_helper(
+    own: PartyContext,
     links: Links,
     method: Method,
     role: PartyRole,
     *,
-    entered: Callable[[Entered], None] = lambda entered: None,
+    entered: Callable[[PartySession], None] = lambda entered: None,
 ) -> None:
     """Run the whole side of a party that helps, until the active ends it. Raises: as `lead`."""
-    agreement = await enter(own, links, method)
+    agreement = await enter_session(own, links, method)
     contract = agreement.contract
-    state, rows = _standing(own, contract)
+    state, rows = _load_checkpoint(own, contract)
     if role == "dealer":
         if rows is None and needs_dealer(own.config.alignment):
-            await deal(own, links, contract.session)
-        await method.deal(own, links, contract)
+            await deal_randomness(own, links, contract.session)
+        await method.run_dealer(own, links, contract)
         if contract.restarts:  # a session that breaks off before its first checkpoint asks again
             await links.receive(own.active, Kind.END, patience=_ALL_ALONG)
         return
     if rows is None:
-        rows = await _rows_of(role, own, links, method, contract)
+        rows = await _align_rows(role, own, links, method, contract)
     if contract.resumes is None:
-        await meet(links, own.active)
+        await meet_active(links, own.active)
     warn_of_steps_without(own, contract)
     if role == "aggregator":
-        helper = method.aggregator(own, contract)
+        helper = method.build_aggregator(own, contract)
     else:
-        helper = method.passive(own, contract, rows)
+        helper = method.build_passive(own, contract, rows)
     common = None
-    if role == "passive" and method.declared.aligns:
+    if role == "passive" and method.public_facts.aligns:
         common = describe_people(own, rows)
-    here = Entered(
+    here = PartySession(
         own=own,
         contract=contract,
         signatures=agreement.signatures,
@@ -414,33 +424,33 @@ async def assist(
         common=common,
     )
     await helper.set_up(links)
-    _restore(helper, state)
+    _restore_role(helper, state)
     # Before the active, who saves once all are here.
-    here.keep(contract.resumes.step if contract.resumes else 0, tensors={})
-    await meet(links, own.active)
+    here.save_checkpoint(contract.resumes.step if contract.resumes else 0, tensors={})
+    await meet_active(links, own.active)
     entered(here)
 
-    def save(step: int) -> bytes:
-        here.keep(step, tensors={})
+    def save_checkpoint(step: int) -> bytes:
+        here.save_checkpoint(step, tensors={})
         identity = own.secrets.identity
         ledgers = helper.ledgers.items()
-        return sign_charged(ledgers, identity, contract.digest, step)
+        return sign_accounts(ledgers, identity, contract.digest, step)
 
-    await helper.help(links, save)
-    here.end()
+    await helper.run_session(links, save_checkpoint)
+    here.finish_part()
 
 
-async def _rows_of(
-    role: PartyRole, own: Own, links: Links, method: Method, contract: Contract
+async def _align_rows(
+    role: PartyRole, own: PartyContext, links: Links, method: Method, contract: Contract
 ) -> Tensor:
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
-    if not method.declared.aligns:
+    if not method.public_facts.aligns:
         return torch.arange(len(own.data.table.ids))
     return await align_as_passive(own, links, contract.session)
 
 
-def _restore(role: Role, state: PartyState | None) -> None:
+def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
     """Make a role that is set up what it was before the step of this state."""
     if state is None:
         return
@@ -449,15 +459,15 @@ def _restore(role: Role, state: PartyState | None) -> None:
         ledger.load_state_dict(dict(state.ledgers[name]))
 
 
-class Course(Steps, Protocol):
+class TrainingLoop(StepCounter, Protocol):
     """The training loop of a run: its epochs and their steps, and what is measured and saved
     between.
     """
 
-    def epochs(self) -> Iterator[int]:
+    def iterate_epochs(self) -> Iterator[int]:
         """Yield the epochs that are left."""
 
-    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """Yield the steps of an epoch and their rows: a function of seed and epoch."""
 
     async def note_held_out_loss(self) -> None:
@@ -470,16 +480,16 @@ class Course(Steps, Protocol):
         """Evaluate where it is due, note it, and let all parties save what they are."""
 
 
-async def train(learner: Learner, links: Links, course: Course) -> None:
+async def train_epochs(learner: ActiveRole, links: Links, course: TrainingLoop) -> None:
     """Run the active's side from the first step to the last epoch: what every method does."""
-    for epoch in course.epochs():
+    for epoch in course.iterate_epochs():
         goes_on = await learner.begin_epoch(links, course)
-        for step, rows_B in course.batches(epoch) if goes_on else ():
-            course.stepped(await learner.step(links, step, rows_B))
+        for step, rows_B in course.iterate_batches(epoch) if goes_on else ():
+            course.count_step(await learner.train_step(links, step, rows_B))
         await course.note_held_out_loss()
         last = not goes_on or course.is_last(epoch)
         if last:
-            await learner.conclude(links, course)
+            await learner.finish_training(links, course)
         await course.finish_epoch(last=last)
         if not goes_on:
             return
@@ -504,8 +514,8 @@ class Session:
 
     def __init__(
         self,
-        entered: Entered,
-        learner: Learner,
+        entered: PartySession,
+        learner: ActiveRole,
         links: Links,
         transcript: Transcript,
         *,
@@ -518,8 +528,8 @@ class Session:
         self.headline = headline
         self.contract = entered.contract
         self.signatures = entered.signatures
-        self.helpers: dict[str, Helper] = {}
-        self.charged: dict[str, Sequence[Charged]] = {}
+        self.helpers: dict[str, HelperRole] = {}
+        self.charged: dict[str, Sequence[ChargedAccount]] = {}
         self.statements: dict[str, Statement] = {}
         self.alignment: dict[str, Tensor] = {}
         if entered.contract.passives:
@@ -534,20 +544,22 @@ class Session:
 
     @property
     def present(self) -> list[str]:
-        helping = (*self.contract.passives, *self.contract.names("aggregator"))
+        helping = (*self.contract.passives, *self.contract.list_names("aggregator"))
         return [name for name in helping if name not in self.learner.left]
 
-    def keep_opened(self, step: int) -> None:
+    def record_sum(self, step: int) -> None:
         """Record what the active decoded in this step, where it did."""
-        if self.learner.opened is not None:
-            self.transcript.keep_opened(step, self.learner.opened)
+        if self.learner.last_sum is not None:
+            self.transcript.record_sum(step, self.learner.last_sum)
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
         """The ledgers by name: of every party that releases, and of private updates if there are
         any.
         """
-        return {name: ledger for role in self._parts() for name, ledger in role.ledgers.items()}
+        return {
+            name: ledger for role in self._list_roles() for name, ledger in role.ledgers.items()
+        }
 
     @property
     def contributions(self) -> dict[str, PrivacyLedger]:
@@ -563,20 +575,20 @@ class Session:
         """
         passives = self.contract.passives
         accounts = {
-            name: contribution.account() for name, contribution in self.contributions.items()
+            name: contribution.summarise_cost() for name, contribution in self.contributions.items()
         }
-        accounts |= said_of(self.charged, among=passives, silent=self.learner.left)
+        accounts |= collect_accounts(self.charged, among=passives, silent=self.learner.left)
         return {name: accounts[name] for name in passives if name in accounts}
 
     @property
-    def stated(self) -> dict[str, dict[str, Any]]:
+    def charge_reports(self) -> dict[str, dict[str, Any]]:
         """The last signed report of what it charged, for each passive in another process."""
         if self.helpers:
             return {}
         return {
             name: {
                 "step": self.statements[name].step if name in self.statements else None,
-                "accounts": [of.account(name) for of in self.charged.get(name, ())],
+                "accounts": [of.to_account(name) for of in self.charged.get(name, ())],
             }
             for name in self.contract.passives
         }
@@ -587,47 +599,47 @@ class Session:
         agreed = dict(self.contract.secure_sum)
         if not agreed:
             return {}
-        opened = describe_opened(
+        opened = describe_opened_numbers(
             self.entered.own.config,
             len(self.entered.own.data.classes),
-            self.columns(),
+            self.list_column_counts(),
             numbers=agreed.get("numbers"),
         )
         said = {} if opened is None else {"opened": opened}
         return {**agreed, "rounding": self.learner.rounding, **said}
 
-    def columns(self) -> Sequence[int] | None:
+    def list_column_counts(self) -> Sequence[int] | None:
         """Return how many columns differ, of each party whose columns enter what is opened.
 
         None: each counts its own.
         """
         return None
 
-    def attendance(self) -> dict[str, object]:
+    def describe_attendance(self) -> dict[str, object]:
         """Return which parties fell silent in this session; empty if there is no sum."""
         if not self.contract.secure_sum:
             return {}
         learner = self.learner
         return {"left": dict(learner.left), "steps_without_all": learner.steps_without_all}
 
-    def networks(self) -> dict[str, nn.Module]:
-        sent = {name: helper.sent_network() for name, helper in self.helpers.items()}
+    def collect_networks(self) -> dict[str, nn.Module]:
+        sent = {name: helper.get_sent_network() for name, helper in self.helpers.items()}
         return {name: network for name, network in sent.items() if network is not None}
 
     def tensors(self) -> PartyTensors:
-        return {role.name: role.tensors() for role in self._parts() if role.name != AGGREGATOR}
+        return {role.name: role.tensors() for role in self._list_roles() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
-        for role in self._parts():
+        for role in self._list_roles():
             if role.name in tensors:
                 role.load_tensors(tensors[role.name], next_step=next_step)
 
-    def _parts(self) -> tuple[Learner | Helper, ...]:
+    def _list_roles(self) -> tuple[ActiveRole | HelperRole, ...]:
         return (self.learner, *self.helpers.values())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class SimulationInputs:
     """The inputs of a simulation.
 
     Attributes:
@@ -639,23 +651,25 @@ class Start:
 
     config: RunSettings
     data: VerticalData
-    secrets: Mapping[str, Secrets] = field(default_factory=dict)
+    secrets: Mapping[str, PartySecrets] = field(default_factory=dict)
     session: str = field(default_factory=new_session)
     alignment: Mapping[str, Tensor] | None = None
 
-    def own(self, name: str, secrets: Secrets, known: Mapping[str, bytes]) -> Own:
+    def build_context(
+        self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
+    ) -> PartyContext:
         """Return the inputs of the party of this name, and nothing of anybody else's."""
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
-        return Own(
+        return PartyContext(
             config=self.config,
             name=name,
             active=self.data.active.name,
             passives=tuple(table.name for table in self.data.passives),
             secrets=secrets,
             known=known,
-            held=self.data.own(name),
+            held=self.data.select_party(name),
             aligned=aligned,
         )
 
@@ -669,61 +683,61 @@ class Simulation(Session):
     Raises: as `lead`.
     """
 
-    def __init__(self, method: Method, start: Start) -> None:
+    def __init__(self, method: Method, start: SimulationInputs) -> None:
         data = start.data
         config = start.config
         self._data = data
         active = data.active.name
         passives = tuple(table.name for table in data.passives)
-        roles = roles_of(method, config, active, passives)
-        transcript = Transcript(config.kept)
-        self.network = InMemory(roles, transcript.record)
+        roles = assign_roles(method, config, active, passives)
+        transcript = Transcript(config.effective_transcript)
+        self.network = InMemoryNetwork(roles, transcript.record_envelope)
         secrets = {name: start.secrets.get(name) or fresh_secrets(config, name) for name in roles}
         known = {name: secret.identity.public for name, secret in secrets.items()}
-        helping: dict[str, Entered] = {}
+        helping: dict[str, PartySession] = {}
         for name, role in roles.items():
             if role != "active":
-                own = start.own(name, secrets[name], known)
+                own = start.build_context(name, secrets[name], known)
                 links = self.network.links[name]
-                script = assist(own, links, method, role, entered=_register(helping))
-                self.network.begin(name, script)
-        own = start.own(active, secrets[active], known)
+                script = run_helper(own, links, method, role, entered=_make_recorder(helping))
+                self.network.start_script(name, script)
+        own = start.build_context(active, secrets[active], known)
         links = self.network.links[active]
-        entered, learner = self.network.complete(
-            active, lead(own, links, method, session=start.session)
+        entered, learner = self.network.run_script(
+            active, start_active(own, links, method, session=start.session)
         )
         super().__init__(entered, learner, links, transcript, headline=method.headline)
         for name, assisted in helping.items():
-            assert isinstance(assisted.role, Helper)
+            assert isinstance(assisted.role, HelperRole)
             self.helpers[name] = assisted.role
             if name in passives:
                 self.alignment[name] = assisted.rows
             if assisted.common is not None:
                 self.common[name] = assisted.common
 
-    def columns(self) -> Sequence[int]:
+    def list_column_counts(self) -> Sequence[int]:
         data = self._data
         tables = data.tables if self.entered.own.config.method.decomposes else data.passives
         return [count_columns(table.features) for table in tables]
 
-    def play(self, script: Script[T]) -> T:
+    def run_script(self, script: Script[T]) -> T:
         """Play a script of the active to its end, and the others as far as they get meanwhile."""
-        return self.network.complete(self.active, script)
+        return self.network.run_script(self.active, script)
 
-    def step(self, step: int, rows_B: Tensor) -> float:
-        return self.play_step(step, self.learner.step(self.links, step, rows_B))
+    def train_step(self, step: int, rows_B: Tensor) -> float:
+        return self.run_step_script(step, self.learner.train_step(self.links, step, rows_B))
 
-    def play_step(self, step: int, script: Script[T]) -> T:
+    def run_step_script(self, step: int, script: Script[T]) -> T:
         """Play a script of the active as this step; keep the sum that it opens."""
-        result = self.play(script)
-        self.keep_opened(step)
+        result = self.run_script(script)
+        self.record_sum(step)
         return result
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
         """Return the test accuracy by inference variant; see `Learner`."""
-        said = self.play(self.learner.evaluate(self.links, next_step=next_step, final=final))
-        return {name: ACCURACY.of(scored) for name, scored in said.items()}
+        said = self.run_script(self.learner.evaluate(self.links, next_step=next_step, final=final))
+        return {name: ACCURACY.compute_value(scored) for name, scored in said.items()}
 
 
-def _register(helping: dict[str, Entered]) -> Callable[[Entered], None]:
+def _make_recorder(helping: dict[str, PartySession]) -> Callable[[PartySession], None]:
     return lambda entered: helping.update({entered.own.name: entered})

@@ -23,45 +23,45 @@ from torch import Tensor, nn
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller
-from secure_apfed.learning.descent import ActiveNetworks, prefixed, without_prefix
+from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.votes import (
     BLOCK,
     Help,
-    Judges,
     Numbers,
     SoftTrainer,
+    ValidationRows,
     fit_linear,
     last_layer,
-    pooled,
+    pool_opinions,
 )
 from secure_apfed.measures import Scored, probabilities_of
 from secure_apfed.methods.alignment import rows_among
-from secure_apfed.methods.local_models import networks_of, restored
-from secure_apfed.methods.method import Learner, Own, Steps
+from secure_apfed.methods.local_models import networks_of, restore_networks
+from secure_apfed.methods.method import ActiveRole, PartyContext, StepCounter
 from secure_apfed.methods.terms import outputs_of, task_of
 from secure_apfed.models import RandomFeatures, encoder_and_head
-from secure_apfed.seeds import derive_seed, one_thread, seeded, shuffled
+from secure_apfed.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
     FOLDS,
     Baseline,
     LocalModel,
     SoloTask,
-    chosen,
+    choose_baseline,
     find_baseline,
     measure_of_classes,
-    scored_held_out,
+    score_out_of_fold,
 )
 from secure_apfed.solo.fitted import (
-    Fitted,
+    FittedModel,
     View,
-    blend,
-    of_forest,
-    scored_beside,
+    blend_models,
+    convert_forest,
+    join_scores_to_row,
     scores_of_network,
 )
-from secure_apfed.solo.interface import fits_kept_meanwhile, held_out
-from secure_apfed.tasks import LOSSES, Regression, scored_rows
+from secure_apfed.solo.interface import cache_fits, split_folds
+from secure_apfed.tasks import LOSSES, Regression, score_rows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -100,7 +100,7 @@ class Bins:
     centres: Floats
 
     @classmethod
-    def of(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
+    def from_targets(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
         """Cut at quantiles of the labelled targets; a range stands for the mean of its own.
 
         Where many targets are alike, ranges may be empty, and stand for their lower edge.
@@ -115,7 +115,7 @@ class Bins:
     def classes_of(self, targets_n: Floats) -> Integers:
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
-    def expected(self, likely_UK: Floats) -> Floats:
+    def compute_mean_targets(self, likely_UK: Floats) -> Floats:
         """Return the mean target (U, 1) of each row; 0, the mean of all, for a row of zeros."""
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
@@ -136,14 +136,14 @@ class Student:
         labelled: (n,), places of labelled rows among `rows_U`; labels: (n,), classes of those.
     """
 
-    def __init__(self, own: Own, aligned: Tensor) -> None:
+    def __init__(self, own: PartyContext, aligned: Tensor) -> None:
         config = own.config
         data = own.data
         seed = own.secrets.seed
         features_N = data.table.features
         rows_U = rows_among(data.train_rows, aligned)
         assert data.table.labels is not None
-        with seeded(seed, own.name, "student"):
+        with seed_draws(seed, own.name, "student"):
             networks = ActiveNetworks(
                 *encoder_and_head(config.model, data.table.shape, outputs_of(own))
             )
@@ -160,7 +160,7 @@ class Student:
             loss=LOSSES[loss] if loss else F.cross_entropy,
         )
         self.rows_U = rows_U
-        self.classes = classes_voted(own)
+        self.classes = count_classes(own)
         self._model = config.model
         self._train = config.train
         self._measure = measure_of_classes(config)
@@ -168,10 +168,10 @@ class Student:
         self.features_UF: Floats = features_N[rows_U].flatten(1).double().numpy()
         self.labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten().numpy()
         known_n = data.table.labels[rows_U[self.labelled]].numpy()
-        self._bins = Bins.of(known_n.astype(np.float64)) if loss else None
+        self._bins = Bins.from_targets(known_n.astype(np.float64)) if loss else None
         self.labels = known_n if self._bins is None else self._bins.classes_of(known_n)
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
-        self._labels_N = self.trainer.compute.place(data.table.labels)
+        self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
         self._of_baselines = config.seed  # which are the same fits as beside the run
         self._kept: ActiveNetworks | None = None
@@ -182,7 +182,7 @@ class Student:
 
     def task_alone(self, seed: int) -> SoloTask:
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
-        return SoloTask.of(
+        return SoloTask.from_arrays(
             features,
             self.labelled,
             self.labels,
@@ -199,7 +199,7 @@ class Student:
         return self._averaged or self._kept or self.trainer.networks
 
     @property
-    def in_one_go(self) -> bool:
+    def has_direct_fit(self) -> bool:
         return bool(self._kept) or isinstance(self.trainer.networks.encoder, RandomFeatures)
 
     @property
@@ -212,7 +212,7 @@ class Student:
         """True if it learns from rows without a label, as its local models do not."""
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
-    def keep(self, baseline: Baseline) -> None:
+    def use_baseline(self, baseline: Baseline) -> None:
         """Be the model of this baseline: help is not used, and none of its own is as good."""
         self._kept_by = baseline.name
         everybody_U = np.ones(len(self.rows_U), dtype=bool)
@@ -224,20 +224,22 @@ class Student:
         Those are the three that its baselines average (`secure_apfed.solo.COMBINATIONS`).
         """
         everybody_U = np.ones(len(self.rows_U), dtype=bool)
-        self._averaged = self._average(self._kept or self.trainer.networks, everybody_U)
+        self._averaged = self._average_networks(self._kept or self.trainer.networks, everybody_U)
 
-    def _average(self, taught: ActiveNetworks, here_U: NDArray[np.bool_]) -> ActiveNetworks:
+    def _average_networks(
+        self, taught: ActiveNetworks, here_U: NDArray[np.bool_]
+    ) -> ActiveNetworks:
         """Return the average of networks and of the local models of these of the rows."""
         local = self._model_by(_AVERAGED_WITH, here_U).encoder
-        assert isinstance(local, Fitted)
+        assert isinstance(local, FittedModel)
         features = self.features_UF.shape[1]
         taught = copy.deepcopy(taught).cpu().double()
-        if isinstance(taught.encoder, Fitted):  # trees that learnt what rows are taught
-            return networks_of(blend(View.unchanged(features), taught.encoder, local))
+        if isinstance(taught.encoder, FittedModel):  # trees that learnt what rows are taught
+            return networks_of(blend_models(View.for_whole_row(features), taught.encoder, local))
         are_shares = isinstance(taught.encoder, RandomFeatures)  # which a regression learnt
         view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
-        head = blend(view, scores, local).as_head()
-        networks = ActiveNetworks(scored_beside(taught.encoder, taught.head), head)
+        head = blend_models(view, scores, local).as_head()
+        networks = ActiveNetworks(join_scores_to_row(taught.encoder, taught.head), head)
         return networks.requires_grad_(False).eval()
 
     def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
@@ -247,14 +249,14 @@ class Student:
             if name in _LEAVES:
                 taught_UK = self._targets_NT[self.rows_U].numpy()
                 here = np.flatnonzero(here_U & taught_UK.any(axis=1))
-                found: nn.Module = _grown(task, here, taught_UK, _LEAVES[name])
+                found: nn.Module = _fit_trees(task, here, taught_UK, _LEAVES[name])
             else:
                 part = np.flatnonzero(~here_U[self.labelled])
-                task = task.few.without(part)
-                found = LocalModel(baseline=find_baseline(name), task=task).keep()
+                task = task.few.drop_labels(part)
+                found = LocalModel(baseline=find_baseline(name), task=task).build_network()
         return networks_of(found)
 
-    def teach(self, likely_UK: Floats) -> Floats | None:
+    def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
         """Take how likely each class is of all rows, and fit it where it has a best fit.
 
         A row of zeros says nothing, and has no part in a fit; labelled rows keep their labels.
@@ -263,24 +265,26 @@ class Student:
         """
         said_U = np.asarray(likely_UK.any(axis=1))
         said_U[self.labelled] = True
-        targets_UT = likely_UK.copy() if self._bins is None else self._bins.expected(likely_UK)
+        targets_UT = (
+            likely_UK.copy() if self._bins is None else self._bins.compute_mean_targets(likely_UK)
+        )
         targets_UT[self.labelled] = self._truth_nT
         self._targets_NT[self.rows_U] = torch.from_numpy(targets_UT)
-        if not self.in_one_go:
+        if not self.has_direct_fit:
             return None
         networks = self.trainer.networks
-        encoded_UD = self.encoded(networks)
-        self._fit(last_layer(networks), encoded_UD, targets_UT, said_U)
+        encoded_UD = self.encode_rows(networks)
+        self._fit_layer(last_layer(networks), encoded_UD, targets_UT, said_U)
         if not self.has_classes or type(networks.encoder) is not RandomFeatures:
             return None
-        told = self._told_apart(encoded_UD, targets_UT, np.flatnonzero(said_U))
+        told = self._predict_held_out(encoded_UD, targets_UT, np.flatnonzero(said_U))
         errors = {name: ((of - targets_UT)[of.any(axis=1)] ** 2).sum() for name, of in told.items()}
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
             self._kept_by, self._kept = best, self._model_by(best, said_U)
         return told[best]
 
-    def _told_apart(
+    def _predict_held_out(
         self, encoded_UD: Numbers, targets_UT: Floats, taught_V: Integers
     ) -> Mapping[str, Floats]:
         """Return predictions of ridge regression and trees for rows they were not taught, (U, K)
@@ -301,18 +305,18 @@ class Student:
             for part in (order[first::_PARTS] for first in range(_PARTS)):
                 rest = np.setdiff1d(order, part)
                 rest_U = np.isin(np.arange(len(targets_UT)), rest)
-                self._fit(layer, encoded_UD, targets_UT, rest_U)
+                self._fit_layer(layer, encoded_UD, targets_UT, rest_U)
                 weight_DT = layer.weight.double().cpu().numpy().T
                 told[_RIDGE][part] = encoded_UD[part].astype(np.float64) @ weight_DT
                 rows_VF = torch.from_numpy(task.features[part])
                 for name, leaf in _LEAVES.items():
-                    grown = _grown(task, rest, targets_UT, leaf)
+                    grown = _fit_trees(task, rest, targets_UT, leaf)
                     told[name][part] = grown(rows_VF).exp().numpy()
         return told
 
-    def without(self, rows: Tensor) -> ActiveNetworks | None:
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return its networks fitted without these rows; None: they descend."""
-        if not self.in_one_go:
+        if not self.has_direct_fit:
             return None
         kept_U = ~torch.isin(self.rows_U, rows).numpy()
         if self._kept is not None:
@@ -321,10 +325,10 @@ class Student:
             targets_UT = self._targets_NT[self.rows_U].numpy()
             here_U = targets_UT.any(axis=1) & kept_U
             networks = copy.deepcopy(self.trainer.networks)
-            self._fit(last_layer(networks), self.encoded(networks), targets_UT, here_U)
-        return networks if self._averaged is None else self._average(networks, kept_U)
+            self._fit_layer(last_layer(networks), self.encode_rows(networks), targets_UT, here_U)
+        return networks if self._averaged is None else self._average_networks(networks, kept_U)
 
-    def _fit(
+    def _fit_layer(
         self,
         linear: nn.Linear,
         encoded_UD: Numbers,
@@ -337,7 +341,7 @@ class Student:
         fit_linear(linear, encoded_UD, targets_UT, taught_V=taught_V, labelled_n=labelled_n)
 
     @torch.no_grad()
-    def encoded(self, networks: ActiveNetworks) -> Numbers:
+    def encode_rows(self, networks: ActiveNetworks) -> Numbers:
         """Return the inputs of the head's last layer for its rows, (U, D), computed in blocks."""
         linear = last_layer(networks)
         features_N = self.trainer.features_N
@@ -347,11 +351,11 @@ class Student:
             block_BD.copy_(networks.encoder(features_N[rows_B]))
         return encoded_UD.numpy()
 
-    def learn(self, step: int, rows_B: Tensor) -> float:
+    def train_on_rows(self, step: int, rows_B: Tensor) -> float:
         """Descend once on what is said of these rows of the table; return the loss."""
-        return self.trainer.learn(step, rows_B, self._targets_NT[rows_B])
+        return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
-    def scored(self, rows: Tensor) -> Scored:
+    def score_rows(self, rows: Tensor) -> Scored:
         predict = self.trainer.predict
         kept = self._averaged or self._kept
         if kept is not None:
@@ -362,15 +366,15 @@ class Student:
                 scores_BK: Tensor = kept(features_N[rows_B].cpu().to(dtype), None)[0]
                 return scores_BK.to(features_N.device)
 
-        with self.trainer.evaluating():
-            return scored_rows(self._task, predict, rows, self._labels_N)
+        with self.trainer.evaluation_mode():
+            return score_rows(self._task, predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
         kept = {} if self._kept is None else self._kept.state_dict()
         said = torch.tensor(list(self._kept_by.encode()), dtype=torch.uint8)
         averaged = {} if self._averaged is None else self._averaged.state_dict()
-        own = {"targets": self._targets_NT, "kept by": said, **prefixed("kept", kept)}
-        return own | prefixed("averaged", averaged) | self.trainer.tensors()
+        own = {"targets": self._targets_NT, "kept by": said, **add_prefix("kept", kept)}
+        return own | add_prefix("averaged", averaged) | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.trainer.load_tensors(tensors)
@@ -378,23 +382,23 @@ class Student:
         self._kept_by = bytes(tensors["kept by"].tolist()).decode()
         self._kept = None
         if self._kept_by:
-            state = without_prefix("kept", tensors)
-            self._kept = restored(state, self.trainer.networks)
-        averaged = without_prefix("averaged", tensors)
-        self._averaged = restored(averaged, self.trainer.networks) if averaged else None
+            state = remove_prefix("kept", tensors)
+            self._kept = restore_networks(state, self.trainer.networks)
+        averaged = remove_prefix("averaged", tensors)
+        self._averaged = restore_networks(averaged, self.trainer.networks) if averaged else None
 
 
-def _grown(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> Fitted:
+def _fit_trees(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
     """Return extra trees that learn shares of classes from some of a task's rows."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(
-        _GROWN, min_samples_leaf=leaf, random_state=task.state("trees of a student")
+        _GROWN, min_samples_leaf=leaf, random_state=task.derive_random_state("trees of a student")
     )
     taught = taught[:: max(1, math.ceil(len(taught) / _LEARNT))]
     forest.fit(task.features[taught], targets_UK[taught])
     shares = [of.tree_.value[:, :, 0] for of in forest.estimators_]
-    return Fitted(of_forest(forest, shares, task.classes))
+    return FittedModel(convert_forest(forest, shares, task.classes))
 
 
 @dataclass(frozen=True)
@@ -414,53 +418,55 @@ Prior: TypeAlias = Callable[[SoloTask], Belief]
 """Whose belief that is, which a task's labels may choose."""
 
 
-def by_labeller(labeller: Labeller) -> Prior:
+def make_labeller_prior(labeller: Labeller) -> Prior:
     return lambda _: Belief(
-        lambda task: labeller.label(task.features, task.labelled, task.labels, task.classes)
+        lambda task: labeller.label_rows(task.features, task.labelled, task.labels, task.classes)
     )
 
 
-def by_baseline(baseline: Baseline) -> Prior:
-    return lambda _: Belief(lambda task: baseline.fit(task.few).scores(task.features), baseline)
+def make_baseline_prior(baseline: Baseline) -> Prior:
+    return lambda _: Belief(
+        lambda task: baseline.fit(task.few).compute_scores(task.features), baseline
+    )
 
 
 def believe_best_baseline(task: SoloTask) -> Belief:
     """Return what the active would do alone, by the baseline that its held-out labels choose."""
-    return by_baseline(chosen(task))(task)
+    return make_baseline_prior(choose_baseline(task))(task)
 
 
-def _shares(scores_BK: Floats, frequencies: Floats) -> Floats:
+def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
     """Return probabilities (B, K); a row of zeros gets the frequencies of classes (K,)."""
     says_B1 = scores_BK.any(axis=1, keepdims=True)
     return np.where(says_B1, probabilities_of(scores_BK), frequencies)
 
 
-def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Judges:
+def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
     """Return the labelled rows that can be held out, and the belief about each without its label.
 
     There are none if every row has a label: then nothing is left to predict.
     """
     told = len(task.labels) < len(task.features)
-    parts = held_out(task.labels, FOLDS, task.seed) if told else []
+    parts = split_folds(task.labels, FOLDS, task.seed) if told else []
     if not parts:
         nobody = np.zeros(0, dtype=np.int64)
-        return Judges(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
+        return ValidationRows(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
     if belief.baseline is None:
-        said = [belief.of(task.without(part))[task.labelled[part]] for part in parts]
-        own_JK = _shares(np.concatenate(said), frequencies)
+        said = [belief.of(task.drop_labels(part))[task.labelled[part]] for part in parts]
+        own_JK = _compute_shares(np.concatenate(said), frequencies)
     else:
-        scored = scored_held_out(belief.baseline, task)
+        scored = score_out_of_fold(belief.baseline, task)
         assert scored is not None
         own_JK = scored.scores
     at = np.concatenate(parts)
     judges = at < MOST_JUDGES
     at = at[judges]
     own_JK = own_JK[judges]
-    return Judges(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
+    return ValidationRows(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed:
+class WeighedVotes:
     """Attributes:
     likely: the probability of each class for each row, (U, K).
     own: the same by the active's own model; belief: whose that is.
@@ -473,28 +479,30 @@ class Weighed:
     help: Help | None = None
 
 
-def with_votes(
+def weigh_votes(
     votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
-) -> Weighed:
+) -> WeighedVotes:
     """Weigh votes with what the active believes by itself.
 
     `votes_UK`: their sum on the rows that the student learns from; None: nobody voted. `seed`: of
     the folds that tell how often the prior is right; always: whatever labelled rows say of help.
     """
     task = student.task_alone(seed)
-    with one_thread(), fits_kept_meanwhile():
+    with one_thread(), cache_fits():
         belief = prior(task)
         counted_K = np.bincount(task.labels, minlength=task.classes) + 1.0
         frequencies = counted_K / counted_K.sum()
-        own_UK = _shares(belief.of(task), frequencies)
+        own_UK = _compute_shares(belief.of(task), frequencies)
         if votes_UK is None:
-            return Weighed(own_UK, own_UK, belief)
+            return WeighedVotes(own_UK, own_UK, belief)
         judges = judges_of(belief, task, frequencies)
-        likely_UK, help_ = pooled(votes_UK, own_UK, judges, frequencies, seed=seed, always=always)
-    return Weighed(likely_UK if help_.used else own_UK, own_UK, belief, help_)
+        likely_UK, help_ = pool_opinions(
+            votes_UK, own_UK, judges, frequencies, seed=seed, always=always
+        )
+    return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
 
 
-def learnt_of(told_UK: Floats | None, weighed: Weighed, labelled_n: Integers) -> float:
+def learnt_of(told_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
     """Return how much more often a student is right than the active's own model.
 
     By what is believed, this is over rows without a label that the student was not taught
@@ -535,23 +543,25 @@ class StudentModel(Protocol):
     def networks(self) -> ActiveNetworks: ...
 
     @property
-    def in_one_go(self) -> bool: ...
+    def has_direct_fit(self) -> bool: ...
 
-    def learn(self, step: int, rows_B: Tensor) -> float: ...
+    def train_on_rows(self, step: int, rows_B: Tensor) -> float: ...
 
-    def scored(self, rows: Tensor) -> Scored: ...
+    def score_rows(self, rows: Tensor) -> Scored: ...
 
     def tensors(self) -> dict[str, Tensor]: ...
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
 
 
-class StudentActive(Learner):
+class StudentActive(ActiveRole):
     """The active's role where it asks others once, and then trains alone; see `Learner`. `student`:
     that will predict alone; headline: what its accuracy is called.
     """
 
-    def __init__(self, own: Own, student: StudentModel, *, headline: str, guarantee: str) -> None:
+    def __init__(
+        self, own: PartyContext, student: StudentModel, *, headline: str, guarantee: str
+    ) -> None:
         super().__init__()
         self.name = own.name
         self.guarantee = guarantee
@@ -564,23 +574,23 @@ class StudentActive(Learner):
         self._taught = False
 
     @abstractmethod
-    async def teach(self, links: Links, steps: Steps) -> None:
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
         """Ask the others, and teach the student what they say; once in a run."""
 
-    async def begin_epoch(self, links: Links, steps: Steps) -> bool:
+    async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
         """Ask once; a student that learns in one go then has no steps."""
         if not self._taught:
-            await self.teach(links, steps)
+            await self.teach_student(links, steps)
             self._taught = True
-        return not self.student.in_one_go
+        return not self.student.has_direct_fit
 
-    async def step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        return self.student.learn(step, rows_B)
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        return self.student.train_on_rows(step, rows_B)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        return {self._headline: self.student.scored(self._test_rows)}
+        return {self._headline: self.student.score_rows(self._test_rows)}
 
-    def solo(self) -> ActiveNetworks | None:
+    def get_solo_networks(self) -> ActiveNetworks | None:
         return self.student.networks
 
     def tensors(self) -> dict[str, Tensor]:
@@ -600,18 +610,18 @@ def warn_of_no_help(active: str) -> None:
     )
 
 
-def classes_voted(own: Own) -> int:
+def count_classes(own: PartyContext) -> int:
     """Return K, the number of classes, or of ranges of numbers, that votes are over."""
     return len(own.data.classes) or RANGES
 
 
 def train_student(student: Student, config: RunSettings) -> None:
     """Let a student that descends go through its rows as often as the run has epochs."""
-    if student.in_one_go:
+    if student.has_direct_fit:
         return
     step = 0
     for epoch in range(config.train.epochs):
-        order = shuffled(student.rows_U, config.seed, "student", epoch)
+        order = shuffle_rows(student.rows_U, config.seed, "student", epoch)
         for rows_B in order.split(config.train.batch_size):
-            student.learn(step, rows_B)
+            student.train_on_rows(step, rows_B)
             step += 1

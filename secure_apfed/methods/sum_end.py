@@ -48,13 +48,13 @@ from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
     FOR_THE_AGGREGATOR,
-    Helper,
-    Kept,
-    Learner,
+    ActiveRole,
+    CheckpointPart,
+    HelperRole,
     Method,
-    Own,
+    PartyContext,
     Save,
-    keep_or_end,
+    save_or_end,
 )
 from secure_apfed.models import Shape
 from secure_apfed.names import log_file
@@ -72,13 +72,13 @@ class SessionSum:
         protocol: the sum; noise: of each passive under it, None: none is agreed.
     """
 
-    own: Own
+    own: PartyContext
     contract: Contract
     protocol: SecureSum
     noise: NoisePlan | None
 
     @classmethod
-    def of(cls, own: Own, contract: Contract) -> Self:
+    def from_contract(cls, own: PartyContext, contract: Contract) -> Self:
         names = tuple(contract.passives)
         shape = contract.passives[names[0]].representation.shape
         return cls(
@@ -89,7 +89,7 @@ class SessionSum:
     def shape(self) -> Shape:
         return next(iter(self.contract.passives.values())).representation.shape
 
-    def passive(
+    def make_passive_end(
         self,
         *,
         people: int,
@@ -108,34 +108,36 @@ class SessionSum:
         return PassiveSum(
             own.name,
             self.contract,
-            self._contributor(),
+            self._make_contributor(),
             noise=noise,
             held_N=held_N,
-            allowance=Allowance.of(own, self.contract, aligned=people, beyond=beyond),
+            allowance=Allowance.from_contract(own, self.contract, aligned=people, beyond=beyond),
             rounds=self.protocol.rounds,
             repeatable=repeatable,
             contributed=own.contributed,
         )
 
-    def _contributor(self) -> SumContributor:
+    def _make_contributor(self) -> SumContributor:
         """Return this passive's end of the sum, which knows in whose circle it answered what."""
         own = self.own
         protocol = self.protocol
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
-            return protocol.contributor(own.name, answered=RunCircles.from_own(own))
-        return protocol.contributor(own.name)
+            return protocol.make_contributor(own.name, answered=RunCircles.from_own(own))
+        return protocol.make_contributor(own.name)
 
-    def active(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
+    def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
         return ActiveSum(
             self.contract,
-            self.protocol.receiver(),
+            self.protocol.make_receiver(),
             RefusedSums(self.own),
-            rounding=self.protocol.rounding(),
+            rounding=self.protocol.compute_rounding_error(),
             dtype=dtype,
         )
 
-    def aggregator(self) -> "SumAggregator":
-        return SumAggregator(self.contract, self.protocol.combiner(), rounds=self.protocol.rounds)
+    def make_aggregator(self) -> "SumAggregator":
+        return SumAggregator(
+            self.contract, self.protocol.make_combiner(), rounds=self.protocol.rounds
+        )
 
 
 @dataclass(frozen=True)
@@ -202,9 +204,9 @@ class PassiveSum:
     async def set_up(self, links: Links) -> None:
         peers = [self.contract.active, AGGREGATOR, *self.contract.passives]
         peers.remove(self.name)
-        await links.converse(Kind.SUM_SETUP, self.contributor, peers)
+        await links.run_conversation(Kind.SUM_SETUP, self.contributor, peers)
 
-    def admit(
+    def admit_request(
         self,
         asked: Envelope,
         rows_B: Tensor,
@@ -219,15 +221,15 @@ class PassiveSum:
         """
         step = asked.step if step is None else step
         counted = rows_B if counted is None else counted
-        self.allowance.check(step, counted, sender=asked.sender)
+        self.allowance.check_batch(step, counted, sender=asked.sender)
         self._gate.enter(step, sender=asked.sender)
         self._admitted = Admitted(step, rows_B, counted, asked.payload, asked.sender)
         return self._admitted
 
-    async def send(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
+    async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
         """Answer what was admitted last; see `contribution`."""
         step = admitted.step
-        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.contribution(admitted, values_BD))
+        links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.protect_answer(admitted, values_BD))
         if self.rounds == 2:
             request = await links.receive(
                 AGGREGATOR, Kind.SUM_REQUEST, step=step, patience=FOR_THE_AGGREGATOR
@@ -235,7 +237,7 @@ class PassiveSum:
             answer = self.contributor.answer(request.payload)
             links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
-    def contribution(self, admitted: Admitted, values_BD: Floats) -> bytes:
+    def protect_answer(self, admitted: Admitted, values_BD: Floats) -> bytes:
         """Count, charge, draw, bind and protect one answer, (B, D), in this order; once.
 
         Raises:
@@ -250,13 +252,13 @@ class PassiveSum:
         self._admitted = None
         values_BD = np.ascontiguousarray(values_BD)
         digest = answer_digest(self._session, admitted.payload, values_BD)
-        self.count(admitted, digest)
+        self.count_answer(admitted, digest)
         noise_BD = None
         if self.noise is not None:
             noise_BD = self.noise.draw(
                 values_BD.shape,
                 step=admitted.step,
-                known_B=self.known(admitted.counted),
+                known_B=self.pick_known_rows(admitted.counted),
                 digest=digest,
             )
         if self._contributed is not None:
@@ -264,20 +266,22 @@ class PassiveSum:
             noise = 0.0 if noise_BD is None else noise_BD * (fixed.clip_norm / fixed.levels)
             clear_BD = torch.from_numpy(np.asarray(values_BD + noise, dtype=np.float32))
             self._contributed(admitted.step, admitted.counted, clear_BD)
-        return self.contributor.contribute(values_BD, self.binding(admitted), noise_BD)
+        return self.contributor.contribute(values_BD, self.make_binding(admitted), noise_BD)
 
     def takes_part(self, step: int) -> bool:
         """Return whether this passive answers a step: it does, unless others did so without it."""
         circle = self.contract.circle_of(step)
         return circle is None or self.name in circle
 
-    def known(self, rows_B: Tensor) -> Tensor:
+    def pick_known_rows(self, rows_B: Tensor) -> Tensor:
         return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
 
-    def count(self, admitted: Admitted, digest: bytes) -> None:
-        self.allowance.take(admitted.step, admitted.counted, digest, sender=admitted.sender)
+    def count_answer(self, admitted: Admitted, digest: bytes) -> None:
+        self.allowance.count_answers(
+            admitted.step, admitted.counted, digest, sender=admitted.sender
+        )
 
-    def binding(self, admitted: Admitted) -> StepBinding:
+    def make_binding(self, admitted: Admitted) -> StepBinding:
         """Return the binding of a contribution to exactly what was received."""
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
@@ -286,12 +290,12 @@ class PassiveSum:
         self._gate.last = next_step - 1
 
 
-class SumHelper(Helper):
+class SumHelper(HelperRole):
     """A passive that answers under the session's sum; see `Helper`. `kept`: of its state beside the
     count of its answers.
     """
 
-    def __init__(self, sum_end: PassiveSum, kept: Mapping[str, Kept] = {}) -> None:
+    def __init__(self, sum_end: PassiveSum, kept: Mapping[str, CheckpointPart] = {}) -> None:
         self.name = sum_end.name
         self.contract = sum_end.contract
         self.sum = sum_end
@@ -342,9 +346,11 @@ class ActiveSum:
         self._agreed = contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
-        await links.converse(Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR))
+        await links.run_conversation(
+            Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR)
+        )
 
-    def ask(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
+    def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
         """Ask those who answer this step. Raises PartyLeftError: see `keep_to_circle`."""
         self._keep_to_circle(step)
         for name in self.present:
@@ -364,7 +370,7 @@ class ActiveSum:
         self.left |= dict.fromkeys(gone, step)
         self.present = list(present)
 
-    async def read(
+    async def receive_sum(
         self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
     ) -> Tensor:
         """Return the sum of the answers, (B, `numbers`), float64. Raises RemoteProtocolError: a sum
@@ -373,26 +379,28 @@ class ActiveSum:
         """
         self._keep_to_circle(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
-        present, combined = _read_sum(message, self.present, self.contract)
-        sum_BD = self.open(combined, (len(rows_B), numbers), self.binding(step, rows_B, payload))
+        present, combined = _parse_sum(message, self.present, self.contract)
+        sum_BD = self.open_sum(
+            combined, (len(rows_B), numbers), self.make_binding(step, rows_B, payload)
+        )
         self._let_go(present, step)
         self.steps_without_all += bool(self.left)
         return sum_BD
 
-    def open(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
+    def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
         """Open what the aggregator sent; a refusal is noted before it is raised. Raises
         LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
-        with self._refused.noting(step=binding.step, contract=self._agreed):
+        with self._refused.note_refusal(step=binding.step, contract=self._agreed):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
         self.opened = sum_BD.to(self._dtype)
         return sum_BD
 
-    def binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
+    def make_binding(self, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
         return bind_step(self.contract.session, step, rows_B, payload)
 
 
-class SumLearner(Learner):
+class SumLearner(ActiveRole):
     """An active that reads the session's sum; see `Learner`."""
 
     def __init__(self, sum_end: ActiveSum | None) -> None:
@@ -407,7 +415,7 @@ class SumLearner(Learner):
             await self.sum.set_up(links)
 
     @property
-    def opened(self) -> Tensor | None:
+    def last_sum(self) -> Tensor | None:
         return None if self.sum is None else self.sum.opened
 
     @property
@@ -415,7 +423,7 @@ class SumLearner(Learner):
         return 0 if self.sum is None else self.sum.steps_without_all
 
 
-class Aggregator(Helper):
+class Aggregator(HelperRole):
     """The aggregator's role: it takes one body of each passive that is left, step after step.
 
     Who falls silent stays out until the next session. The contract says whether the run stops for
@@ -430,7 +438,7 @@ class Aggregator(Helper):
         self.present = list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
 
-    async def help(self, links: Links, save: Save) -> None:
+    async def run_session(self, links: Links, save: Save) -> None:
         active = self.contract.active
         while True:
             try:
@@ -439,7 +447,7 @@ class Aggregator(Helper):
                     Kind.CONTRIBUTION,
                     Kind.CHECKPOINT,
                     Kind.END,
-                    least=1 + self._least(),
+                    least=1 + self._find_threshold(),
                     patience=FOR_THE_ACTIVE,
                 )
             except PartyLeftError as error:
@@ -453,36 +461,38 @@ class Aggregator(Helper):
                     f"{'a passive' if message.sender == active else active} may"
                 )
             if message.kind is not Kind.CONTRIBUTION:
-                if not keep_or_end(message.kind, message.step, links, active, save):
+                if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
             self.present = keep_to_circle(self.contract, message.step, self.present)
             if message.sender not in self.present:
                 continue  # it was left out of this step before, and is so again
-            self.admit(message)
-            bodies = await self.gather(links, Kind.CONTRIBUTION, message)
+            self.admit_step(message)
+            bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
             keep_to_circle(self.contract, message.step, [*bodies])
-            combined = await self.combine(links, message, bodies)
+            combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 
-    def admit(self, message: Envelope) -> None:
+    def admit_step(self, message: Envelope) -> None:
         """Let the first message of a step through, once. Raises RemoteProtocolError: it begins a
         step that was, or that there is none of.
         """
         self._gate.enter(message.step, sender=message.sender)
 
     @abstractmethod
-    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+    async def combine_bodies(
+        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+    ) -> bytes:
         """Return what the active receives for one body of each passive; `first` began the step."""
 
-    def _least(self) -> int:
+    def _find_threshold(self) -> int:
         if self.contract.silent_passive != "recover":
             return len(self.present)
         threshold = self.contract.secure_sum["threshold"]
         assert isinstance(threshold, int)
         return threshold
 
-    async def gather(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
+    async def gather_bodies(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
         """Receive one body of this kind from each passive that sends, the first message included.
 
         Raises PartyLeftError, RemoteProtocolError: no step comes of it.
@@ -529,12 +539,12 @@ class Aggregator(Helper):
                 remedy = f"the contract says to wait for {' and '.join(gone)}"
             raise PartyLeftError(f"{unasked}; {remedy}", left=tuple(gone)) from error
         self.present = [name for name in self.present if name not in gone]
-        if not gone or len(self.present) < self._least():
+        if not gone or len(self.present) < self._find_threshold():
             every = tuple(self.contract.passives)
             missing = ", ".join(name for name in every if name not in self.present)
             raise PartyLeftError(
-                f"{unasked}; this sum needs at least {self._least()} of {len(every)} passives, "
-                f"missing: {missing}; resume once they are back",
+                f"{unasked}; this sum needs at least {self._find_threshold()} of {len(every)} "
+                f"passives, missing: {missing}; resume once they are back",
                 left=tuple(gone),
             ) from error
 
@@ -551,13 +561,15 @@ class SumAggregator(Aggregator):
 
     async def set_up(self, links: Links) -> None:
         peers = (self.contract.active, *self.contract.passives)
-        await links.converse(Kind.SUM_SETUP, self.combiner, peers)
+        await links.run_conversation(Kind.SUM_SETUP, self.combiner, peers)
 
-    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+    async def combine_bodies(
+        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+    ) -> bytes:
         if self._rounds == 2:
             for name, request in self.combiner.ask(bodies).items():
                 links.send(name, Kind.SUM_REQUEST, first.step, request)
-            bodies = await self.gather(links, Kind.SUM_ANSWER, first)
+            bodies = await self.gather_bodies(links, Kind.SUM_ANSWER, first)
         packed: bytes = msgpack.packb([self.present, self.combiner.combine(bodies)])
         return packed
 
@@ -565,12 +577,12 @@ class SumAggregator(Aggregator):
 class SumMethod(Method):
     """A method whose passives add under the session's sum; see `Method`."""
 
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
-        return SessionSum.of(own, contract).aggregator()
+    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
+        return SessionSum.from_contract(own, contract).make_aggregator()
 
 
 @contextmanager
-def unless_unasked(active: str) -> Iterator[None]:
+def blame_active_too(active: str) -> Iterator[None]:
     """Name the active, too, where others fall silent that it may have asked nothing."""
     try:
         yield
@@ -598,10 +610,10 @@ def answer_digest(session: bytes, payload: bytes, values: NDArray[np.generic]) -
 def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBinding:
     """Bind a contribution to its session, step, rows and the request about them."""
     rows = rows_B.detach().cpu().contiguous().numpy().astype("<i8").tobytes()
-    return StepBinding.of(session, step, rows=rows, message=payload)
+    return StepBinding.from_contents(session, step, rows=rows, message=payload)
 
 
-def _read_sum(
+def _parse_sum(
     message: Envelope, asked: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
     """Return which of the asked passives take part still, and the sum. Raises RemoteProtocolError:
@@ -668,7 +680,9 @@ class Allowance:
     """
 
     @classmethod
-    def of(cls, own: Own, contract: Contract, *, aligned: int, beyond: int = 0) -> Self:
+    def from_contract(
+        cls, own: PartyContext, contract: Contract, *, aligned: int, beyond: int = 0
+    ) -> Self:
         log = log_file(own.secrets.logs, "answers", own.name, "jsonl") if own.secrets.logs else None
         return cls(
             own.name,
@@ -695,7 +709,7 @@ class Allowance:
         self._waits = log is not None and waits
         self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
 
-    def check(self, step: int, rows_B: Tensor, *, sender: str) -> None:
+    def check_batch(self, step: int, rows_B: Tensor, *, sender: str) -> None:
         """Refuse before anything is computed, unless it may be an answer that was given before.
         Raises RemoteProtocolError: a larger batch, or a row more often, than agreed.
         """
@@ -707,16 +721,16 @@ class Allowance:
         if step not in self._counts.steps:
             self._check_answers(rows_B, sender)
 
-    def take(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
+    def count_answers(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
         """Count one answer for each of these rows; on return it is in the log and may leave.
         `rows_B`: that are answered, without repeats. `digest`: of the answer. Raises
         RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
         """
         answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
-        if self._counts.knows(answer):
+        if self._counts.has_release(answer):
             return
         self._check_answers(rows_B, sender)
-        self._counts.add(answer)
+        self._counts.add_release(answer)
         if self._waits:
             self._counts.sync()
 
@@ -738,7 +752,7 @@ class Allowance:
         self._counts.load_state_dict(tensors)
 
 
-class Noted:
+class DurableLog:
     """One party's list of what must outlast sessions: a line each, on the disk before anybody sees
     what it is about; readable by its owner only. Whole or torn, a line counts.
 
@@ -746,18 +760,18 @@ class Noted:
         name: of the list; own: whose it is. It is in no file, and empty, where `own` keeps no logs.
     """
 
-    def __init__(self, own: Own, name: str) -> None:
+    def __init__(self, own: PartyContext, name: str) -> None:
         logs = own.secrets.logs
         self.me = own.name
         self.path = log_file(logs, name, own.name, "jsonl") if logs else None
 
-    def lines(self) -> Sequence[bytes]:
+    def load_lines(self) -> Sequence[bytes]:
         if self.path is None or not os.path.lexists(self.path):
             return ()
         with open_plain(self.path) as file:
             return [line for line in file.read(MOST_JSON_BYTES).splitlines() if line.strip()]
 
-    def add(self, what: str, instead: str = "", **fields: str | int) -> None:
+    def append_line(self, what: str, instead: str = "", **fields: str | int) -> None:
         """Add a line. Raises CheckpointError: it cannot be written."""
         if self.path is None:
             return
@@ -777,10 +791,10 @@ class RefusedSums:
     more were refused, or the list cannot be read.
     """
 
-    def __init__(self, own: Own) -> None:
-        self._noted = Noted(own, "refused")
+    def __init__(self, own: PartyContext) -> None:
+        self._noted = DurableLog(own, "refused")
         allowed = own.config.rules.refused_sums
-        if (refused := len(self._noted.lines())) > allowed:
+        if (refused := len(self._noted.load_lines())) > allowed:
             raise CheckpointError(
                 f"{own.name} refused {refused} sum{'s' * (refused > 1)} of this run, and "
                 f"rules.refused_sums is {allowed}. Whoever altered them (the aggregator, or a "
@@ -791,7 +805,7 @@ class RefusedSums:
             )
 
     @contextmanager
-    def noting(self, *, step: int, contract: str) -> Iterator[None]:
+    def note_refusal(self, *, step: int, contract: str) -> Iterator[None]:
         """Note a refusal of the sum of `step` within: it is on the disk before the error leaves.
 
         Our own misuse is none, nor is an interruption. Raises CheckpointError: it cannot be noted.
@@ -801,7 +815,7 @@ class RefusedSums:
         except LocalProtocolError:
             raise
         except Exception:
-            self._noted.add(
+            self._noted.append_line(
                 f"that {self._noted.me} refused the sum of step {step}",
                 "; do not resume this run, which could not count it",
                 contract=contract,

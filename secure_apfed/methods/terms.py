@@ -15,7 +15,7 @@ from apfed_protocols.sums.recoverable import usual_threshold
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
-from secure_apfed.methods.method import Own
+from secure_apfed.methods.method import PartyContext
 from secure_apfed.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
@@ -32,37 +32,37 @@ _SPREAD_NUMBERS = 8
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestLimits:
     """The most that a passive is asked for: rows at once, and how often each of them."""
 
     rows: int
     releases: int
 
 
-def asked_of(config: RunSettings) -> Asked:
+def derive_limits(config: RunSettings) -> RequestLimits:
     """Return what the settings ask of passives; the contract holds the active to it."""
     if config.method.asks_once:
-        return Asked(rows=ROWS_AT_ONCE, releases=1)
+        return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
-        return Asked(rows=config.alignment.maximum_ids, releases=config.train.epochs)
+        return RequestLimits(rows=config.alignment.maximum_ids, releases=config.train.epochs)
     again = config.method.asks_again
-    return Asked(rows=config.train.batch_size, releases=config.train.epochs + again)
+    return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + again)
 
 
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
     return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
 
 
-def task_of(own: Own) -> Task:
+def task_of(own: PartyContext) -> Task:
     """Return the active's task, from its settings and its labels.
 
     Raises DataError: the task needs other labels.
     """
-    return TASKS[own.config.task].of(own.data.targets, loss=own.config.train.loss)
+    return TASKS[own.config.task].from_targets(own.data.targets, loss=own.config.train.loss)
 
 
-def outputs_of(own: Own) -> int:
-    return task_of(own).outputs(len(own.data.classes))
+def outputs_of(own: PartyContext) -> int:
+    return task_of(own).count_outputs(len(own.data.classes))
 
 
 def check_passives(config: RunSettings, names: Sequence[str]) -> None:
@@ -168,7 +168,7 @@ def require_own_terms(
         )
 
 
-def sent_terms(
+def bound_sent_rows(
     config: RunSettings, shape: Shape, guard: RepresentationGuard
 ) -> RepresentationTerms:
     """Return the bounds on a row of this shape that a passive sends to the active."""
@@ -204,7 +204,7 @@ def make_sum(
         raise ConfigError(
             f"secure_sum.clip: {kind.name} needs a bound for fixed point, got null; start with 1.0"
         )
-    bits = fixed_bits(config, noise=noise is not None)
+    bits = find_fixed_bits(config, noise=noise is not None)
     agreement = SumAgreement(
         session=session,
         receiver=active,
@@ -213,7 +213,7 @@ def make_sum(
         clip_norm=clip or 1.0,
         bits=USUAL_BITS if bits is None else bits,
         allow_single=settings.allow_single_passive,
-        threshold=_threshold(config, len(passives)),
+        threshold=_derive_threshold(config, len(passives)),
         noise=noise,
     )
     if kind is PlainSum:
@@ -221,13 +221,13 @@ def make_sum(
     # Who says rules.silent_passive: recover, or a threshold, accepts what follows from it.
     lacks = agreement.threshold is not None and agreement.threshold < len(passives)
 
-    def make(bits: int) -> SecureSum:
+    def make_secure_sum(bits: int) -> SecureSum:
         return kind(replace(agreement, bits=bits), allow_single_reader=lacks)
 
-    return make(choose_bits(make) if bits is None else bits)
+    return make_secure_sum(choose_bits(make_secure_sum) if bits is None else bits)
 
 
-def fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
+def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
     """Return the bits of a value that settings fix; None: the most that the sum carries.
 
     Noise is larger than what rounding loses, and the last digits of votes and averages tell who
@@ -261,7 +261,7 @@ def may_lack(config: RunSettings) -> bool:
     return method.goes_on_without and (silent == "recover" or named)
 
 
-def _threshold(config: RunSettings, passives: int) -> int | None:
+def _derive_threshold(config: RunSettings, passives: int) -> int | None:
     settings = config.secure_sum
     silent = config.rules.silent_passive
     kind = sum_kind(settings)
@@ -291,7 +291,9 @@ def _threshold(config: RunSettings, passives: int) -> int | None:
     return least
 
 
-def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Tensor, float, int]:
+def find_training_rows(
+    config: RunSettings, held: OwnData, common: Tensor
+) -> tuple[Tensor, float, int]:
     """Return the active's rows in an epoch, the aligned share of them, and how many people are
     aligned.
 
@@ -305,7 +307,7 @@ def rows_trained(config: RunSettings, held: OwnData, common: Tensor) -> tuple[Te
     aligned = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
     alone = method.predicts_alone and not method.averages
-    if not (alone and config.train.trains_unaligned):
+    if not (alone and config.train.trains_unaligned_rows):
         rows = rows[:aligned]
     return rows, aligned / max(1, len(rows)), len(common)
 
@@ -341,7 +343,7 @@ def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
     )
 
 
-def growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
+def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
     """Return how many times a run sends the messages and bytes of a rehearsal's training.
 
     `steps`: steps of the run for one of the rehearsal. `rows`: the same for rows.
@@ -352,9 +354,9 @@ def growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, fl
     return 1.0 if config.method.decomposes else rows, rows
 
 
-def planned_releases(config: RunSettings, guard: RepresentationGuard) -> int:
+def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
     """Return the releases of a row's representations that its guard is calibrated to; 0: none is
     sent.
     """
     sent = config.method.representations_from is not None
-    return guard.planned(asked_of(config).releases) if sent else 0
+    return guard.count_charges(derive_limits(config).releases) if sent else 0

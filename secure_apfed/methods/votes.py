@@ -32,13 +32,21 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError, NoHelpWarning
-from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack_tensors,
+    unpack_tensors,
+)
 from secure_apfed.labellers import (
     LABELLERS,
     Labeller,
     Logistic,
     PrivateLogistic,
-    hard,
+    harden_votes,
     make_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, calibrate_votes, table_guarantee
@@ -46,29 +54,29 @@ from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Help, Integers
-from secure_apfed.methods.accounts import agreed_sum, open_ledger, summed_release
+from secure_apfed.methods.accounts import describe_sum, make_sum_release, open_ledger
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
-    Agreed,
-    Agreement,
-    Helper,
-    Learner,
+    ActiveRole,
+    HelperRole,
     Method,
-    Own,
-    Steps,
+    PartyContext,
+    SessionTerms,
+    StepCounter,
+    VoteAgreement,
 )
 from secure_apfed.methods.student import (
     Prior,
     Student,
     StudentActive,
     believe_best_baseline,
-    by_baseline,
-    by_labeller,
-    classes_voted,
+    count_classes,
     learnt_of,
-    with_votes,
+    make_baseline_prior,
+    make_labeller_prior,
+    weigh_votes,
 )
 from secure_apfed.methods.sum_end import (
     Aggregator,
@@ -88,7 +96,7 @@ from secure_apfed.settings.protection import ACTIVE, NOBODY, PASSIVES, higher_is
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import NoiseSettings
 from secure_apfed.solo import BASELINES
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo.interface import cache_fits
 
 ASK = 0
 """The step in which the active asks."""
@@ -130,7 +138,7 @@ class VoteSettings(MethodSettings):
 
     predicts_alone = True
 
-    def rehearsed(self, steps: int, epochs: int) -> Self:
+    def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """See `MethodSettings`: of random numbers no baseline is the best, and none is fitted."""
         return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
@@ -180,7 +188,7 @@ class VoteSettings(MethodSettings):
         """
         return classes if self.signs_votes else 0
 
-    def noise(self, config: RunSettings) -> NoiseSettings | None:
+    def find_noise(self, config: RunSettings) -> NoiseSettings | None:
         return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
 
     def _needs_epsilon(self) -> None:
@@ -247,7 +255,7 @@ class Ballot:
     size: int
 
     @classmethod
-    def of(
+    def from_rows(
         cls, rows_U: Tensor, labelled_n: Tensor, labels_n: Tensor, *, size: int, shown: bool = True
     ) -> "Ballot":
         """Write the message; without `shown` it says of labels only whose they are."""
@@ -258,12 +266,12 @@ class Ballot:
             rows=rows_U,
             labelled=labelled_n,
             labels=labels_n,
-            payload=pack(tensors),
+            payload=pack_tensors(tensors),
             size=size,
         )
 
     @classmethod
-    def read(
+    def from_message(
         cls,
         envelope: Envelope,
         contract: Contract,
@@ -278,7 +286,7 @@ class Ballot:
         sender = envelope.sender
         vector = TensorSpec(torch.int64, (None,))
         expected = {"rows": vector, "labelled": vector} | ({"labels": vector} if shown else {})
-        tensors, _ = unpack(envelope.payload, expected, sender=sender)
+        tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
         rows_U = tensors["rows"]
         labelled_n = tensors["labelled"]
         check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
@@ -316,21 +324,23 @@ class VotesActive(StudentActive):
 
     student: Student
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, opening: Opening | None) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
+    ) -> None:
         student = Student(own, rows)
         config = own.config
         guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
         if opening is not None:
             labeller = passive_labeller(own)
-            guarantee = table_guarantee(labeller, opening, delta=config.delta).statement()
+            guarantee = table_guarantee(labeller, opening, delta=config.delta).describe_guarantee()
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
         self.classes = student.classes
         # As the solo baselines beside the run, which are the same fits: none of them is sent.
         self._prior = prior_of(config)
         self._seed = config.seed
-        self._help = VoteSettings.of(config).help
-        self.ballot = Ballot.of(
+        self._help = VoteSettings.from_run_settings(config).help
+        self.ballot = Ballot.from_rows(
             positions_in(rows, student.rows_U),
             torch.from_numpy(student.labelled),
             torch.from_numpy(student.labels),
@@ -340,18 +350,18 @@ class VotesActive(StudentActive):
         self.votes: Floats | None = None
 
     @abstractmethod
-    async def gather(self, links: Links) -> Floats:
+    async def gather_votes(self, links: Links) -> Floats:
         """Ask for the votes, and open them: an estimate_UK of their sum, without bias."""
 
-    async def teach(self, links: Links, steps: Steps) -> None:
-        self.take(await self.gather(links))
-        if self.student.in_one_go:
-            steps.stepped(0.0)
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
+        self.learn_from_votes(await self.gather_votes(links))
+        if self.student.has_direct_fit:
+            steps.count_step(0.0)
 
-    def without(self, rows: Tensor) -> ActiveNetworks | None:
-        return self.student.without(rows)
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        return self.student.refit_excluding(rows)
 
-    def take(self, votes_UK: Floats) -> None:
+    def learn_from_votes(self, votes_UK: Floats) -> None:
         """Turn what was opened into labels to learn; fit a student that has a best fit.
 
         Where labelled rows say that votes are no help, the active's own best model stays, unless
@@ -361,37 +371,37 @@ class VotesActive(StudentActive):
         student = self.student
         averages = self._help == "averaged" and student.can_be_averaged
         always = averages or self._help == "always"
-        with fits_kept_meanwhile():
-            weighed = with_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
+        with cache_fits():
+            weighed = weigh_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
             own = weighed.belief.baseline
             found = weighed.help
             assert found is not None
             keeps = own is not None and student.has_classes
-            if found.used or not keeps:
-                told_UK = student.teach(weighed.likely)
+            if found.is_in_use or not keeps:
+                told_UK = student.fit_to_labels(weighed.likely)
                 learnt = learnt_of(told_UK, weighed, student.labelled) if keeps else 0.0
                 found = replace(found, learnt=learnt)
             if averages:
                 found = replace(found, always=False, averaged=not found.is_sure)
             self.help = found
-            if own is not None and keeps and not found.used:
-                student.keep(own)
-            if student.in_one_go:
-                self._average()
-        if not found.used:
+            if own is not None and keeps and not found.is_in_use:
+                student.use_baseline(own)
+            if student.has_direct_fit:
+                self._average_student()
+        if not found.is_in_use:
             warnings.warn(f"{self.name}: {found}", NoHelpWarning, stacklevel=2)
 
-    def conclude_alone(self) -> None:
+    def finish_locally(self) -> None:
         """Average what a student that descends has learnt; any other was averaged at once."""
-        if not self.student.in_one_go:
-            self._average()
+        if not self.student.has_direct_fit:
+            self._average_student()
 
-    def _average(self) -> None:
+    def _average_student(self) -> None:
         if self.help is not None and self.help.averaged:
             self.student.average_with_local_models()
 
     @property
-    def opened(self) -> Tensor | None:
+    def last_sum(self) -> Tensor | None:
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -413,7 +423,7 @@ class VotesActive(StudentActive):
             self.votes = tensors["votes.sum"].numpy()
 
 
-class VotesPassive(Helper):
+class VotesPassive(HelperRole):
     """A passive: votes once a session on the rows of its own people that it is asked about.
 
     Attributes:
@@ -423,7 +433,7 @@ class VotesPassive(Helper):
 
     asks = (Kind.LABELS,)
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
         self.name = own.name
         self.contract = contract
         self.labeller = passive_labeller(own)
@@ -431,14 +441,14 @@ class VotesPassive(Helper):
         self.held_N = rows >= 0
         features_N = own.data.table.features[rows.clamp(min=0)]
         self._features_NF = features_N.flatten(1).double().numpy()
-        self._method = VoteSettings.of(own.config)
+        self._method = VoteSettings.from_run_settings(own.config)
         self._asked = False
 
-    def read(self, message: Envelope) -> Ballot:
+    def admit_ballot(self, message: Envelope) -> Ballot:
         """Parse a request for votes, once a session. Raises RemoteProtocolError: it breaks a rule
         of the contract.
         """
-        ballot = Ballot.read(
+        ballot = Ballot.from_message(
             message,
             self.contract,
             aligned=len(self.held_N),
@@ -453,7 +463,7 @@ class VotesPassive(Helper):
         self._asked = True
         return ballot
 
-    def vote(self, ballot: Ballot) -> Floats:
+    def cast_votes(self, ballot: Ballot) -> Floats:
         """Return its votes_UK; zeros for people that it does not know, or cannot tell. Raises
         PromiseError: the labeller breaks its word where an epsilon rests on it.
         """
@@ -463,19 +473,19 @@ class VotesPassive(Helper):
         if known_n.any():
             place_U = np.cumsum(known_U) - 1
             asked = (
-                self.features(ballot)[known_U],
+                self.pick_features(ballot)[known_U],
                 place_U[ballot.labelled.numpy()[known_n]],
                 ballot.labels.numpy()[known_n],
                 self.classes,
             )
             if self._method.epsilon is not None:
                 check_votes(self.labeller, *asked, owner=self.name)
-            votes_UK[known_U] = self.labeller.about(ballot.payload).vote(*asked)
+            votes_UK[known_U] = self.labeller.for_question(ballot.payload).label_without_own(*asked)
             if self._method.epsilon is not None:
                 require_short(self.labeller, votes_UK, owner=self.name)
-        return votes_UK if self._method.answers == "soft" else hard(votes_UK)
+        return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)
 
-    def features(self, ballot: Ballot) -> Floats:
+    def pick_features(self, ballot: Ballot) -> Floats:
         """Return its features of the requested rows, (U, F); arbitrary ones for people it does not
         know.
         """
@@ -486,30 +496,32 @@ class VotesPassive(Helper):
 class VotesMethod(Method):
     """The common part of all methods that open votes; see `Method`."""
 
-    def offer(self, own: Own) -> RepresentationTerms | None:
+    def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at the active, how many classes, or ranges of numbers, a row of votes has."""
         if own.name != own.active:
             return None
         check_passives(own.config, own.passives)
-        return _row_of_votes(classes_voted(own))
+        return _row_of_votes(count_classes(own))
 
-    def agree(self, own: Own, offers: Mapping[str, RepresentationTerms], session: str) -> Agreed:
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
         offered = offers[own.active]
         require_own_terms(own.name, own.active, offered, _row_of_votes(*offered.shape[:1]))
         terms = PassiveTerms(objective=None, weight=1.0, representation=offered)
-        return Agreed(
+        return SessionTerms(
             passives=dict.fromkeys(own.passives, terms),
             secure_sum=self.sum_terms(own, session, *offered.shape),
         )
 
-    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
+    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
         """Return the public parameters of the sum of votes; empty if there is none."""
         return {}
 
 
-def passive_labeller(own: Own) -> Labeller:
+def passive_labeller(own: PartyContext) -> Labeller:
     """Return the labeller that all passives agreed on, with this party's own key."""
-    votes = VoteSettings.of(own.config)
+    votes = VoteSettings.from_run_settings(own.config)
     noised = votes.weights_epsilon is not None
     return make_labeller(
         votes.labeller,
@@ -522,13 +534,13 @@ def passive_labeller(own: Own) -> Labeller:
 
 def prior_of(config: RunSettings) -> Prior:
     """Return the active's prior before it reads votes; it needs no noise against itself."""
-    votes = VoteSettings.of(config)
+    votes = VoteSettings.from_run_settings(config)
     if votes.prior == _BEST_SOLO:
         return believe_best_baseline
     if votes.prior in BASELINES:
-        return by_baseline(BASELINES[votes.prior])
+        return make_baseline_prior(BASELINES[votes.prior])
     noised = votes.labeller == PrivateLogistic.name
-    return by_labeller(Logistic() if noised else make_labeller(votes.labeller))
+    return make_labeller_prior(Logistic() if noised else make_labeller(votes.labeller))
 
 
 def _row_of_votes(classes: int) -> RepresentationTerms:
@@ -540,11 +552,13 @@ def _row_of_votes(classes: int) -> RepresentationTerms:
 class SummedVotesActive(VotesActive):
     """An active that opens the secure sum of the votes; see `VotesActive`."""
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+    ) -> None:
         noise = summed.noise
         parts = own.config, own.passives[0], summed.shape
-        super().__init__(own, contract, rows, summed_release(*parts, noise) if noise else None)
-        self.sum = summed.active()
+        super().__init__(own, contract, rows, make_sum_release(*parts, noise) if noise else None)
+        self.sum = summed.make_active_end()
         self.left = self.sum.left
         self.rounding = self.sum.rounding
 
@@ -555,33 +569,35 @@ class SummedVotesActive(VotesActive):
     async def set_up(self, links: Links) -> None:
         await self.sum.set_up(links)
 
-    async def gather(self, links: Links) -> Floats:
+    async def gather_votes(self, links: Links) -> Floats:
         ballot = self.ballot
-        self.sum.ask(links, Kind.LABELS, ASK, ballot.payload)
+        self.sum.send_request(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]
             payload = ballot.payload
-            sum_UK[block] = await self.sum.read(links, step, rows_B, payload, self.classes)
+            sum_UK[block] = await self.sum.receive_sum(links, step, rows_B, payload, self.classes)
         return sum_UK
 
 
 class SummedVotesPassive(VotesPassive, SumHelper):
     """A passive that adds its votes to the secure sum; see `VotesPassive`."""
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor, summed: SessionSum) -> None:
+    def __init__(
+        self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
+    ) -> None:
         VotesPassive.__init__(self, own, contract, rows)
-        sum_end = summed.passive(people=len(rows), held_N=self.held_N, repeatable=True)
+        sum_end = summed.make_passive_end(people=len(rows), held_N=self.held_N, repeatable=True)
         SumHelper.__init__(self, sum_end)
 
-    async def answer(self, links: Links, message: Envelope) -> None:
-        ballot = self.read(message)
-        votes_UK = self.vote(ballot)
+    async def answer_message(self, links: Links, message: Envelope) -> None:
+        ballot = self.admit_ballot(message)
+        votes_UK = self.cast_votes(ballot)
         for step, block in enumerate(ballot.blocks):
             if not self.sum.takes_part(step):
                 return
-            admitted = self.sum.admit(message, ballot.rows[block], step=step)
-            await self.sum.send(links, admitted, votes_UK[block])
+            admitted = self.sum.admit_request(message, ballot.rows[block], step=step)
+            await self.sum.send_answer(links, admitted, votes_UK[block])
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session's ballot
@@ -592,14 +608,14 @@ class SummedVotes(SumMethod, VotesMethod):
 
     settings = VotesSettings
 
-    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
-        return agreed_sum(own, session, (classes,))
+    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+        return describe_sum(own, session, (classes,))
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
-        return SummedVotesActive(own, contract, rows, SessionSum.of(own, contract))
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return SummedVotesActive(own, contract, rows, SessionSum.from_contract(own, contract))
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        return SummedVotesPassive(own, contract, rows, SessionSum.of(own, contract))
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return SummedVotesPassive(own, contract, rows, SessionSum.from_contract(own, contract))
 
 
 class CountingPassive(VotesPassive):
@@ -610,20 +626,24 @@ class CountingPassive(VotesPassive):
     """
 
     def __init__(
-        self, own: Own, contract: Contract, rows: Tensor, noise: ContributionNoise | None = None
+        self,
+        own: PartyContext,
+        contract: Contract,
+        rows: Tensor,
+        noise: ContributionNoise | None = None,
     ) -> None:
         super().__init__(own, contract, rows)
-        self._allowance = Allowance.of(own, contract, aligned=len(rows))
+        self._allowance = Allowance.from_contract(own, contract, aligned=len(rows))
         self.kept = {"allowance": self._allowance}
         self._noise = noise
         if noise is not None:
-            self._charges(noise.ledger)
+            self._set_ledger(noise.ledger)
 
-    def _charges(self, ledger: PrivacyLedger) -> None:
+    def _set_ledger(self, ledger: PrivacyLedger) -> None:
         self.contributions = ledger
         self.ledgers = {self.name: ledger}
 
-    def count(
+    def count_answers(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
     ) -> list[bytes]:
         """Count an answer for every row, in the log, before it is charged or leaves; return the
@@ -637,12 +657,12 @@ class CountingPassive(VotesPassive):
         for step, block in enumerate(ballot.blocks):
             rows_B = ballot.rows[block]
             digest = answer_digest(session, ballot.payload, values_U[block])
-            self._allowance.check(step, rows_B, sender=sender)
-            self._allowance.take(step, rows_B, digest, sender=sender)
+            self._allowance.check_batch(step, rows_B, sender=sender)
+            self._allowance.count_answers(step, rows_B, digest, sender=sender)
             digests.append(digest)
         return digests
 
-    def draw(
+    def draw_noise(
         self, ballot: Ballot, values_U: Floats, shape: tuple[int, int], *, repeatable: bool = False
     ) -> NDArray[np.int64] | None:
         """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
@@ -652,7 +672,7 @@ class CountingPassive(VotesPassive):
         RemoteProtocolError: see `count`; BudgetExhaustedError: answering would exceed its budget;
         nothing may be sent.
         """
-        digests = self.count(ballot, values_U, repeatable=repeatable)
+        digests = self.count_answers(ballot, values_U, repeatable=repeatable)
         digest = hashlib.sha256(b"".join(digests)).digest()
         if self._noise is None:
             return None
@@ -665,33 +685,33 @@ class RandomisedVotesActive(VotesActive):
     `VotesActive`.
     """
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        self._response = _response(own, contract)
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        self._response = _make_response(own, contract)
         super().__init__(own, contract, rows, self._response)
         self._answers_MU: Integers | None = None
 
-    async def gather(self, links: Links) -> Floats:
+    async def gather_votes(self, links: Links) -> Floats:
         passives = tuple(self.contract.passives)
         response = self._response
         for name in passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
-        answers_MU = np.stack([await self._answers(links, name) for name in passives])
-        self._keep(answers_MU)
-        return response.estimate(answers_MU)
+        answers_MU = np.stack([await self._receive_answers(links, name) for name in passives])
+        self._record_answers(answers_MU)
+        return response.estimate_sum(answers_MU)
 
-    async def _answers(self, links: Links, name: str) -> Integers:
+    async def _receive_answers(self, links: Links, name: str) -> Integers:
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
         message = await links.receive(name, Kind.VOTES, step=ASK, patience=FOR_AN_ANSWER)
-        tensors, _ = unpack(message.payload, expected, sender=name)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=name)
         answers_U: Integers = tensors["votes"].long().numpy()
         if not ((answers_U >= 0) & (answers_U < self.classes)).all():
             raise RemoteProtocolError(f"{name} voted for a class outside 0..{self.classes - 1}")
         return answers_U
 
-    def _keep(self, answers_MU: Integers) -> None:
+    def _record_answers(self, answers_MU: Integers) -> None:
         """Note how far they agree, also after a resumption."""
         self._answers_MU = answers_MU
-        self.agreement = agreements(
+        self.agreement = estimate_agreement(
             self._response,
             answers_MU,
             names=tuple(self.contract.passives),
@@ -708,33 +728,35 @@ class RandomisedVotesActive(VotesActive):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         if "answers" in tensors:
-            self._keep(tensors["answers"].numpy())
+            self._record_answers(tensors["answers"].numpy())
 
 
 class RandomisedVotesPassive(CountingPassive):
     """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
         super().__init__(own, contract, rows)
-        self._response = _response(own, contract)
+        self._response = _make_response(own, contract)
         self._ledger = _vote_ledger(own, self._response, len(rows))
-        self._charges(self._ledger)
+        self._set_ledger(self._ledger)
         self._key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
         self._secret = own.config.guard.noise == "secret"
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote, and answer by chance what its key, the votes and the ballot say."""
-        ballot = self.read(message)
+        ballot = self.admit_ballot(message)
         # Chance is of this ballot: on others' votes, however alike, it is another one.
         asked = ballot.payload if self._secret else _SEEDED
-        answers_U = self._response.answer(self.vote(ballot), key=self._key, about=asked)
+        answers_U = self._response.randomise_votes(
+            self.cast_votes(ballot), key=self._key, about=asked
+        )
         # The same ballot gets the same answers from the same key, in any session.
-        digests = self.count(ballot, answers_U, repeatable=True)
+        digests = self.count_answers(ballot, answers_U, repeatable=True)
         for step, (block, digest) in enumerate(zip(ballot.blocks, digests, strict=True)):
             rows_B = ballot.rows[block]
             self._ledger.charge(step=step, rows=rows_B[self.held_N[rows_B]], digest=digest)
         self._ledger.sync()
-        payload = pack({"votes": torch.from_numpy(answers_U).short()})
+        payload = pack_tensors({"votes": torch.from_numpy(answers_U).short()})
         links.send(self.contract.active, Kind.VOTES, message.step, payload)
 
 
@@ -745,41 +767,43 @@ class RandomisedVotes(VotesMethod):
 
     settings = RandomisedVotesSettings
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return RandomisedVotesActive(own, contract, rows)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         return RandomisedVotesPassive(own, contract, rows)
 
 
-def _response(own: Own, contract: Contract) -> VoteResponse:
+def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
     (classes,) = contract.passives[own.passives[0]].representation.shape
-    epsilon = VoteSettings.of(own.config).epsilon
+    epsilon = VoteSettings.from_run_settings(own.config).epsilon
     assert epsilon is not None
     return VoteResponse(epsilon=epsilon, classes=classes)
 
 
-def _vote_ledger(own: Own, release: VoteResponse | SummedRelease, people: int) -> PrivacyLedger:
+def _vote_ledger(
+    own: PartyContext, release: VoteResponse | SummedRelease, people: int
+) -> PrivacyLedger:
     config = own.config
     return open_ledger(
         own,
         own.name,
         release,
         delta=config.delta,
-        budget=VoteSettings.of(config).epsilon,
+        budget=VoteSettings.from_run_settings(config).epsilon,
         rows=people,
         figure=config.method.passives_figure,
     )
 
 
-def agreements(
+def estimate_agreement(
     response: VoteResponse,
     answers_MU: Integers,
     *,
     names: Sequence[str],
     labelled_n: Integers,
     labels_n: Integers,
-) -> Mapping[str, Agreement]:
+) -> Mapping[str, VoteAgreement]:
     """Return by passive how far its votes agree with others' and with labels, by its answers.
 
     The active computes with what it has been given, so that nothing more is opened and no epsilon
@@ -807,7 +831,7 @@ def agreements(
             if other != at
         ]
         right = float((answers_MU[at][labelled_n] == labels_n).mean())
-        found[name] = Agreement(
+        found[name] = VoteAgreement(
             others=(float(np.mean(same)) - different) / (p - q) ** 2 if same else None,
             labels=(right - q) / (p - q),
             # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
@@ -837,17 +861,17 @@ class BallotSize:
     ballot: bytes
 
     @classmethod
-    def of(cls, ballot: Ballot) -> "BallotSize":
+    def from_ballot(cls, ballot: Ballot) -> "BallotSize":
         digest = hashlib.sha256(ballot.payload).digest()
         return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
 
-    def tell(self, links: Links, names: Iterable[str]) -> None:
+    def announce_size(self, links: Links, names: Iterable[str]) -> None:
         """Tell these parties; run by the active."""
         for name in names:
             links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
 
     @classmethod
-    async def heard(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
+    async def receive_size(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
         """Receive the ballot's size from the active; run by all others.
 
         `most`: people whom this party knows of, or whom the settings allow. Raises
@@ -874,14 +898,14 @@ class BallotSize:
             )
         return size
 
-    def require(self, ballot: Ballot, *, sender: str) -> None:
+    def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
         """Raise RemoteProtocolError on another ballot than was told."""
-        if BallotSize.of(ballot) != self:
+        if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"
             )
 
-    def bind(self, contract: Contract) -> bytes:
+    def hash_ballot(self, contract: Contract) -> bytes:
         """Return 32 bytes that stand for this ballot in this session, the same at all parties."""
         return hashlib.sha256(contract.digest + self.ballot).digest()
 
@@ -894,12 +918,12 @@ class VoteTerms(ABC):
         own: of any party; contributors: the passives; classes: K.
     """
 
-    own: Own
+    own: PartyContext
     contributors: tuple[str, ...]
     classes: int
 
     @classmethod
-    def of(cls, own: Own, contract: Contract) -> Self:
+    def from_contract(cls, own: PartyContext, contract: Contract) -> Self:
         (classes,) = contract.passives[own.passives[0]].representation.shape
         return cls(own, tuple(contract.passives), classes)
 
@@ -916,7 +940,7 @@ class VoteTerms(ABC):
         config = self.own.config
         passives = len(self.contributors)
         honest = passives - config.colluders
-        if VoteSettings.of(config).epsilon is not None and honest < 1:
+        if VoteSettings.from_run_settings(config).epsilon is not None and honest < 1:
             raise ConfigError(
                 f"colluders: {config.colluders} of {passives} passives leave no honest one whose "
                 "noise would count"
@@ -928,14 +952,14 @@ class VoteTerms(ABC):
             )
         return honest
 
-    def calibrated(
+    def calibrate_release(
         self, labeller: Labeller, release: Callable[[int], SummedRelease]
     ) -> SummedRelease:
         """Return the release with the least noise that keeps the settings' epsilon, for one
         vote.
         """
         config = self.own.config
-        epsilon = VoteSettings.of(config).epsilon
+        epsilon = VoteSettings.from_run_settings(config).epsilon
         assert epsilon is not None
         deviation = calibrate_votes(labeller, release, epsilon=epsilon, delta=config.delta)
         return release(deviation)
@@ -943,12 +967,12 @@ class VoteTerms(ABC):
     def noise_terms(self) -> dict[str, object]:
         if self.release is None:
             return {}
-        epsilon = VoteSettings.of(self.own.config).epsilon
+        epsilon = VoteSettings.from_run_settings(self.own.config).epsilon
         release = self.release
         noise = {"epsilon": epsilon, "steps": release.deviation, "honest": release.honest}
         return {"noise": noise}
 
-    def noise(self, people: int) -> ContributionNoise | None:
+    def make_noise(self, people: int) -> ContributionNoise | None:
         """Return a passive's noise and its account; None if there is none."""
         own = self.own
         release = self.release
@@ -972,8 +996,8 @@ class BallotAggregator(Aggregator):
 
     blocks: int
 
-    def admit(self, message: Envelope) -> None:
-        super().admit(message)
+    def admit_step(self, message: Envelope) -> None:
+        super().admit_step(message)
         if message.step >= self.blocks:
             raise RemoteProtocolError(
                 f"{message.sender} sent block {message.step} of votes; this session takes "

@@ -33,11 +33,18 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
-from secure_apfed.labellers.guarantee import summed_votes
+from secure_apfed.labellers.guarantee import build_vote_release
 from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.method import FOR_AN_ANSWER, Helper, Learner, Own, meet, meet_all
-from secure_apfed.methods.sum_end import Noted, RefusedSums, unless_unasked
+from secure_apfed.methods.method import (
+    FOR_AN_ANSWER,
+    ActiveRole,
+    HelperRole,
+    PartyContext,
+    meet_active,
+    meet_all,
+)
+from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_too
 from secure_apfed.methods.votes import (
     ASK,
     Ballot,
@@ -123,11 +130,11 @@ class EncryptedVotesSettings(VoteSettings):
 class EncryptedVotesActive(VotesActive):
     """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        terms = _Terms.of(own, contract)
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        terms = _Terms.from_contract(own, contract)
         super().__init__(own, contract, rows, terms.release)
-        self._size = BallotSize.of(self.ballot)
-        self._sums = terms.sums(contract, self._size)
+        self._size = BallotSize.from_ballot(self.ballot)
+        self._sums = terms.make_sums(contract, self._size)
         agreed = self._sums.products
         noise = self._sums.products.noise or 0
         self._audited = agreed.candidates is not None
@@ -138,7 +145,7 @@ class EncryptedVotesActive(VotesActive):
                 f" After {_OPEN_AUDITS + 1} that were broken off there, a passive begins no other."
             )
         # Towards zero a number moves by a step at most, to the nearest by half of one.
-        self.rounding = 2 * self._sums.rounding()
+        self.rounding = 2 * self._sums.compute_rounding_error()
         self._refused = RefusedSums(own)
         self._receiver: ProductReceiver | None = None
         self._challenges: dict[str, bytes] | None = None
@@ -147,15 +154,15 @@ class EncryptedVotesActive(VotesActive):
         """Tell the size; with candidates commit to them, and hear which is kept."""
         contract = self.contract
         passives = list(self.contract.passives)
-        if not contract.at_start:
+        if not contract.is_at_start:
             return
-        self._size.tell(links, (*passives, AGGREGATOR))
-        self._receiver = self._sums.receiver(np.eye(self.classes)[self.ballot.labels.numpy()])
+        self._size.announce_size(links, (*passives, AGGREGATOR))
+        self._receiver = self._sums.make_receiver(np.eye(self.classes)[self.ballot.labels.numpy()])
         if not self._audited:
             return
         await meet_all(links, passives)  # a coin must not overtake the masks' keys
         for name in passives:
-            links.send(name, Kind.COMMITMENT, BEFORE_TRAINING, self._receiver.commitment())
+            links.send(name, Kind.COMMITMENT, BEFORE_TRAINING, self._receiver.get_commitment())
         self._challenges = {}
         while waiting := [name for name in passives if name not in self._challenges]:
             message = await links.receive(
@@ -167,20 +174,20 @@ class EncryptedVotesActive(VotesActive):
             )
             self._challenges[message.sender] = message.payload
 
-    async def gather(self, links: Links) -> Floats:
+    async def gather_votes(self, links: Links) -> Floats:
         """Send the encrypted labels, and open one block of people after the other."""
         contract = self.contract
         receiver = self._receiver
         assert receiver is not None
-        payload = msgpack.packb([self.ballot.payload, receiver.request(self._challenges)])
+        payload = msgpack.packb([self.ballot.payload, receiver.make_request(self._challenges)])
         for name in contract.passives:
             links.send(name, Kind.ENCRYPTED_LABELS, ASK, payload)
         sum_UK = np.zeros((len(self.ballot.rows), self.classes))
         for block in range(self._sums.blocks):
             message = await links.receive(AGGREGATOR, Kind.SUM, step=block, patience=FOR_AN_ANSWER)
             people = self._sums.people_of(block)
-            with self._refused.noting(step=block, contract=contract.digest.hex()):
-                sum_UK[people.start : people.stop] = receiver.open(block, message.payload)
+            with self._refused.note_refusal(step=block, contract=contract.digest.hex()):
+                sum_UK[people.start : people.stop] = receiver.open_block(block, message.payload)
         return sum_UK
 
 
@@ -189,61 +196,65 @@ class EncryptedVotesPassive(CountingPassive):
 
     asks = (Kind.ENCRYPTED_LABELS,)
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        self._terms = _Terms.of(own, contract)
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        self._terms = _Terms.from_contract(own, contract)
         self._audits = OpenAudits(own)
-        super().__init__(own, contract, rows, self._terms.noise(len(rows)))
+        super().__init__(own, contract, rows, self._terms.make_noise(len(rows)))
         self._contributor: ProductContributor | None = None
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
         """Agree with the other passives on keys of masks, and with candidates on a coin."""
         contract = self.contract
-        if not contract.at_start:
+        if not contract.is_at_start:
             return
         others = [name for name in contract.passives if name != self.name]
-        self._size = await self._terms.heard(links, contract, most=len(self.held_N))
-        sums = self._terms.sums(contract, self._size)
+        self._size = await self._terms.receive_size(links, contract, most=len(self.held_N))
+        sums = self._terms.make_sums(contract, self._size)
         _require_memory(self.name, contract.active, sums)
-        self._contributor = sums.contributor(self.name)
-        with unless_unasked(contract.active):
-            await links.converse(Kind.SUM_SETUP, self._contributor, others)
+        self._contributor = sums.make_contributor(self.name)
+        with blame_active_too(contract.active):
+            await links.run_conversation(Kind.SUM_SETUP, self._contributor, others)
         if sums.products.candidates is None:
             return
-        await meet(links, contract.active)
+        await meet_active(links, contract.active)
         message = await links.receive(contract.active, Kind.COMMITMENT, step=BEFORE_TRAINING)
-        with unless_unasked(contract.active):
-            await links.converse(Kind.COIN, self._contributor.toss(message.payload), others)
-        self._audits.begin(contract=contract.digest.hex())
-        links.send(contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.challenge())
+        with blame_active_too(contract.active):
+            await links.run_conversation(
+                Kind.COIN, self._contributor.toss_coin(message.payload), others
+            )
+        self._audits.begin_audit(contract=contract.digest.hex())
+        links.send(
+            contract.active, Kind.CHALLENGE, BEFORE_TRAINING, self._contributor.pack_challenge()
+        )
 
-    async def answer(self, links: Links, message: Envelope) -> None:
+    async def answer_message(self, links: Links, message: Envelope) -> None:
         """Multiply the labels of the ballot that was told, and contribute block by block."""
-        asked, request = _opened(message)
-        ballot = self.read(replace(message, payload=asked))
+        asked, request = _parse_request(message)
+        ballot = self.admit_ballot(replace(message, payload=asked))
         contributor = self._contributor
         if self._size is None or contributor is None:
             raise RemoteProtocolError(f"{message.sender} asks for votes that are opened already")
-        self._size.require(ballot, sender=message.sender)
-        contributor.accept(request)
+        self._size.require_same_ballot(ballot, sender=message.sender)
+        contributor.accept_request(request)
         if self._terms.settings.candidates is not None:
-            self._audits.end(contract=self.contract.digest.hex())
-        matrix_Un = self.matrix(ballot)
-        noise_UK = self.draw(ballot, matrix_Un, (len(ballot.rows), self.classes))
-        for block, part in enumerate(contributor.answers(matrix_Un, noise_UK)):
+            self._audits.end_audit(contract=self.contract.digest.hex())
+        matrix_Un = self.compute_matrix(ballot)
+        noise_UK = self.draw_noise(ballot, matrix_Un, (len(ballot.rows), self.classes))
+        for block, part in enumerate(contributor.answer_blocks(matrix_Un, noise_UK)):
             links.send(AGGREGATOR, Kind.CONTRIBUTION, block, part)
 
-    def matrix(self, ballot: Ballot) -> Floats:
+    def compute_matrix(self, ballot: Ballot) -> Floats:
         """Return its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
         assert isinstance(self.labeller, LinearLabeller)
-        features_UF = self.features(ballot)
+        features_UF = self.pick_features(ballot)
         labelled_n = ballot.labelled.numpy()
         if self._method.epsilon is not None:
             labels_n = np.arange(len(labelled_n)) % self.classes  # any: no passive sees the true
             check_votes(
                 self.labeller, features_UF, labelled_n, labels_n, self.classes, owner=self.name
             )
-        matrix_Un = self.labeller.matrix_without_own(features_UF, labelled_n)
+        matrix_Un = self.labeller.compute_matrix_without_own(features_UF, labelled_n)
         if self._method.epsilon is not None:
             require_short(self.labeller, matrix_Un, owner=self.name)
         levels = self._terms.levels
@@ -262,7 +273,7 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
         )
 
 
-def _opened(message: Envelope) -> tuple[bytes, bytes]:
+def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
     try:
         asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -282,14 +293,14 @@ class OpenAudits:
     once the request stood the test; where the first has no second, the session was broken off.
     """
 
-    def __init__(self, own: Own) -> None:
-        self._noted = Noted(own, "audits")
+    def __init__(self, own: PartyContext) -> None:
+        self._noted = DurableLog(own, "audits")
 
-    def begin(self, *, contract: str) -> None:
+    def begin_audit(self, *, contract: str) -> None:
         """Note an audit before what it keeps is told. Raises CheckpointError: too many were left
         open, or it cannot be noted.
         """
-        noted = b"".join(self._noted.lines())
+        noted = b"".join(self._noted.load_lines())
         if (left := noted.count(b'"begun"') - noted.count(b'"passed"')) > _OPEN_AUDITS:
             raise CheckpointError(
                 f"{self._noted.me}: {left} sessions ended between the word which request with "
@@ -297,14 +308,14 @@ class OpenAudits:
                 "that cheats breaks off where it would be found out; find out who it was, and "
                 "begin a new run"
             )
-        self._note("begun", contract)
+        self._add_note("begun", contract)
 
-    def end(self, *, contract: str) -> None:
+    def end_audit(self, *, contract: str) -> None:
         """Note that the request of this session stood the test."""
-        self._note("passed", contract)
+        self._add_note("passed", contract)
 
-    def _note(self, what: str, contract: str) -> None:
-        self._noted.add("an audit", audit=what, contract=contract)
+    def _add_note(self, what: str, contract: str) -> None:
+        self._noted.append_line("an audit", audit=what, contract=contract)
 
 
 class EncryptedVotesAggregator(BallotAggregator):
@@ -312,22 +323,24 @@ class EncryptedVotesAggregator(BallotAggregator):
 
     blocks = 0
 
-    def __init__(self, own: Own, contract: Contract) -> None:
+    def __init__(self, own: PartyContext, contract: Contract) -> None:
         super().__init__(contract)
-        self._terms = _Terms.of(own, contract)
+        self._terms = _Terms.from_contract(own, contract)
         self._most = own.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
-        if self.contract.at_start:
-            size = await self._terms.heard(links, self.contract, most=self._most)
-            sums = self._terms.sums(self.contract, size)
-            self._combiner = sums.combiner()
+        if self.contract.is_at_start:
+            size = await self._terms.receive_size(links, self.contract, most=self._most)
+            sums = self._terms.make_sums(self.contract, size)
+            self._combiner = sums.make_combiner()
             self.blocks = sums.blocks
 
-    async def combine(self, links: Links, first: Envelope, bodies: Mapping[str, bytes]) -> bytes:
+    async def combine_bodies(
+        self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
+    ) -> bytes:
         assert self._combiner is not None  # there are no blocks else
-        return self._combiner.combine(first.step, bodies)
+        return self._combiner.combine_block(first.step, bodies)
 
 
 class EncryptedVotes(VotesMethod):
@@ -335,7 +348,7 @@ class EncryptedVotes(VotesMethod):
 
     settings = EncryptedVotesSettings
 
-    def sum_terms(self, own: Own, session: str, classes: int) -> Mapping[str, object]:
+    def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
         terms = _Terms(own, own.passives, classes)
         settings = own.config.secure_sum
         return {
@@ -347,13 +360,13 @@ class EncryptedVotes(VotesMethod):
             **terms.noise_terms(),
         }
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return EncryptedVotesActive(own, contract, rows)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         return EncryptedVotesPassive(own, contract, rows)
 
-    def aggregator(self, own: Own, contract: Contract) -> Helper:
+    def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
         return EncryptedVotesAggregator(own, contract)
 
 
@@ -362,7 +375,7 @@ class _Terms(VoteTerms):
 
     @property
     def settings(self) -> EncryptedVotesSettings:
-        return EncryptedVotesSettings.of(self.own.config)
+        return EncryptedVotesSettings.from_run_settings(self.own.config)
 
     @property
     def levels(self) -> int:
@@ -382,8 +395,8 @@ class _Terms(VoteTerms):
             return None
         labeller = make_labeller(self.settings.labeller)
 
-        def release(deviation: int) -> SummedRelease:
-            return summed_votes(
+        def make_release(deviation: int) -> SummedRelease:
+            return build_vote_release(
                 labeller,
                 hard=False,
                 deviation=deviation,
@@ -393,14 +406,14 @@ class _Terms(VoteTerms):
                 integers=True,
             )
 
-        return self.calibrated(labeller, release)
+        return self.calibrate_release(labeller, make_release)
 
-    def sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
+    def make_sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
         settings = self.own.config.secure_sum
         release = self.release
         return SumOfProducts(
             ProductAgreement(
-                session=size.bind(contract).hex(),
+                session=size.hash_ballot(contract).hex(),
                 receiver=contract.active,
                 combiner=AGGREGATOR,
                 contributors=self.contributors,
@@ -415,9 +428,9 @@ class _Terms(VoteTerms):
         )
 
     @staticmethod
-    async def heard(links: Links, contract: Contract, *, most: int) -> BallotSize:
+    async def receive_size(links: Links, contract: Contract, *, most: int) -> BallotSize:
         """See `BallotSize.heard`; of no more labels than a sum of products takes."""
-        size = await BallotSize.heard(links, contract, most=most)
+        size = await BallotSize.receive_size(links, contract, most=most)
         if size.labelled > _MOST_LABELLED:
             raise RemoteProtocolError(
                 f"{contract.active} asks about {size.labelled} labels; a sum of products takes "

@@ -20,11 +20,18 @@ from pydantic import model_validator
 from torch import Tensor
 
 from secure_apfed.contract import Contract
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.method import FOR_AN_ANSWER, Agreement, Helper, Learner, Own, Steps
-from secure_apfed.methods.student import with_votes
+from secure_apfed.methods.method import (
+    FOR_AN_ANSWER,
+    ActiveRole,
+    HelperRole,
+    PartyContext,
+    StepCounter,
+    VoteAgreement,
+)
+from secure_apfed.methods.student import weigh_votes
 from secure_apfed.methods.votes import (
     ASK,
     CountingPassive,
@@ -35,7 +42,7 @@ from secure_apfed.methods.votes import (
     passive_labeller,
 )
 from secure_apfed.privacy.contributions import SummedRelease
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo.interface import cache_fits
 
 _STEPS = 1024
 """Of fixed point, of one row."""
@@ -74,48 +81,48 @@ class _Terms(VoteTerms):
     def release(self) -> SummedRelease:
         """One person is right or not: replaced, a row moves the count by 1 at most."""
 
-        def release(deviation: int) -> SummedRelease:
+        def make_release(deviation: int) -> SummedRelease:
             return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
 
-        return self.calibrated(passive_labeller(self.own), release)
+        return self.calibrate_release(passive_labeller(self.own), make_release)
 
 
 class RehearsalActive(VotesActive):
     """An active that asks each passive how many labelled rows it is right on; see `VotesActive`."""
 
-    def __init__(self, own: Own, contract: Contract, rows: Tensor) -> None:
-        release = _Terms.of(own, contract).release
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        release = _Terms.from_contract(own, contract).release
         super().__init__(own, contract, rows, release)
         self._deviation = release.deviation / _STEPS
         self._told = torch.zeros(0)
 
-    async def gather(self, links: Links) -> Floats:
+    async def gather_votes(self, links: Links) -> Floats:
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
 
-    async def teach(self, links: Links, steps: Steps) -> None:
+    async def teach_student(self, links: Links, steps: StepCounter) -> None:
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
-        told = [await self._share(links, name) for name in self.contract.passives]
+        told = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
         silent = np.zeros((len(self.ballot.rows), self.classes))
-        with fits_kept_meanwhile():
-            weighed = with_votes(silent, student, self._prior, seed=self._seed)
+        with cache_fits():
+            weighed = weigh_votes(silent, student, self._prior, seed=self._seed)
             if weighed.belief.baseline is None:
-                student.teach(weighed.likely)
+                student.fit_to_labels(weighed.likely)
             else:
-                student.keep(weighed.belief.baseline)
+                student.use_baseline(weighed.belief.baseline)
         assert weighed.help is not None
-        self._keep(torch.stack([*told, torch.tensor(weighed.help.alone).double()]))
-        if student.in_one_go:
-            steps.stepped(0.0)
+        self._record_shares(torch.stack([*told, torch.tensor(weighed.help.alone).double()]))
+        if student.has_direct_fit:
+            steps.count_step(0.0)
 
-    async def _share(self, links: Links, name: str) -> Tensor:
+    async def _receive_share(self, links: Links, name: str) -> Tensor:
         message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
         expected = {"right": TensorSpec(torch.int64, ())}
-        right = unpack(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
+        right = unpack_tensors(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
         return right / len(self.ballot.labelled)
 
-    def _keep(self, told: Tensor) -> None:
+    def _record_shares(self, told: Tensor) -> None:
         """Note on which share of the labelled rows each passive is right, and itself at last; also
         after a resumption.
         """
@@ -123,7 +130,9 @@ class RehearsalActive(VotesActive):
         noise = self._deviation / len(self.ballot.labelled)
         noises = {**dict.fromkeys(self.contract.passives, noise), self.name: 0.0}
         self.agreement = {
-            name: Agreement(others=None, labels=share, others_noise=0.0, labels_noise=noises[name])
+            name: VoteAgreement(
+                others=None, labels=share, others_noise=0.0, labels_noise=noises[name]
+            )
             for name, share in zip(noises, told.tolist(), strict=True)
         }
 
@@ -133,20 +142,22 @@ class RehearsalActive(VotesActive):
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
         if len(tensors["told"]):
-            self._keep(tensors["told"])
+            self._record_shares(tensors["told"])
 
 
 class RehearsalPassive(CountingPassive):
     """A passive that reports on how many labelled rows its votes are right; see `VotesPassive`."""
 
-    async def answer(self, links: Links, message: Envelope) -> None:
-        ballot = self.read(message)
-        votes_UK = self.vote(ballot)
+    async def answer_message(self, links: Links, message: Envelope) -> None:
+        ballot = self.admit_ballot(message)
+        votes_UK = self.cast_votes(ballot)
         right = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
-        noise = self.draw(ballot, votes_UK, (1, 1), repeatable=True)
+        noise = self.draw_noise(ballot, votes_UK, (1, 1), repeatable=True)
         assert noise is not None
         told = torch.tensor(round(right) * _STEPS + int(noise[0, 0]))
-        links.send(self.contract.active, Kind.RIGHT_VOTES, message.step, pack({"right": told}))
+        links.send(
+            self.contract.active, Kind.RIGHT_VOTES, message.step, pack_tensors({"right": told})
+        )
 
 
 class Rehearsal(VotesMethod):
@@ -154,9 +165,9 @@ class Rehearsal(VotesMethod):
 
     settings = RehearsalSettings
 
-    def learner(self, own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return RehearsalActive(own, contract, rows)
 
-    def passive(self, own: Own, contract: Contract, rows: Tensor) -> Helper:
-        noise: ContributionNoise | None = _Terms.of(own, contract).noise(len(rows))
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        noise: ContributionNoise | None = _Terms.from_contract(own, contract).make_noise(len(rows))
         return RehearsalPassive(own, contract, rows, noise)

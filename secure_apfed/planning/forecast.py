@@ -23,7 +23,7 @@ from torch import Tensor
 
 from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
@@ -33,26 +33,26 @@ from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import MOST_CONTRIBUTED, free_megabytes
-from secure_apfed.methods import METHODS, Simulation, Start, train
+from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
-    asked_of,
-    growth,
+    derive_limits,
+    estimate_growth,
+    find_training_rows,
     objective_of,
-    planned_releases,
+    plan_releases,
     rows_of_a_step,
-    rows_trained,
     steps_of,
 )
 from secure_apfed.models import threads_for
 from secure_apfed.phases import PhaseName
-from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose, gdp_epsilon
+from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose_mu, gdp_epsilon
 from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
 from secure_apfed.promises import Promise, promises_of
-from secure_apfed.rank import count_columns, describe_opened
+from secure_apfed.rank import count_columns, describe_opened_numbers
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
@@ -153,7 +153,7 @@ class Forecast:
     warnings: tuple[str, ...]
 
 
-def _common(config: Config, data: VerticalData) -> Tensor:
+def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
     """Return the active's rows of people whom all passives know, or any where pairs align."""
     ids = [set(table.ids) for table in data.passives]
     some = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
@@ -161,7 +161,7 @@ def _common(config: Config, data: VerticalData) -> Tensor:
     return torch.tensor([row for row, person in enumerate(data.active.ids) if person in known])
 
 
-def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
+def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
     """Refuse by arithmetic what a rehearsal of tables that others declared would not fit into.
 
     Raises:
@@ -193,7 +193,7 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
             "batches (train.batch_size) or networks (model)"
         )
     batch = min(config.train.batch_size, rows)
-    pairs = _PAIR_BYTES * batch**2 * _contrasts(config, [*shapes][1:])
+    pairs = _PAIR_BYTES * batch**2 * _is_contrastive(config, [*shapes][1:])
     if pairs > _MOST_FORECAST_BYTES:
         raise DataError(
             f"a contrastive objective compares all {batch:,} rows of a batch with each other and "
@@ -202,7 +202,7 @@ def _require_bounded(config: Config, shapes: Mapping[str, TableShape]) -> None:
         )
 
 
-def _contrasts(config: Config, passives: Sequence[str]) -> bool:
+def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
     """Return whether a passive compares every row of a batch with every other one."""
     if not config.method.sums_gradients:
         return False
@@ -263,7 +263,7 @@ def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
         )
 
 
-def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
+def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> VerticalData:
     """Return tables of these shapes, the active's first, in which all know the same people.
 
     They hold no value of anybody's.
@@ -274,7 +274,7 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
     names = tuple(map(str, range(classes)))
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
-    def table(name: str, shape: TableShape) -> PartyTable:
+    def make_table(name: str, shape: TableShape) -> PartyTable:
         people = range(shape.rows)
         ids = tuple(f"{name} {at}" if apart else str(at) for at in people)
         labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
@@ -283,11 +283,11 @@ def _declared_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertical
             ids,
             torch.zeros(1, shape.features).expand(shape.rows, -1),
             labels_N.to(numbers) if config.data.holds_labels(name) else None,
-            ColumnEncoding.plain([str(at) for at in range(shape.features)]),
+            ColumnEncoding.for_numeric_columns([str(at) for at in range(shape.features)]),
             {"all" if apart else name: View(0, shape.features)},
         )
 
-    active, *passives = (table(name, shape) for name, shape in shapes.items())
+    active, *passives = (make_table(name, shape) for name, shape in shapes.items())
     # Everywhere among the rows, as those who are common to all are the first.
     counted = (torch.arange(first.rows) * config.data.test_fraction).floor()
     is_test = counted.diff(prepend=torch.tensor([0.0])) > 0
@@ -320,36 +320,36 @@ def forecast(
     declared = shapes is not None and config.data.dataset == TABLES
     features = [shape.features for shape in shapes.values()] if shapes and declared else []
     if shapes is not None and declared:
-        _require_bounded(config, shapes)
+        _require_memory(config, shapes)
     _require_bounded_networks(config, features)
     if shapes is not None and declared:
-        data = _declared_data(config, shapes)
+        data = _make_empty_data(config, shapes)
     else:
         data = load_data(config.data, seed=config.seed)
     read_seconds = time.perf_counter() - began
-    data.compare_ids(id_rules(config.alignment).text)
+    data.compare_ids(id_rules(config.alignment).normalise_text)
     # All tables are at hand in a simulation.
     method = METHODS[config.method.name]
-    own = data.own(data.active.name)
+    own = data.select_party(data.active.name)
     assert own is not None
-    common = _common(config, data)
+    common = _find_common_rows(config, data)
     require_labels(method, config, own, common)
-    labelled = len(method.labels_learnt(config, own, common))
-    teaching = len(method.labels_learnt(config, replace(own, labelled=None), common))
-    taught, share, shared = rows_trained(config, own, common)
+    labelled = len(method.find_learnt_labels(config, own, common))
+    teaching = len(method.find_learnt_labels(config, replace(own, labelled=None), common))
+    taught, share, shared = find_training_rows(config, own, common)
     if len(taught) < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
-    noise = config.method.noise(config)
-    releases = asked_of(config).releases
+    noise = config.method.find_noise(config)
+    releases = derive_limits(config).releases
     batch = rows_of_a_step(config, len(taught), aligned_share=share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
     steps = steps_of(config, len(taught), stages=stages)
     # No more than the run takes, where a step is like another one.
     few = STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
-    scales = growth(config, steps=steps / few, rows=len(taught) / (batch * few))
+    scales = estimate_growth(config, steps=steps / few, rows=len(taught) / (batch * few))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
-        settled = _settled(config, data, shapes)
+        settled = _settle_numbers(config, data, shapes)
         rehearsed = _count_rehearsed_labels(
             config, labelled=labelled, classes=len(data.classes), passives=len(data.passives)
         )
@@ -363,7 +363,7 @@ def forecast(
             each = max(0.0, more / (_LONGER - 1))
             step_seconds = each + (step_seconds - each) * STEPS / steps
         step_seconds *= longer_labels
-        privacy = _privacy(config)
+        privacy = _compute_privacy(config)
     accounts: dict[str, dict[str, Any]] = {
         name: {
             "figure": config.method.passives_figure,
@@ -373,7 +373,7 @@ def forecast(
         }
         for name, ledger in played.contributions.items()
     }
-    links = tuple(_links(played, data, *scales, labels=longer_labels))
+    links = tuple(_scale_links(played, data, *scales, labels=longer_labels))
     intersections = _intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
@@ -409,13 +409,13 @@ def forecast(
         releases_passives=releases if noise else None,
         intersections=intersections,
         warnings=(
-            *_warnings(config, played, links, privacy.epsilon_x, len(data.passives)),
-            *_opened(settled, data, shapes),
+            *_find_warnings(config, played, links, privacy.epsilon_x, len(data.passives)),
+            *_describe_openings(settled, data, shapes),
         ),
     )
 
 
-def _columns(
+def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
     """Return how many columns differ, of each party whose columns enter what is opened.
@@ -432,30 +432,34 @@ def _is_counted(config: Config, data: VerticalData) -> bool:
     return 0 < config.method.linear_numbers(config, len(data.classes)) < math.inf
 
 
-def _settled(config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None) -> Config:
+def _settle_numbers(
+    config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
+) -> Config:
     """Return the settings with numbers that these passives agree to; a rehearsal's tables are
     random.
     """
     if not _is_counted(config, data):
         return config
-    settled = METHODS[config.method.name].settled(config, _columns(config, data, shapes))
+    settled = METHODS[config.method.name].resolve_settings(
+        config, _count_party_columns(config, data, shapes)
+    )
     assert isinstance(settled, Config)
     return settled
 
 
-def _opened(
+def _describe_openings(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
     """Yield what the numbers that the active opens reveal of columns."""
     if not _is_counted(config, data):
         return
-    columns = list(_columns(config, data, shapes).values())
-    said = describe_opened(config, len(data.classes), columns)
+    columns = list(_count_party_columns(config, data, shapes).values())
+    said = describe_opened_numbers(config, len(data.classes), columns)
     whose = "all parties'" if config.method.decomposes else "the passives'"
     yield f"of each person the active opens numbers that are linear in {whose} columns: {said}"
 
 
-def _links(
+def _scale_links(
     played: "_Rehearsal", data: VerticalData, messages: float, wire: float, *, labels: float
 ) -> Iterator[Link]:
     """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays.
@@ -479,16 +483,16 @@ def _links(
             )
 
 
-def _privacy(config: Config) -> PrivacySpent:
+def _compute_privacy(config: Config) -> PrivacySpent:
     """Return the joint privacy cost of all that passives and active are asked for."""
     delta = config.delta
     epochs = config.train.epochs
     # No noise is drawn here, so any key does.
-    asked = asked_of(config).releases
+    asked = derive_limits(config).releases
     guard = make_guard(config.guard, delta=delta, releases=asked, key=bytes(32))
-    releases = planned_releases(config, guard)
+    releases = plan_releases(config, guard)
     mechanism = guard.mechanism()
-    released = EXACT.epsilon(mechanism, releases=releases, delta=delta)
+    released = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
     if "passives take part" in config.method.happens and config.method.figure != "epsilon_x":
         released = math.inf  # no representation is sent, and what else leaves is not counted here
     label = model = math.inf
@@ -500,8 +504,8 @@ def _privacy(config: Config) -> PrivacySpent:
             releases=releases,
             updates=epochs,
         )
-        updates = compose(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
-        sent = compose(mechanism.mu, releases) if releases else 0
+        updates = compose_mu(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
+        sent = compose_mu(mechanism.mu, releases) if releases else 0
         label = gdp_epsilon(updates, delta)
         model = gdp_epsilon(math.hypot(sent, updates), delta)
     if config.labels.epsilon is not None:
@@ -511,7 +515,7 @@ def _privacy(config: Config) -> PrivacySpent:
     )
 
 
-def _warnings(
+def _find_warnings(
     config: Config, played: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     happens = config.method.happens
@@ -565,7 +569,7 @@ def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
     summed = [way for way in once if way[0].endswith(f" {Kind.CONTRIBUTION}")]
     if contributed := sum(once.pop(way) for way in summed):
         once["contributions", "aggregator"] = min(contributed, epochs * MOST_CONTRIBUTED)
-    megabytes = sum(once.values()) / epochs * config.kept.epochs(epochs) / 1e6
+    megabytes = sum(once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
     if megabytes > (free := free_megabytes(Path())):
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
@@ -600,17 +604,17 @@ def _rehearse(
     changes = {
         "transcript": TranscriptSettings(keep="none"),
         "alignment": config.alignment.for_a_trial(),
-        "method": config.method.rehearsed(steps, config.train.epochs),
+        "method": config.method.for_rehearsal(steps, config.train.epochs),
     }
     quiet = config.model_copy(update=changes)
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
     with threads_for(config.model, batch, [of.shape for of in data.tables]):
-        session = Simulation(METHODS[config.method.name], Start(config=quiet, data=data))
+        session = Simulation(METHODS[config.method.name], SimulationInputs(config=quiet, data=data))
         setup = session.transcript.flows
-        course = _Course(session, batch)
-        session.play(train(session.learner, session.links, course))
+        course = _RehearsalLoop(session, batch)
+        session.run_script(train_epochs(session.learner, session.links, course))
     route = attrgetter("sender", "receiver", "kind")
     known = set(map(route, setup))
     training = tuple(flow for flow in session.transcript.flows if route(flow) not in known)
@@ -626,7 +630,7 @@ def _rehearse(
     )
 
 
-class _Course:
+class _RehearsalLoop:
     """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
@@ -637,18 +641,18 @@ class _Course:
         self.seconds: list[float] = []
         self.evaluation_seconds = 0.0
 
-    def epochs(self) -> Iterator[int]:
+    def iterate_epochs(self) -> Iterator[int]:
         yield 0
 
     def is_last(self, epoch: int) -> bool:
         return True
 
-    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         for step, rows_B in enumerate(self._session.learner.training_rows.split(self._batch)):
             self._began = time.perf_counter()
             yield step, rows_B
 
-    def stepped(self, loss: float | None) -> None:
+    def count_step(self, loss: float | None) -> None:
         self.next_step += 1
         self.seconds.append(time.perf_counter() - self._began)
 
@@ -677,7 +681,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
     apart, drawn = like.horizontal, torch.Generator().manual_seed(0)
 
-    def ids(party: str) -> list[str]:
+    def make_ids(party: str) -> list[str]:
         mine = enumerate(shared.tolist())
         return [f"all {at}" if both and not apart else f"{party} {at}" for at, both in mine]
 
@@ -685,7 +689,7 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
         like,
         table=_random_table(like, like.active, [f"all {at}" for at in range(rows)], drawn),
         passives=tuple(
-            _random_table(like, table, ids(table.name), drawn) for table in like.passives
+            _random_table(like, table, make_ids(table.name), drawn) for table in like.passives
         ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
@@ -745,15 +749,15 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
             continue
         # Of the few IDs that are played, so that no protocol refuses the run's largest set.
         chosen = settings.model_copy(update={"protocol": name, "maximum_ids": _SAMPLE})
-        ends = intersection(chosen, session=f"plan {name}", dealer=_DEALER)
+        ends = make_intersection(chosen, session=f"plan {name}", dealer=_DEALER)
         # IDs of one data set's first rows may share none
         ends.agreement = replace(ends.agreement, minimum_rows=0)
         began = time.perf_counter()
         members = [party for party in ids if party != hub]
-        roles: dict[str, Conversation] = {hub: ends.hub(hub, members, ids[hub])}
-        roles |= {member: ends.member(member, hub, ids[member]) for member in members}
+        roles: dict[str, Conversation] = {hub: ends.make_hub(hub, members, ids[hub])}
+        roles |= {member: ends.make_member(member, hub, ids[member]) for member in members}
         if backend.needs_dealer:
-            roles[_DEALER] = ends.dealer(hub, members)
+            roles[_DEALER] = ends.make_dealer(hub, members)
         sent = converse(roles)
         costs.append(
             IntersectionCost(

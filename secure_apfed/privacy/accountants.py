@@ -46,7 +46,7 @@ __all__ = [
     "NoFigureError",
     "NoPrivacy",
     "calibrate_sigma",
-    "compose",
+    "compose_mu",
     "gdp_epsilon",
     "gdp_mu",
 ]
@@ -88,7 +88,7 @@ class GaussianRelease:
         return 1 / self.noise_multiplier
 
     def epsilon_of(self, releases: int, delta: float) -> float:
-        return EXACT.epsilon(self, releases=releases, delta=delta)
+        return EXACT.get_epsilon(self, releases=releases, delta=delta)
 
     def __str__(self) -> str:
         return f"gaussian noise of {self.noise_multiplier:.4g} sensitivities (replace-one)"
@@ -103,7 +103,7 @@ class NoPrivacy:
     noise_multiplier: ClassVar[None] = None
 
     def epsilon_of(self, releases: int, delta: float) -> float:
-        return EXACT.epsilon(self, releases=releases, delta=delta)
+        return EXACT.get_epsilon(self, releases=releases, delta=delta)
 
     def __str__(self) -> str:
         return "no noise"
@@ -112,7 +112,7 @@ class NoPrivacy:
 Mechanism = GaussianRelease | NoPrivacy
 
 
-def compose(mu: float, releases: int) -> float:
+def compose_mu(mu: float, releases: int) -> float:
     """Return the parameter of `releases` adaptive mu-GDP releases together."""
     _check_releases(releases)
     return mu * math.sqrt(releases)
@@ -170,15 +170,15 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
     target = float(np.log(delta) - _DELTA_MARGIN)
 
-    def excess(log_mu: float) -> float:
+    def compute_excess(log_mu: float) -> float:
         return _log_delta(epsilon, float(np.exp(log_mu))) - target
 
     low = high = 0.0
-    while excess(low) > 0:
+    while compute_excess(low) > 0:
         low -= 1
-    while excess(high) < 0:
+    while compute_excess(high) < 0:
         high += 1
-    root = scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=_ROOT_TOLERANCE)
+    root = scipy.optimize.brentq(compute_excess, low, high, xtol=1e-13, rtol=_ROOT_TOLERANCE)
     return float(np.exp(root) * (1 - _MU_MARGIN))
 
 
@@ -222,10 +222,10 @@ class Accountant:
         self._gaussian = gaussian
         self._library = library
 
-    def available(self) -> bool:
+    def is_available(self) -> bool:
         return self._library is None or importlib.util.find_spec(self._library) is not None
 
-    def epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
+    def get_epsilon(self, mechanism: Mechanism, *, releases: int, delta: float) -> float:
         """Return epsilon at `delta` for `releases` adaptive releases; 0 for none at all.
 
         Raises:
@@ -246,17 +246,17 @@ class Accountant:
         return max(0.0, found)
 
 
-def _exact(noise: float, releases: int, delta: float) -> float:
-    return gdp_epsilon(compose(1 / noise, releases), delta)
+def _compute_gdp_epsilon(noise: float, releases: int, delta: float) -> float:
+    return gdp_epsilon(compose_mu(1 / noise, releases), delta)
 
 
-def _rdp(noise: float, releases: int, delta: float) -> float:
+def _compute_rdp_epsilon(noise: float, releases: int, delta: float) -> float:
     """Return Rényi DP's epsilon through Opacus (Mironov 2017): an upper bound.
 
     It lies 5 to 10 % above the exact figure, and several times as high where epsilon is below
     1e-3 or so, since its orders end.
     """
-    accountant = _library("opacus.accountants").RDPAccountant()
+    accountant = _import_library("opacus.accountants").RDPAccountant()
     accountant.history = [(noise, 1.0, releases)]
     with warnings.catch_warnings():
         # Where the first or last order of a fixed list is best, a bound is looser, not wrong.
@@ -265,19 +265,19 @@ def _rdp(noise: float, releases: int, delta: float) -> float:
 
 
 @lru_cache(maxsize=16)  # half a second; runs of a study that differ in their seeds ask the same
-def _pld(noise: float, releases: int, delta: float) -> float:
+def _compute_pld_epsilon(noise: float, releases: int, delta: float) -> float:
     """Return epsilon by privacy loss distributions through dp-accounting (Doroshenko et al. 2022).
 
     It is an upper bound to 0.2 % or so, coarser where epsilon is near the interval.
     """
-    library = _library("dp_accounting")
+    library = _import_library("dp_accounting")
     points = _pld_grid(noise, releases)
     if points > MAX_GRID_POINTS:
         raise NoFigureError(f"its grid would take {points:.2g} points (bound {MAX_GRID_POINTS:,})")
     # Under its own replace-one relation it would double the sensitivity, which the noise
     # multiplier already holds doubled.
     relation = library.NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = _library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
+    accountant = _import_library("dp_accounting.pld").PLDAccountant(relation, _PLD_INTERVAL)
     accountant.compose(library.GaussianDpEvent(noise), releases)
     return float(accountant.get_epsilon(delta))
 
@@ -286,25 +286,25 @@ def _pld_grid(noise: float, releases: int) -> float:
     """Return the points of dp-accounting's grid: the loss of a Gaussian release is Gaussian, of
     mean mu^2 / 2 and deviation mu, and the library cuts off tails of exp(-50).
     """
-    mu = compose(1 / noise, releases)
+    mu = compose_mu(1 / noise, releases)
     largest = mu * -float(scipy.special.ndtri(0.5 * math.exp(_PLD_LOG_TAIL))) + mu**2 / 2
     return 2 * largest / _PLD_INTERVAL
 
 
-EXACT = Accountant("gdp", _exact)
+EXACT = Accountant("gdp", _compute_gdp_epsilon)
 """Gaussian DP composes without loss: the figure that is reported."""
 
 ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant
     for accountant in (
         EXACT,
-        Accountant("rdp", _rdp, "opacus"),
-        Accountant("pld", _pld, "dp_accounting"),
+        Accountant("rdp", _compute_rdp_epsilon, "opacus"),
+        Accountant("pld", _compute_pld_epsilon, "dp_accounting"),
     )
 }
 
 
-def _library(name: str) -> ModuleType:
+def _import_library(name: str) -> ModuleType:
     """Import late: these libraries take seconds to load and only cross-checks need them."""
     try:
         return importlib.import_module(name)

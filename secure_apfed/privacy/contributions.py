@@ -165,12 +165,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return 0.0
     log_delta = math.log(delta)
 
-    def at(a: float) -> float:
+    def compute_bound(a: float) -> float:
         return a * rho + (a * math.log1p(-1 / a) - math.log(a - 1) - log_delta) / (a - 1)
 
     # Any a > 1 gives a valid bound.
     least = scipy.optimize.minimize_scalar(
-        lambda log: at(1 + math.exp(log)),
+        lambda log: compute_bound(1 + math.exp(log)),
         bounds=(-14, 20),
         method="bounded",
         options={"xatol": 1e-10},

@@ -61,7 +61,7 @@ __all__ = [
     "PrivateUpdates",
     "WholeTraining",
     "calibrate_updates",
-    "clipped_sum",
+    "sum_clipped_gradients",
 ]
 
 _PURPOSE = b"secure-apfed dp-sgd v1"
@@ -121,11 +121,11 @@ class GradientGuard(ClippedNoise):
             )
         if step < 0:
             raise LocalProtocolError(f"a step counts from 0, got {step}")
-        total_P = clipped_sum(samples, self.clip).numpy()
-        return torch.from_numpy(self._noise.add(total_P, self.sigma, step=step, rows=rows))
+        total_P = sum_clipped_gradients(samples, self.clip).numpy()
+        return torch.from_numpy(self._noise.add_noise(total_P, self.sigma, step=step, rows=rows))
 
 
-def clipped_sum(samples: Sequence[Tensor], clip: float) -> Tensor:
+def sum_clipped_gradients(samples: Sequence[Tensor], clip: float) -> Tensor:
     """Return the sum over examples of their gradients, each scaled onto norm `clip` if longer.
 
     Guarantee: what one example adds has a norm of at most `clip`, for any numbers. An example
@@ -171,7 +171,7 @@ class PrivateGradient:
         # Its hooks hang on the layers, which the party goes on calling as before.
         self._hooks = wrapper(every, loss_reduction="mean")
 
-    def forget(self) -> None:
+    def forget_batch(self) -> None:
         """Forget the last batch, also one whose backward pass never came."""
         self._hooks.set_grad_sample_to_none()
         for layer in self._layers:
@@ -206,17 +206,19 @@ class PrivateGradient:
             # The first layer's input, the features, rightly needs no gradient.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             loss.backward()
-        samples = {p: sample for p in self._parameters if (sample := _samples(p)) is not None}
+        samples = {
+            p: sample for p in self._parameters if (sample := _get_grad_samples(p)) is not None
+        }
         noisy_P = self._private.guard.release([*samples.values()], step=step, rows=rows)
         digest = hashlib.sha256(noisy_P.numpy().tobytes()).digest()
         self._private.ledger.charge(step=step, rows=rows, digest=digest)
         parts = (noisy_P / len(rows)).split([p.numel() for p in samples])
         for parameter, part in zip(samples, parts, strict=True):
             parameter.grad = part.reshape(parameter.shape).to(parameter.device, parameter.dtype)
-        self.forget()
+        self.forget_batch()
 
 
-def _samples(parameter: nn.Parameter) -> Tensor | None:
+def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
     samples: Tensor | None = parameter.grad_sample  # type: ignore[attr-defined]  # Opacus' own
     return samples
 
@@ -266,12 +268,14 @@ class WholeTraining:
         self._delta = delta
         self._budget = budget
         for ledger in (releases, updates):
-            ledger.ask_before_charging(self._check)
+            ledger.ask_before_charging(self._check_budget)
 
     @property
     def mu(self) -> float:
         """The mu of Gaussian DP of everything so far, for one record."""
-        return math.hypot(self._releases.spent().mu, self.updates.spent().mu)
+        return math.hypot(
+            self._releases.get_privacy_spent().mu, self.updates.get_privacy_spent().mu
+        )
 
     @property
     def epsilon_model(self) -> float:
@@ -285,11 +289,11 @@ class WholeTraining:
         """The epsilon of one label, features unchanged, in the same: a release never reads a
         label.
         """
-        return gdp_epsilon(self.updates.spent().mu, self._delta)
+        return gdp_epsilon(self.updates.get_privacy_spent().mu, self._delta)
 
-    def account(self, spent: PrivacySpent) -> PrivacySpent:
+    def add_training_cost(self, spent: PrivacySpent) -> PrivacySpent:
         """Return what was `spent` on releases, with what training cost as a whole."""
-        updates = self.updates.spent()
+        updates = self.updates.get_privacy_spent()
         lines = (
             f"updates: {updates.releases} of one record at most, mu {updates.mu:.4g} together",
             f"labels, by the updates alone: epsilon_y {self.epsilon_y:.4g}",
@@ -302,7 +306,7 @@ class WholeTraining:
             trace=(*spent.trace, *lines),
         )
 
-    def statement(self, guard: RepresentationGuard | None) -> str:
+    def describe_guarantee(self, guard: RepresentationGuard | None) -> str:
         """Return the guarantee in words for the report; no guard: nothing is sent."""
         if guard is None:
             return (
@@ -318,14 +322,15 @@ class WholeTraining:
         return (
             "private training: what all passives receive and the finished model together are "
             "(epsilon_model, delta)-DP for one record, and (epsilon_y, delta)-DP for its label; "
-            f"epsilon_x is its part by releases alone ({guard.statement()}); {self._assumptions}"
+            f"epsilon_x is its part by releases alone ({guard.describe_guarantee()}); "
+            f"{self._assumptions}"
         )
 
-    def _check(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
+    def _check_budget(self, ledger: PrivacyLedger, *, mu: float, step: int) -> None:
         if self._budget is None:
             return
         other = self.updates if ledger is self._releases else self._releases
-        epsilon = gdp_epsilon(math.hypot(mu, other.spent().mu), self._delta)
+        epsilon = gdp_epsilon(math.hypot(mu, other.get_privacy_spent().mu), self._delta)
         if epsilon > self._budget:
             raise BudgetExhaustedError(
                 f"step {step} was not played: with it, training would cost one record epsilon "

@@ -110,7 +110,7 @@ class RepresentationGuard(ABC):
         """
         return _SMALLEST_NORM
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         """Return the guarantee in words, for the report."""
         return (
             f"no guarantee: {type(self).__name__} says nothing of its noise (epsilon is infinite)"
@@ -123,7 +123,7 @@ class RepresentationGuard(ABC):
         """
         return torch.zeros(rows.shape, dtype=torch.bool)
 
-    def planned(self, releases: int) -> int:
+    def count_charges(self, releases: int) -> int:
         """Return how many of `releases` of one row the ledger will count."""
         return releases
 
@@ -153,14 +153,14 @@ class NoGuard(RepresentationGuard):
     unsafe: ClassVar[bool] = True
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        _check(h_BD, step, rows)
+        _check_release(h_BD, step, rows)
         return h_BD
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return "no guarantee: representations are sent as they are (epsilon is infinite)"
 
 
-def _check(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
+def _check_release(h_BD: torch.Tensor, step: int, rows: torch.Tensor) -> None:
     """Check the arguments of a call of `release`, for every guard."""
     check_representations(h_BD)
     if rows.dtype != torch.int64 or rows.shape != h_BD.shape[:1]:
@@ -252,15 +252,15 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         return type(self)(clip=self.clip, sigma=self.sigma, key=key, noise=noise)
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        _check(h_BD, step, rows)
-        return self.noised(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
+        _check_release(h_BD, step, rows)
+        return self.add_noise(clip_rows(h_BD, self.clip), step=step, rows=rows).to(h_BD.dtype)
 
-    def noised(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
+    def add_noise(self, clipped_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
         """Return float64 rows that `clip_rows` made, with their noise: the second half of
         `release`.
         """
         clean_BD = clipped_BD.detach().cpu().numpy()
-        noisy_BD = self._noise.add(clean_BD, self.sigma, step=step, rows=rows)
+        noisy_BD = self._noise.add_noise(clean_BD, self.sigma, step=step, rows=rows)
         # On the grid a row of few numbers is zero at times, which has no direction and no place in
         # the contract: it goes one step along its first number. Privacy knows no such difference.
         noisy_BD[~noisy_BD.any(axis=1), :1] = grid_of(self.sigma)
@@ -276,7 +276,7 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
         """
         return self.clip + self.sigma * (math.sqrt(dimension) + _RARE_DEVIATIONS)
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return _ROW_STATEMENT if self.noise == "secret" else _SEED_STATEMENT
 
 
@@ -313,18 +313,18 @@ class FrozenGaussianGuard(GaussianGuard):
     def _frozen(self) -> dict[int, torch.Tensor]:
         return {}
 
-    def scale(self, dimension: int) -> float:
+    def compute_scale(self, dimension: int) -> float:
         """Return the factor of a noisy row of `dimension` numbers."""
         return 1 / math.hypot(1, math.sqrt(dimension) * self.sigma / self.clip)
 
     def largest_norm(self, dimension: int) -> float:
-        return self.scale(dimension) * super().largest_norm(dimension)
+        return self.compute_scale(dimension) * super().largest_norm(dimension)
 
     def smallest_norm(self) -> float:
         return super().smallest_norm() * min(1.0, self.clip)  # rows are about as long as the clip
 
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
-        _check(h_BD, step, rows)
+        _check_release(h_BD, step, rows)
         known = next(iter(self._frozen.values()), h_BD.new_empty(h_BD.shape[1]))
         if known.shape != h_BD.shape[1:] or known.dtype != h_BD.dtype:
             raise LocalProtocolError(
@@ -342,7 +342,7 @@ class FrozenGaussianGuard(GaussianGuard):
             new = torch.tensor(list(first.values()))
             fresh_BD = h_BD.detach()[new.to(h_BD.device)]
             z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
-            z_BD = z_BD * self.scale(h_BD.shape[1])
+            z_BD = z_BD * self.compute_scale(h_BD.shape[1])
             self._frozen.update(zip(first, z_BD.cpu(), strict=True))
         kept = [self._frozen[row] for row in rows.tolist()]
         return torch.stack(kept).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
@@ -350,13 +350,12 @@ class FrozenGaussianGuard(GaussianGuard):
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)
 
-    def planned(self, releases: int) -> int:
+    def count_charges(self, releases: int) -> int:
         return min(releases, 1)
 
-    def statement(self) -> str:
-        return (
-            f"{super().statement()}; each row is noised once, scaled, and sent unchanged ever after"
-        )
+    def describe_guarantee(self) -> str:
+        guarantee = super().describe_guarantee()
+        return f"{guarantee}; each row is noised once, scaled, and sent unchanged ever after"
 
     def tensors(self) -> dict[str, torch.Tensor]:
         if not self._frozen:

@@ -48,7 +48,7 @@ from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
 from secure_apfed.files import PathLike, open_regular
 from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy import accountants
-from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose
+from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose_mu
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 
@@ -104,7 +104,7 @@ class Release:
         }
 
     @classmethod
-    def read(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
+    def from_fields(cls, fields: Mapping[str, Any], *, total: int) -> "Release":
         """Invert `fields`, whoever wrote them; `total` is how many rows there are. Raises
         ValueError, OverflowError, KeyError, TypeError, zlib.error: not a release of them.
         """
@@ -144,7 +144,7 @@ class _Log:
                 lines = [*lines, torn]
                 torn = b""
             for number, line in enumerate(lines, start=1):
-                fields = self._read(line, number)
+                fields = self._parse_line(line, number)
                 if number == 1:
                     if fields != header:
                         raise CheckpointError(
@@ -154,13 +154,13 @@ class _Log:
                         )
                     continue
                 try:
-                    release = Release.read(fields, total=total)
+                    release = Release.from_fields(fields, total=total)
                 except (ValueError, OverflowError, TypeError, KeyError, zlib.error) as error:
-                    raise self._altered(number) from error
+                    raise self._make_altered_error(number) from error
                 visit(release)
-            begun = _LINE if lines else self._next(header)[0]
+            begun = _LINE if lines else self._chain_line(header)[0]
             if not (begun.encode().startswith(torn) or (lines and torn.startswith(_LINE.encode()))):
-                raise self._altered(len(lines) + 1)
+                raise self._make_altered_error(len(lines) + 1)
             self._size = len(content) - len(torn)
             if torn:
                 file.truncate(self._size)
@@ -171,7 +171,7 @@ class _Log:
 
     def append(self, fields: Mapping[str, Any]) -> None:
         """Hand one line over to the operating system, whole or not at all."""
-        line, chain = self._next(fields)
+        line, chain = self._chain_line(fields)
         content = f"{line}\n".encode()
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             if (size := file.seek(0, os.SEEK_END)) != self._size:
@@ -193,25 +193,25 @@ class _Log:
         with FileIO(open_regular(self.path, create=False), "r+") as file:
             os.fsync(file.fileno())
 
-    def _next(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
+    def _chain_line(self, fields: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the line of these fields, and the running hash after it."""
         content = self._chain + _json(fields).encode()
         chain = hashlib.blake2b(content, digest_size=_CHAIN_BYTES).digest()
         return _json({**fields, "chain": chain.hex()}), chain
 
-    def _read(self, line: bytes, number: int) -> dict[str, Any]:
+    def _parse_line(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             fields = json.loads(line)
             claimed = bytes.fromhex(fields.pop("chain"))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise self._altered(number) from error
-        chain = self._next(fields)[1]
+            raise self._make_altered_error(number) from error
+        chain = self._chain_line(fields)[1]
         if claimed != chain:
-            raise self._altered(number)
+            raise self._make_altered_error(number)
         self._chain = chain
         return dict(fields)
 
-    def _altered(self, number: int) -> CheckpointError:
+    def _make_altered_error(self, number: int) -> CheckpointError:
         return CheckpointError(
             f"{self.path} is not as a ledger wrote it from line {number} on, so it is unknown what "
             "was released; restore the file from a copy, or begin a new run in another folder"
@@ -252,13 +252,13 @@ class ReleaseCounts:
         self._log: _Log | None = None
         if log is not None:
             header = {"format": _FORMAT, **about, "rows": rows}
-            self._log = _Log(log, header, total=rows, visit=self._count)
+            self._log = _Log(log, header, total=rows, visit=self._count_release)
 
-    def knows(self, release: Release) -> bool:
+    def has_release(self, release: Release) -> bool:
         """Return whether these bytes left at this step before."""
         return release.identity in self._seen
 
-    def add(self, release: Release) -> None:
+    def add_release(self, release: Release) -> None:
         """Count a release before it is made; on return the operating system holds it. Raises
         LocalProtocolError: more rows than there are.
         """
@@ -269,14 +269,14 @@ class ReleaseCounts:
         if release.identity not in self._seen:
             if self._log:
                 self._log.append(release.fields)
-            self._count(release)
+            self._count_release(release)
 
     def sync(self) -> None:
         """Return once all that was counted is on the disk."""
         if self._log:
             self._log.sync()
 
-    def _count(self, release: Release) -> None:
+    def _count_release(self, release: Release) -> None:
         if release.identity in self._seen:
             return
         self._seen.add(release.identity)
@@ -343,14 +343,14 @@ class PrivacySpent:
     accountants: Mapping[str, float | str] = field(default_factory=dict)
     trace: tuple[str, ...] = ()
 
-    def with_labels(self, labels: LabelMechanism) -> "PrivacySpent":
+    def include_labels(self, labels: LabelMechanism) -> "PrivacySpent":
         """Return the same account for a run that trained on the answers of `labels` only."""
         line = f"labels: {labels.name}, each answered once: epsilon_y {labels.epsilon:.4g}"
         epsilon_y = min(self.epsilon_y, labels.epsilon)
         return replace(self, epsilon_y=epsilon_y, trace=(*self.trace, line))
 
     @classmethod
-    def nothing(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
+    def for_no_release(cls, *, delta: float, figure: ReleaseFigure = "epsilon_x") -> "PrivacySpent":
         """Return the account of a party that has sent nothing; its model may still reveal
         labels.
         """
@@ -445,8 +445,8 @@ class PrivacyLedger:
             LocalProtocolError: arguments of a wrong type or range.
         """
         counts = self._counts
-        release = self._release(step, rows, digest, repeats)
-        if not counts.knows(release):
+        release = self._make_release(step, rows, digest, repeats)
+        if not counts.has_release(release):
             different, times = np.unique(release.rows, return_counts=True)
             most = max(counts.most, int((counts.of_row_N[different] + times).max(initial=0)))
             again = len(release.rows) > 0 and release.step in counts.steps
@@ -461,20 +461,20 @@ class PrivacyLedger:
                         "or a larger budget"
                     )
             if self._others and len(release.rows):
-                mu = compose(self._mechanism.mu, most) if not bare else math.inf
+                mu = compose_mu(self._mechanism.mu, most) if not bare else math.inf
                 self._others(self, mu=mu, step=step)
-            counts.add(release)
+            counts.add_release(release)
         self.charges += 1
 
     def sync(self) -> None:
         self._counts.sync()
 
-    def spent(self) -> PrivacySpent:
+    def get_privacy_spent(self) -> PrivacySpent:
         """Return what all releases so far cost; cheap enough for a progress display."""
         most = self._counts.most
         name = self._mechanism.accountant
         if most == 0:
-            return PrivacySpent.nothing(delta=self._delta, figure=self.figure)
+            return PrivacySpent.for_no_release(delta=self._delta, figure=self.figure)
         epsilon = self.would_cost(most)
         trace = (
             f"one release: {self._mechanism}",
@@ -485,14 +485,14 @@ class PrivacyLedger:
             epsilon_x=epsilon,
             delta=self._delta,
             releases=most,
-            mu=math.inf if math.isinf(epsilon) else compose(self._mechanism.mu, most),
+            mu=math.inf if math.isinf(epsilon) else compose_mu(self._mechanism.mu, most),
             accountants={name: epsilon},
             trace=trace,
         )
 
-    def account(self) -> dict[str, Any]:
+    def summarise_cost(self) -> dict[str, Any]:
         """Return the cost of all releases so far, in plain values: only one mechanism's figures."""
-        spent = self.spent()
+        spent = self.get_privacy_spent()
         return {
             "figure": self.figure,
             "epsilon": spent.epsilon_x,
@@ -518,7 +518,7 @@ class PrivacyLedger:
         """Continue from a checkpoint; see `ReleaseCounts`."""
         self._counts.load_state_dict(state)
 
-    def _release(
+    def _make_release(
         self, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None
     ) -> Release:
         if step < 0 or not digest:
@@ -552,9 +552,9 @@ def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[st
     """See `PrivacyLedger.cross_check`."""
     figures: dict[str, float | str] = {}
     for name, accountant in accountants.ACCOUNTANTS.items():
-        if accountant.available():
+        if accountant.is_available():
             try:
-                figures[name] = accountant.epsilon(mechanism, releases=releases, delta=delta)
+                figures[name] = accountant.get_epsilon(mechanism, releases=releases, delta=delta)
             except accountants.NoFigureError as error:
                 figures[name] = f"left out: {error}"
             except Exception as error:  # noqa: BLE001 - other people's numerics may fail in any way

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.errors import PromiseError
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 
 __all__ = [
     "Movement",
@@ -110,13 +110,13 @@ def find_moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Moveme
             f"of shape {tuple(values_B.shape)}"
         )
     with keep_random_state():
-        return _moved_row(call, values_B)
+        return _find_movement(call, values_B)
 
 
-def _moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
-    before_B = _evaluated(call, values_B)
-    size = _largest(before_B)
-    floor = float(_distances(before_B, _evaluated(call, values_B)).max())
+def _find_movement(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement | None:
+    before_B = _evaluate_repeatably(call, values_B)
+    size = _find_largest(before_B)
+    floor = float(_measure_distances(before_B, _evaluate_repeatably(call, values_B)).max())
     slack = _SLACK.get(before_B.dtype, _HALF_SLACK) * size
     if not floor <= slack:
         raise PromiseError(
@@ -124,14 +124,14 @@ def _moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement |
             f"(largest number {size:.3g}), so whether rows move each other cannot be measured"
         )
     allowed = slack + _ABOVE_FLOOR * floor
-    for replaced_B, other_B, must_work in _replacements(values_B):
+    for replaced_B, other_B, must_work in _list_replacements(values_B):
         try:
-            after_B = _evaluated(call, other_B)
+            after_B = _evaluate_repeatably(call, other_B)
         except (RuntimeError, ValueError, IndexError, ArithmeticError):
             if must_work:
                 raise
             continue  # an extreme row that the network does not take
-        moved_B = _distances(before_B, after_B)
+        moved_B = _measure_distances(before_B, after_B)
         moved_B[replaced_B] = 0.0
         row = int(moved_B.argmax())
         if float(moved_B[row]) > allowed:
@@ -140,14 +140,14 @@ def _moved_row(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Movement |
     return None
 
 
-def _evaluated(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
+def _evaluate_repeatably(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
     """Return the result for these rows; whatever draws within draws the same each time."""
     random.seed(_SEED)
     np.random.seed(_SEED)  # noqa: NPY002
     torch.default_generator.manual_seed(_SEED)  # of the CPU alone, which loads no other backend
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(_SEED)
-    with seeded(_SEED, "measured"), torch.autocast(values_B.device.type, enabled=False):
+    with seed_draws(_SEED, "measured"), torch.autocast(values_B.device.type, enabled=False):
         result = call(values_B.clone()).detach()
     if result.dim() < 1 or len(result) != len(values_B):
         raise LocalProtocolError(
@@ -157,7 +157,7 @@ def _evaluated(call: Callable[[Tensor], Tensor], values_B: Tensor) -> Tensor:
     return result
 
 
-def _distances(before_B: Tensor, after_B: Tensor) -> Tensor:
+def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
     """Return how far each row's numbers lie apart at most, (B,); infinite where one alone is
     NaN.
     """
@@ -174,12 +174,12 @@ def _distances(before_B: Tensor, after_B: Tensor) -> Tensor:
     return apart_BD.amax(1) if apart_BD.shape[1] else apart_BD.new_zeros(len(apart_BD))
 
 
-def _largest(values_B: Tensor) -> float:
+def _find_largest(values_B: Tensor) -> float:
     wide = values_B.detach().double()
     return float(torch.where(wide.isfinite(), wide.abs(), 0.0).max()) if wide.numel() else 0.0
 
 
-def _replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
+def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yield which rows are replaced, the batch with them, and whether every network takes it."""
     rows = len(values_B)
     neighbour_B = values_B.roll(1, 0)
@@ -235,12 +235,12 @@ def check_row_wise(
     if not isinstance(x, Tensor):
         raise LocalProtocolError(f"x is a tensor of two rows or more, got {type(x).__name__}")
 
-    def call(values_B: Tensor) -> Tensor:
+    def call_copy(values_B: Tensor) -> Tensor:
         with torch.no_grad():
-            result: Tensor = _copied(module, training)(values_B)
+            result: Tensor = _copy_module(module, training)(values_B)
         return result
 
-    moved = find_moved_row(call, x.detach())
+    moved = find_moved_row(call_copy, x.detach())
     if moved is None:
         return
     layer = _first_mixing_layer(module, x.detach(), training)
@@ -258,7 +258,7 @@ def _name_of(module: object) -> str:
     return name
 
 
-def _copied(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
+def _copy_module(module: Callable[..., Any], training: bool | None) -> Callable[..., Any]:
     """Return a copy that may be run and forgotten, in the requested mode."""
     copied = copy.deepcopy(module)
     if isinstance(copied, nn.Module) and training is not None:
@@ -273,20 +273,20 @@ def _first_mixing_layer(module: Callable[..., Any], x: Tensor, training: bool | 
     for name, layer in module.named_modules():
         if not name or any(True for _ in layer.children()):
             continue
-        if _moves(module, name, x, training, of_input=True):
+        if _is_mixing_layer(module, name, x, training, of_input=True):
             return ""  # they were mixed between layers, in somebody's forward
-        if _moves(module, name, x, training, of_input=False):
+        if _is_mixing_layer(module, name, x, training, of_input=False):
             return f"; the layer that does is {name} ({type(layer).__name__})"
     return ""
 
 
-def _moves(
+def _is_mixing_layer(
     module: nn.Module, name: str, x: Tensor, training: bool | None, *, of_input: bool
 ) -> bool:
     """Return whether rows of what one layer reads, or of what it gives, move each other."""
 
-    def call(values_B: Tensor) -> Tensor:
-        copied = _copied(module, training)
+    def call_layer(values_B: Tensor) -> Tensor:
+        copied = _copy_module(module, training)
         assert isinstance(copied, nn.Module)
         kept: list[Any] = []
         copied.get_submodule(name).register_forward_hook(
@@ -300,7 +300,7 @@ def _moves(
         return first
 
     try:
-        return find_moved_row(call, x) is not None
+        return find_moved_row(call_layer, x) is not None
     except (LocalProtocolError, PromiseError, IndexError):
         return False  # it never runs, or has no row for each of the batch
 
@@ -336,15 +336,15 @@ def check_objective(objective: Any, z_BD: Tensor, features_B: Tensor, *, owner: 
 def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Movement | None:
     """Return a row of the gradient on z that another row's features move; None: no such row."""
 
-    def call(other_B: Tensor) -> Tensor:
+    def compute_gradient(other_B: Tensor) -> Tensor:
         with torch.enable_grad():
             read_BD = z_BD.detach().clone().requires_grad_()
-            loss = _copied(objective, True)(read_BD, other_B) * len(read_BD)
+            loss = _copy_module(objective, True)(read_BD, other_B) * len(read_BD)
             (gradient_BD,) = torch.autograd.grad(loss, read_BD)
         found: Tensor = gradient_BD
         return found
 
-    return find_moved_row(call, features_B.detach())
+    return find_moved_row(compute_gradient, features_B.detach())
 
 
 def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = "") -> None:
@@ -364,16 +364,18 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
     def gradient_of(of_BK: Tensor, labelled_B: Tensor) -> Tensor:
         with torch.enable_grad():
             read_BK = of_BK.detach().clone().requires_grad_()
-            (found,) = torch.autograd.grad(task.loss(read_BK, labelled_B) * len(read_BK), read_BK)
+            (found,) = torch.autograd.grad(
+                task.compute_loss(read_BK, labelled_B) * len(read_BK), read_BK
+            )
         gradient_BK: Tensor = found
         return gradient_BK
 
-    def by_label(order_B: Tensor) -> Tensor:
+    def compute_gradient(order_B: Tensor) -> Tensor:
         return gradient_of(outputs_BK, labels_B[order_B.long()])
 
     for read, call, values_B in (
         ("outputs", lambda other_BK: gradient_of(other_BK, labels_B), outputs_BK.detach()),
-        ("labels", by_label, torch.arange(len(labels_B), device=labels_B.device)),
+        ("labels", compute_gradient, torch.arange(len(labels_B), device=labels_B.device)),
     ):
         moved = find_moved_row(call, values_B)
         if moved is not None:
@@ -406,10 +408,10 @@ def check_graph(h_BD: Tensor) -> None:
     """
     if h_BD.grad_fn is None or len(h_BD) < 2:
         return
-    order = _ordered(h_BD.grad_fn)
+    order = _sort_nodes(h_BD.grad_fn)
     if order is None:
         return
-    operation = _normaliser(order) or _mixing_operation(h_BD, order)
+    operation = _find_normaliser(order) or _mixing_operation(h_BD, order)
     if operation is not None:
         raise PromiseError(
             f"these representations come from a network that mixes the rows of a batch "
@@ -419,7 +421,7 @@ def check_graph(h_BD: Tensor) -> None:
         )
 
 
-def _ordered(root: Any) -> list[Any] | None:
+def _sort_nodes(root: Any) -> list[Any] | None:
     """Return the nodes of a graph, each before those that it hands gradients to; None: too many."""
     order: list[Any] = []
     seen: set[Any] = set()
@@ -439,7 +441,7 @@ def _ordered(root: Any) -> list[Any] | None:
     return order[::-1]
 
 
-def _normaliser(order: list[Any]) -> str | None:
+def _find_normaliser(order: list[Any]) -> str | None:
     """Return "batch normalisation in training" if some node uses the batch's own statistics, else
     None.
 
@@ -481,16 +483,18 @@ def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
             continue
         if node in of_data and _reaches_others(arrived, weighted_B):
             return givers.get(node) or "its first operation"
-        for (after, at), weight in zip(node.next_functions, _handed(node, arrived), strict=False):
+        for (after, at), weight in zip(
+            node.next_functions, _call_node(node, arrived), strict=False
+        ):
             if after is not None and weight is not None:
                 of_node = waiting.setdefault(after, {})
-                arriving = _fitted(weight, after, at)
+                arriving = _sum_broadcast_axes(weight, after, at)
                 of_node[at] = of_node[at] + arriving if at in of_node else arriving
                 givers[after] = node.name()
     return None
 
 
-def _handed(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
+def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     """Return what a node hands on; nothing where it cannot be called by itself."""
     results = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
@@ -501,7 +505,7 @@ def _handed(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     return handed if isinstance(handed, tuple) else (handed,)
 
 
-def _fitted(weight: Tensor, node: Any, at: int) -> Tensor:
+def _sum_broadcast_axes(weight: Tensor, node: Any, at: int) -> Tensor:
     """Sum over axes along which a number was broadcast, as autograd's engine does."""
     metadata = getattr(node, "_input_metadata", ())
     if at >= len(metadata):
@@ -562,15 +566,15 @@ def check_guard(guard: Any) -> None:
             f"sensitivity of {guard.sensitivity()}; a guard that protects has unsafe = False and a "
             "finite sensitivity, and one that does not returns NoPrivacy()"
         )
-    for direction_D in _directions():
+    for direction_D in _make_directions():
         pair = _pair_of(guard)
         apart, noise, error = (
-            _measured_by_chance(_copy_of(guard), direction_D, mechanism.mu)
+            _measure_by_chance(_copy_of(guard), direction_D, mechanism.mu)
             if pair is None
-            else _measured_in_pairs(*pair, _copy_of(guard), direction_D)
+            else _measure_in_pairs(*pair, _copy_of(guard), direction_D)
         )
         reach = apart / noise if noise > 0 else math.inf
-        if reach - error > mechanism.mu or (pair and apart > _allowed(guard)):
+        if reach - error > mechanism.mu or (pair and apart > _compute_allowance(guard)):
             raise PromiseError(
                 f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
                 f"that is mu {mechanism.mu:.4g}, but two rows lie {apart:.4g} apart under noise of "
@@ -581,7 +585,7 @@ def check_guard(guard: Any) -> None:
     _check_repeats(_copy_of(guard), name)
 
 
-def _allowed(guard: Any) -> float:
+def _compute_allowance(guard: Any) -> float:
     allowed: float = guard.sensitivity() * (1 + _EXACT)
     return allowed
 
@@ -612,13 +616,13 @@ def _pair_of(guard: Any) -> tuple[Any, Any] | None:
     return (one, other) if is_paired else None
 
 
-def _directions() -> tuple[Tensor, Tensor]:
+def _make_directions() -> tuple[Tensor, Tensor]:
     """Return one number alone, and all alike: a bound on each number is none on the row."""
     ones_D = torch.ones(_NUMBERS, dtype=torch.float64)
     return torch.eye(_NUMBERS, dtype=torch.float64)[0], ones_D / math.sqrt(_NUMBERS)
 
 
-def _measured_in_pairs(
+def _measure_in_pairs(
     one: Any, other: Any, alone: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
     """Return how far extreme rows lie apart, the noise's deviation, and the error of their ratio.
@@ -635,7 +639,7 @@ def _measured_in_pairs(
     return apart, noise, (apart / noise * relative if noise > 0 else 0.0)
 
 
-def _measured_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
+def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
     """Return what `_measured_in_pairs` does, for a guard whose noise cannot be repeated."""
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)

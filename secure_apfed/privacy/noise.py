@@ -135,14 +135,14 @@ class NoiseSource:
         self._key = key
         self.secret = secret
 
-    def about(self, content: bytes) -> "NoiseSource":
+    def for_content(self, content: bytes) -> "NoiseSource":
         """Return noise for this content alone; the same source if it is not secret."""
         return NoiseSource(derive_key(self._key, content)) if self.secret else self
 
     def __reduce__(self) -> str:
         raise LocalProtocolError("a noise key is a secret of its party and is never serialised")
 
-    def add(
+    def add_noise(
         self, values: NDArray[np.float64], sigma: float, *, step: int, rows: Tensor
     ) -> NDArray[np.float64]:
         """Return `values` with Gaussian noise of deviation `sigma`, secret noise on the grid.
@@ -152,9 +152,9 @@ class NoiseSource:
         place = rows.cpu().numpy().astype("<i8").tobytes()
         context = self._context(step, place, hashlib.blake2b(values.tobytes()).digest())
         noisy = values + sigma * standard_normals(self._key, *context, shape=values.shape)
-        return on_grid(noisy, sigma) if self.secret else noisy
+        return round_to_grid(noisy, sigma) if self.secret else noisy
 
-    def normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
+    def draw_normals(self, values_BD: Tensor, *, use: str, step: int) -> Tensor:
         """Return standard normals like `values_BD`, independent for each use and step."""
         content = values_BD.detach().cpu().contiguous().numpy().tobytes()
         context = self._context(step, hashlib.blake2b(content).digest())
@@ -163,7 +163,7 @@ class NoiseSource:
         )
         return torch.from_numpy(normals).to(values_BD.device, values_BD.dtype)
 
-    def integers(
+    def draw_integers(
         self, shape: tuple[int, ...], deviation: int, *, step: int, digest: bytes
     ) -> NDArray[np.int64]:
         """Return discrete Gaussian noise; `digest` is of the rows and values that it goes to."""
@@ -193,7 +193,7 @@ def grid_of(sigma: float) -> float:
     return float(np.ldexp(1.0, int(np.floor(np.log2(sigma))) - 3))
 
 
-def on_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
+def round_to_grid(noisy: NDArray[np.float64], sigma: float) -> NDArray[np.float64]:
     """Return noisy numbers rounded to multiples of the power of two in (sigma / 16, sigma / 8].
 
     Numbers of 2^53 multiples or more, whose last bit is worth more than that, stay as they are.

@@ -66,7 +66,7 @@ class LabelMechanism(ABC):
         _check_strength(self.epsilon, self.classes)
 
     @abstractmethod
-    def answer(
+    def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the labels to train on; the same arguments give the same answers.
@@ -84,7 +84,7 @@ class LabelMechanism(ABC):
         """
 
     @abstractmethod
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         """Return the guarantee in words, for the report."""
 
 
@@ -98,7 +98,7 @@ def _check_strength(epsilon: float, classes: int) -> None:
         raise ConfigError(f"randomised response needs at least 2 classes, got {classes}")
 
 
-def _checked(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
+def _check_labels(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
     """Return the labels as an array once they are what every mechanism takes."""
     if labels_N.dtype != torch.int64 or labels_N.ndim != 1:
         raise LocalProtocolError(
@@ -115,7 +115,7 @@ def _checked(labels_N: torch.Tensor, classes: int) -> NDArray[np.int64]:
     return labels
 
 
-def _chances(
+def _draw_chances(
     key: bytes, facts: str, *contents: NDArray[np.generic], count: int
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Return two independent 64-bit words for each of `count` labels.
@@ -157,14 +157,14 @@ class NoLabelPrivacy(LabelMechanism):
     def __post_init__(self) -> None:
         """Accept any number of classes."""
 
-    def answer(
+    def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
         if self.classes:
-            _checked(labels_N, self.classes)
+            _check_labels(labels_N, self.classes)
         return labels_N
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return "no label DP"
 
 
@@ -192,14 +192,14 @@ class LabelResponse(LabelMechanism):
         """(K - 1) / (e^eps + K - 1): that some other class is answered."""
         return (self.classes - 1) / (math.exp(self.epsilon) + self.classes - 1)
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return (
             f"label DP, epsilon_y {self.epsilon:g}, delta 0, for any number of epochs: "
             f"{self.classes}-ary randomised response keeps a training label with probability "
             f"{self.keep_probability:.3g}; features are not covered"
         )
 
-    def answer(
+    def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Replace labels by chance.
@@ -207,9 +207,9 @@ class LabelResponse(LabelMechanism):
         The chances are 64-bit integers. The chance of a replacement is rounded up, which only
         lowers epsilon. Which class replaces is uniform to within a share of K / 2^64.
         """
-        labels = _checked(labels_N, self.classes)
+        labels = _check_labels(labels_N, self.classes)
         facts = f"{float(self.epsilon)!r} {self.classes}"
-        chance, choice = _chances(key, facts, labels.astype("<i8"), count=len(labels))
+        chance, choice = _draw_chances(key, facts, labels.astype("<i8"), count=len(labels))
         replaced = _is_below(chance, np.full(len(labels), self.replace_probability))
         moved = (labels + 1 + _one_of(choice, self.classes - 1)) % self.classes
         return torch.from_numpy(np.where(replaced, moved, labels)).to(labels_N.device)
@@ -242,14 +242,14 @@ class MultiStageResponse(LabelMechanism):
     unsafe: ClassVar[bool] = False
     stages: ClassVar[int] = 2
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return (
             f"label DP, epsilon_y {self.epsilon:g}, delta 0, for any number of epochs: each "
             f"training label is answered once, in one of {self.stages} stages (LP-MST); "
             "features are not covered"
         )
 
-    def widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
+    def choose_widths(self, prior_NK: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return how many (k) of each row's likeliest classes are answered (Algorithm 2, line 2).
 
         This is the k that maximises e^eps / (e^eps + k - 1) times the prior of the k likeliest
@@ -261,7 +261,7 @@ class MultiStageResponse(LabelMechanism):
         best_N: NDArray[np.int64] = right_NK.argmax(axis=1)
         return best_N + 1
 
-    def answer(
+    def randomise_labels(
         self, labels_N: torch.Tensor, *, key: bytes, prior_NK: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Answer by Algorithm 1 with the k of `widths`.
@@ -270,15 +270,15 @@ class MultiStageResponse(LabelMechanism):
         becomes one of the other k - 1; any other label becomes one of the k. Chances are rounded as
         by `LabelResponse`.
         """
-        labels = _checked(labels_N, self.classes)
-        prior = self._prior(prior_NK, len(labels))
-        width = self.widths(prior)
+        labels = _check_labels(labels_N, self.classes)
+        prior = self._check_prior(prior_NK, len(labels))
+        width = self.choose_widths(prior)
         # Classes from the likeliest on; of equal ones the first stands first.
         order_NK = np.argsort(-prior, axis=1, kind="stable")
         rank = np.argsort(order_NK, axis=1, kind="stable")[np.arange(len(labels)), labels]
         facts = f"lp_mst {float(self.epsilon)!r} {self.classes}"
         contents = (labels.astype("<i8"), prior.astype("<f8"))
-        chance, choice = _chances(key, facts, *contents, count=len(labels))
+        chance, choice = _draw_chances(key, facts, *contents, count=len(labels))
         replaced = _is_below(chance, (width - 1) / (math.exp(self.epsilon) + width - 1))
         moved = (rank + 1 + _one_of(choice, np.maximum(width - 1, 1))) % width
         inside = np.where(replaced, moved, rank)
@@ -286,7 +286,7 @@ class MultiStageResponse(LabelMechanism):
         answers = order_NK[np.arange(len(labels)), answered]
         return torch.from_numpy(answers).to(labels_N.device)
 
-    def _prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
+    def _check_prior(self, prior_NK: torch.Tensor | None, count: int) -> NDArray[np.float64]:
         if prior_NK is None:
             return np.full((count, self.classes), 1 / self.classes)
         if tuple(prior_NK.shape) != (count, self.classes) or not prior_NK.is_floating_point():
@@ -349,7 +349,7 @@ class VoteResponse:
         """Return the epsilon of `releases` answers about one person; any delta does."""
         return releases * self.epsilon
 
-    def answer(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
+    def randomise_votes(self, votes_UK: Floats, *, key: bytes, about: bytes) -> Integers:
         """Return one class a row; the same arguments give the same answers.
 
         Args:
@@ -366,14 +366,14 @@ class VoteResponse:
         if not (np.isin(votes_UK, (0.0, 1.0)).all() and (votes_UK.sum(axis=1) <= 1).all()):
             raise LocalProtocolError("votes under randomised response are unit vectors or zeros")
         own_key = derive_key(key, b"vote response", about)
-        _, choice_U = _chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
+        _, choice_U = _draw_chances(own_key, "no vote", votes_UK.astype("<f8"), count=len(votes_UK))
         any_U = _one_of(choice_U, self.classes)
         # Randomised response maps a uniform class to a uniform class.
         asked_U = torch.from_numpy(np.where(silent_U, any_U, votes_UK.argmax(axis=1)))
-        answers: Integers = self._response.answer(asked_U, key=own_key).numpy()
+        answers: Integers = self._response.randomise_labels(asked_U, key=own_key).numpy()
         return answers
 
-    def estimate(self, answers_MU: Integers) -> Floats:
+    def estimate_sum(self, answers_MU: Integers) -> Floats:
         """Return an unbiased estimate_UK of the sum of the M votes; no vote counts 1/K each.
 
         An answer is class k with probability q + (p - q) v_k, so (count_k - M q) / (p - q).
@@ -386,7 +386,7 @@ class VoteResponse:
     def __str__(self) -> str:
         return f"{self.classes}-ary randomised response of epsilon {self.epsilon:.4g} a vote"
 
-    def statement(self) -> str:
+    def describe_guarantee(self) -> str:
         return (
             f"each vote is answered by {self}, kept with probability {self.keep_probability:.3g}: "
             "delta 0, against everybody, who reads single answers included, with the labeller held "

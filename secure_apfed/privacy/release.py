@@ -26,7 +26,7 @@ from torch import Tensor
 
 from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
-from apfed_protocols.labels import by_position
+from apfed_protocols.labels import order_by_position
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.roles import KeepsSecrets
@@ -62,19 +62,19 @@ class _Charged(KeepsSecrets):
             one, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
         )
         self._lock = threading.Lock()
-        self._require_own_process = ForkCheck(f"this {type(self).__name__}").require
+        self._require_own_process = ForkCheck(f"this {type(self).__name__}").require_own_process
 
-    def spent(self) -> PrivacySpent:
+    def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
         `trace`.
         """
         self._require_own_process()  # before the lock, which a fork may have copied shut
         with self._lock:
-            return self._ledger.spent()
+            return self._ledger.get_privacy_spent()
 
     def report(self) -> str:
         """Return in words what was spent, of whom, against what, and what has no guarantee."""
-        spent = self.spent()
+        spent = self.get_privacy_spent()
         if not spent.releases:
             budget = f"epsilon {self.epsilon:g} at delta {self.delta:g}"
             return (
@@ -86,7 +86,7 @@ class _Charged(KeepsSecrets):
             "row that was released most often"
         )
 
-    def _charge(self, rows: Tensor) -> int:
+    def _charge_rows(self, rows: Tensor) -> int:
         """Charge one release of these rows; return its step, of which noise is drawn once."""
         with self._lock:
             # The same bytes would be free a second time; these never are, their noise is new.
@@ -134,9 +134,11 @@ class PrivateRelease(_Charged):
         self._passed = 0
         super().__init__(self._guard.mechanism(), epsilon, delta, rows)
         self._measured = ""
-        self._eager = torch.compiler.disable(self._release)  # compiled noise would be a constant
+        self._eager = torch.compiler.disable(
+            self._release_rows
+        )  # compiled noise would be a constant
 
-    def check(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
+    def check_encoder(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
         """Measure that the encoder computes each row of x from that row alone; see
         `check_row_wise`. Nothing is charged, and the encoder stays as it is.
 
@@ -167,7 +169,7 @@ class PrivateRelease(_Charged):
         """
         return cast(Values, self._eager(h, rows))
 
-    def _release(self, h: Any, rows: object) -> Any:
+    def _release_rows(self, h: Any, rows: object) -> Any:
         self._require_own_process()
         array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
         values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
@@ -183,7 +185,7 @@ class PrivateRelease(_Charged):
             with self._lock:
                 self._passed += len(z_BD)
         else:
-            rows_B = _positions(rows, total=self.rows, asker="PrivateRelease")
+            rows_B = _parse_positions(rows, total=self.rows, asker="PrivateRelease")
             if len(rows_B) != len(h_BD):
                 raise LocalProtocolError(
                     f"PrivateRelease: h holds {len(h_BD)} rows and rows= names {len(rows_B)}; name "
@@ -193,12 +195,12 @@ class PrivateRelease(_Charged):
             if not self._measured and values.grad_fn is not None and len(values) > 1:
                 check_graph(values)
                 self._measured = "looked for in the graph of the first batch alone"
-            z_BD = self._guard.noised(clipped_BD, step=self._charge(rows_B), rows=rows_B)
+            z_BD = self._guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
         z = z_BD.to(values.dtype).reshape(values.shape)
         return z.numpy() if array else z
 
     @contextmanager
-    def off(self) -> Iterator[None]:
+    def disable_noise(self) -> Iterator[None]:
         """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
         There is no noise, no account and no `rows=`: whoever receives them reads them. The report
@@ -221,8 +223,8 @@ class PrivateRelease(_Charged):
             )
         return (
             f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
-            f"{self._guard.statement()}: what a row teaches the encoder moves other rows, and "
-            "labels have no guarantee; that the encoder mixes no rows of a batch is "
+            f"{self._guard.describe_guarantee()}: what a row teaches the encoder moves other rows, "
+            "and labels have no guarantee; that the encoder mixes no rows of a batch is "
             f"{self._measured or 'not measured: call check(encoder, x)'}"
         )
 
@@ -276,7 +278,7 @@ class PrivateContributions(_Charged):
         one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
         super().__init__(one, epsilon, delta, rows)
 
-    def draw(
+    def draw_noise(
         self, shape: tuple[int, ...], rows: object = None, *, people: object = None
     ) -> NDArray[np.int64]:
         """Charge those who move a contribution of this shape, and return the noise for it.
@@ -301,8 +303,8 @@ class PrivateContributions(_Charged):
         self._require_own_process()
         count = self._count_rows(shape)
         charged = self._people_of(count, len(shape), rows, people)
-        return self._source.integers(
-            tuple(shape), self.noise, step=self._charge(charged), digest=b""
+        return self._source.draw_integers(
+            tuple(shape), self.noise, step=self._charge_rows(charged), digest=b""
         )
 
     def _count_rows(self, shape: object) -> int:
@@ -333,7 +335,9 @@ class PrivateContributions(_Charged):
                 f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
                 "person of each with rows=, or make one with the `moved` rows that a person moves"
             )
-        positions = _positions(rows if people is None else people, total=self.rows, asker=asker)
+        positions = _parse_positions(
+            rows if people is None else people, total=self.rows, asker=asker
+        )
         if people is None and rank > 1 and len(positions) != count:
             other = "" if each else "; where its rows are not people, name all who move it, people="
             raise LocalProtocolError(
@@ -378,7 +382,7 @@ class PrivateLabels(KeepsSecrets):
             DataError: a label outside 0..K-1. LocalProtocolError: no such labels, a second call, or
             a forked process.
         """
-        self._check.require()
+        self._check.require_own_process()
         true = np.asarray(labels.tolist() if isinstance(labels, Tensor) else labels)
         largest = self._response.classes - 1
         if (
@@ -393,7 +397,7 @@ class PrivateLabels(KeepsSecrets):
         asked = torch.from_numpy(true.astype(np.int64).ravel())
         if not len(asked):
             return labels  # nothing is answered, and the labels of the table still may be
-        answers = self._response.answer(asked, key=fresh_key()).numpy()
+        answers = self._response.randomise_labels(asked, key=fresh_key()).numpy()
         if not self._once.acquire(blocking=False):
             raise LocalProtocolError(
                 "these labels were answered: train on the answers, a second one costs epsilon "
@@ -408,7 +412,7 @@ class PrivateLabels(KeepsSecrets):
 
     def report(self) -> str:
         """Return the guarantee in words, and how many labels it covers."""
-        return f"{self._answered} labels answered; {self._response.statement()}"
+        return f"{self._answered} labels answered; {self._response.describe_guarantee()}"
 
 
 def _require_numbers(of: object, **numbers: float) -> None:
@@ -419,7 +423,7 @@ def _require_numbers(of: object, **numbers: float) -> None:
             raise ConfigError(f"{type(of).__name__}: {name} is {told}, got {value!r}")
 
 
-def _positions(rows: object, *, total: int, asker: str) -> Tensor:
+def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
     """Return positions in a table of `total` rows, int64 of shape (B,); one may occur twice.
 
     The one reader of rows of all that charges. Raises LocalProtocolError, before anything is
@@ -437,7 +441,7 @@ def _positions(rows: object, *, total: int, asker: str) -> Tensor:
         except TypeError as error:
             raise LocalProtocolError(f"{asker}: rows are no slice of positions: {error}") from error
     plain = rows.tolist() if isinstance(rows, Tensor) else rows
-    positions = np.asarray(by_position(plain, f"{asker}: rows"))
+    positions = np.asarray(order_by_position(plain, f"{asker}: rows"))
     if not positions.size:
         positions = positions.astype(np.int64)
     elif isinstance(plain, list | tuple) and any(isinstance(row, bool | np.bool_) for row in plain):

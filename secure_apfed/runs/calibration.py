@@ -21,7 +21,7 @@ from torch import nn
 
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.calibration import SKEWED, Straight, in_deviations, is_rare
+from secure_apfed.learning.calibration import SKEWED, PlattLine, is_rare, standardise_scores
 from secure_apfed.learning.descent import ActiveNetworks, predictor_of
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures import outputs_of
@@ -32,7 +32,7 @@ from secure_apfed.runs.outcome import Calibration
 from secure_apfed.seeds import one_thread
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, SoloTask
-from secure_apfed.solo.interface import FloatArray, IntArray, held_out
+from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
 from secure_apfed.tasks import Classification
 
 _LEAST_SHARE = 1e-12
@@ -40,13 +40,13 @@ _FEWEST = 30
 """Rows without a label, of which a mean is taken; where there are fewer all rows count."""
 
 
-def calibrate(session: Session, data: OwnData) -> Calibration | None:
+def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     """Calibrate the finished networks where the settings say so; None: they stay as they are.
 
     `data`: with the labels that the run may train on.
     """
     own = session.entered.own
-    networks = session.learner.solo()
+    networks = session.learner.get_solo_networks()
     config = own.config
     labels_N = data.table.labels
     labelled = data.labelled_rows
@@ -56,11 +56,11 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
     if not _is_asked(config, labels_n, len(data.classes)) or not _has_a_last_layer(networks):
         return None
-    scores_N = _scores(networks, data, data.train_rows)
+    scores_N = _compute_scores(networks, data, data.train_rows)
     if not np.isfinite(scores_N).all():
         return None  # the training diverged
     rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
-    parts = held_out(labels_n, FOLDS, config.seed)
+    parts = split_folds(labels_n, FOLDS, config.seed)
     at_n = torch.searchsorted(data.train_rows, labelled).numpy()
     others = np.setdiff1d(np.arange(len(scores_N)), at_n)
     if few := len(others) < _FEWEST:
@@ -71,22 +71,22 @@ def calibrate(session: Session, data: OwnData) -> Calibration | None:
     elsewhere = list[FloatArray]()
     without = [labelled[torch.from_numpy(part)] for part in parts]
     try:
-        folds = list(_without(session, data, without, left_out))
+        folds = list(_predict_out_of_fold(session, data, without, left_out))
     except ModelError:
         return None  # what the run trains cannot be trained alone
     for part, out, of_N in zip(parts, left_out, folds, strict=True):
         kept = of_N[np.setdiff1d(others, out)]
-        told.append(in_deviations(of_N[at_n[part]], kept))
-        elsewhere.append(in_deviations(of_N[out], kept))
+        told.append(standardise_scores(of_N[at_n[part]], kept))
+        elsewhere.append(standardise_scores(of_N[out], kept))
     model_N = scores_N[others]
-    straight = Straight.of(
+    straight = PlattLine.from_scores(
         model_N,
         np.concatenate(told) if parts else np.empty(0),
         labels_n[np.concatenate(parts)] if parts else labels_n[:0],
-        np.concatenate(elsewhere) if parts else in_deviations(model_N, model_N),
+        np.concatenate(elsewhere) if parts else standardise_scores(model_N, model_N),
         rate=rate,
     )
-    _straighten(networks, straight)
+    _apply_line(networks, straight)
     return Calibration(rate=rate, slope=straight.slope, offset=straight.offset)
 
 
@@ -108,7 +108,7 @@ def _has_a_last_layer(networks: ActiveNetworks) -> bool:
     return "bias" in dict(last.named_parameters()) or isinstance(networks.encoder, RandomFeatures)
 
 
-def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
+def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> FloatArray:
     """Return the scores of the second class over the first, on these rows of the table."""
     network = predictor_of(networks)
     assert network is not None
@@ -117,33 +117,35 @@ def _scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor) -> Floa
     return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
 
 
-def _without(
+def _predict_out_of_fold(
     session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
 ) -> Iterator[FloatArray]:
     """Yield scores of all training rows without each part of the labels, and these rows."""
     rows = data.train_rows
     fitted = [
-        session.learner.without(torch.cat([part, rows[torch.from_numpy(out)]]))
+        session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(out)]]))
         for part, out in zip(parts, left_out, strict=True)
     ]
     networks = [network for network in fitted if network is not None]
     if len(networks) == len(parts):
-        yield from (_scores(network, data, rows) for network in networks)
+        yield from (_compute_scores(network, data, rows) for network in networks)
         return
     task = SoloTask.from_run(session.entered.own.config, data, rows)
     labelled_n = rows[torch.from_numpy(task.labelled)]
     tasks = [
-        task.without(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
+        task.drop_labels(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
     ]
     with one_thread():
-        found = [of.scores(task.features) for of in BASELINES["network"].fit_together(tasks)]
+        found = [
+            of.compute_scores(task.features) for of in BASELINES["network"].fit_together(tasks)
+        ]
     for shares_NK in found:
         log_NK = np.log(shares_NK.clip(_LEAST_SHARE))
         yield log_NK[:, 1] - log_NK[:, 0]
 
 
 @torch.no_grad()
-def _straighten(networks: ActiveNetworks, straight: Straight) -> None:
+def _apply_line(networks: ActiveNetworks, straight: PlattLine) -> None:
     parameters = dict(last_layer(networks).named_parameters())
     for parameter in parameters.values():
         parameter.mul_(straight.slope)

@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.catalogue import check_data, party_names
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.files import read_json, to_json, write_atomically
+from secure_apfed.files import load_json, to_json, write_atomically
 from secure_apfed.methods import Role
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.outcome import Written
@@ -30,7 +30,7 @@ class _Scored(Written):
     scores: dict[str, float]
 
 
-def keep_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
+def save_column_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write what this party's columns count, if its method says so."""
     scores_F = role.feature_scores()
     encoding = data.table.encoding
@@ -45,13 +45,13 @@ def keep_scores(folder: PartyFolder, name: str, data: OwnData, role: Role) -> No
     write_atomically(folder.scores, content.encode(), private=True)
 
 
-def read_scores(path: Path) -> Scores:
+def load_column_scores(path: Path) -> Scores:
     """Read the column scores of a finished run, or of one party's own folder, the highest first.
 
     Raises ModelError: no party whose folder lies here has any.
     """
     folders = [PartyFolder(at) for at in (path, *sorted((path / "parties").glob("*")))]
-    found = [read_json(one.scores, _Scored) for one in folders if one.scores.is_file()]
+    found = [load_json(one.scores, _Scored) for one in folders if one.scores.is_file()]
     if not found:
         raise ModelError(
             f"{path}: expected {folders[0].scores.name} of a party in it or below parties/, found "
@@ -62,7 +62,7 @@ def read_scores(path: Path) -> Scores:
     return {party: dict(scores) for party, scores in ranked.items()}
 
 
-def kept_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
+def pick_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
     """Return the first columns of each party: `keep` of them or, below 1, this share, at least one.
 
     Raises ConfigError: `keep` is neither.
@@ -77,7 +77,7 @@ def kept_columns(scores: Scores, keep: float) -> dict[str, list[str]]:
     }
 
 
-def reduced(config: Config, scores: Scores, kept: Mapping[str, list[str]]) -> Config:
+def restrict_columns(config: Config, scores: Scores, kept: Mapping[str, list[str]]) -> Config:
     """Return the same run on these columns of the parties that have scores.
 
     Raises ConfigError: the data cannot be cut so; it says what to write by hand.

@@ -28,7 +28,7 @@ from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
 from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.calibration import SKEWED, is_rare
-from secure_apfed.learning.descent import find_device, predictor_of, prefixed, without_prefix
+from secure_apfed.learning.descent import add_prefix, find_device, predictor_of, remove_prefix
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
@@ -36,18 +36,18 @@ from secure_apfed.measures import (
     Scored,
     best_threshold,
     cheapest_threshold,
+    explain_undefined_measures,
     measure_all,
-    undefined_in,
 )
-from secure_apfed.methods import METHODS, PartyState, Session, train
-from secure_apfed.methods.method import batches_of, end_all, held_out_of, save_all
+from secure_apfed.methods import METHODS, PartyCheckpoint, Session, train_epochs
+from secure_apfed.methods.method import end_all, pick_held_out_rows, save_all, split_batches
 from secure_apfed.methods.terms import task_of
 from secure_apfed.past_sessions import NONE_BEFORE
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.promises import Promise, promises_of, worst_promise
-from secure_apfed.runs.calibration import calibrate
+from secure_apfed.runs.calibration import calibrate_networks
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-from secure_apfed.runs.folder import RunFolder, keep_scored, save_tensors, signed
+from secure_apfed.runs.folder import RunFolder, describe_contract, save_scores, save_tensors
 from secure_apfed.runs.outcome import (
     Calibration,
     Outcome,
@@ -57,9 +57,9 @@ from secure_apfed.runs.outcome import (
     RunResult,
     write_outcome,
 )
-from secure_apfed.runs.spending import cross_checked, guarantee_text, spent_in
-from secure_apfed.runs.training_labels import TrainingLabels, gone_back
-from secure_apfed.tasks import scored_rows
+from secure_apfed.runs.spending import add_cross_checks, guarantee_text, spent_in
+from secure_apfed.runs.training_labels import TrainingLabels, restore_older_state
+from secure_apfed.tasks import score_rows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -76,7 +76,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judged:
+class ModelEvaluation:
     """The measured worth of a model, by inference variant: by the measure of the run, or by all
     measures once it is finished.
 
@@ -94,8 +94,8 @@ class Judged:
     never_predicted: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
-    def told(self) -> dict[str, Any]:
-        undefined = {name: undefined_in(scored) for name, scored in self.said.items()}
+    def result_fields(self) -> dict[str, Any]:
+        undefined = {name: explain_undefined_measures(scored) for name, scored in self.said.items()}
         return {
             "measure": self.measure,
             "accuracy": dict(self.accuracy),
@@ -109,42 +109,45 @@ class Judged:
         }
 
 
-def judge(
+def evaluate_scores(
     session: Session,
     labels: TrainingLabels,
     said: Mapping[str, Scored],
     *,
     final: bool,
     calibration: Calibration | None = None,
-) -> Judged:
+) -> ModelEvaluation:
     """Measure what the active's model says of test rows, which only measure."""
     config = _config_of(session)
-    trained = _scored_training_rows(session, labels) if final else None
-    threshold = _threshold(session, labels, trained, calibrated=calibration is not None)
+    trained = _score_training_rows(session, labels) if final else None
+    threshold = _pick_threshold(session, labels, trained, calibrated=calibration is not None)
     own = session.headline
     measure = MEASURES[config.measure]
-    said = {name: scored.at(threshold) if name == own else scored for name, scored in said.items()}
-    return Judged(
+    said = {
+        name: scored.replace_threshold(threshold) if name == own else scored
+        for name, scored in said.items()
+    }
+    return ModelEvaluation(
         measure=measure.name,
         said=said,
         accuracy={
-            name: ACCURACY.of(scored) if scored.classes else math.nan
+            name: ACCURACY.compute_value(scored) if scored.classes else math.nan
             for name, scored in said.items()
         },
         measures={
-            name: measure_all(scored) if final else _defined(measure, scored)
+            name: measure_all(scored) if final else _compute_defined_measure(measure, scored)
             for name, scored in said.items()
         },
         threshold=threshold,
         calibration=calibration,
-        ranking=_ranking(labels, said.get(own), measure) if final else None,
-        never_predicted=find_never_predicted(session, labels, said.get(own), trained)
+        ranking=_measure_ranking(labels, said.get(own), measure) if final else None,
+        never_predicted=find_unpredicted_classes(session, labels, said.get(own), trained)
         if final
         else {},
     )
 
 
-def find_never_predicted(
+def find_unpredicted_classes(
     session: Session, labels: TrainingLabels, tested: Scored | None, trained: Scored | None
 ) -> dict[str, float | None]:
     """Return the classes with labels that no test row is given, and the threshold that would.
@@ -160,10 +163,10 @@ def find_never_predicted(
     """
     if tested is None or not tested.classes or not len(tested.truth):
         return {}
-    data = labels.data()
+    data = labels.build_data()
     assert data.table.labels is not None
     known = np.unique(data.table.labels[data.labelled_rows].numpy())
-    absent = np.setdiff1d(known, tested.decided)
+    absent = np.setdiff1d(known, tested.class_predictions)
     threshold = None
     two = tested.classes == len(known) == 2
     if two and trained is not None and _config_of(session).dp_sgd is None:
@@ -171,7 +174,7 @@ def find_never_predicted(
     return {labels.held.classes[place]: threshold for place in absent.tolist()}
 
 
-def _threshold(
+def _pick_threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
     """Return the threshold of the settings; None also while training goes on and none is chosen
@@ -187,33 +190,35 @@ def _threshold(
     if said.cost is not None:
         return 1 / (1 + said.cost) if calibrated else cheapest_threshold(trained, said.cost)
     assert said.rate is not None
-    every = _scored_training_rows(session, labels, labels.data().train_rows)
+    every = _score_training_rows(session, labels, labels.build_data().train_rows)
     assert every is not None
     least = np.finfo(np.float32).tiny
     most = 1 - np.finfo(np.float32).epsneg
     return float(np.quantile(every.scores[:, 1], 1 - said.rate).clip(least, most))
 
 
-def _ranking(labels: TrainingLabels, scored: Scored | None, measure: Measure) -> Ranking | None:
+def _measure_ranking(
+    labels: TrainingLabels, scored: Scored | None, measure: Measure
+) -> Ranking | None:
     """Return the ranking of two classes, if the run is judged by one or one class is rare."""
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
     if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
         return None
-    return Ranking.of(scored, labels.held.classes[1])
+    return Ranking.from_scores(scored, labels.held.classes[1])
 
 
-def _scored_training_rows(
+def _score_training_rows(
     session: Session, labels: TrainingLabels, rows: Tensor | None = None
 ) -> Scored | None:
     """Return the finished model's scores of these training rows, or of those with a label.
 
     None: the model needs other parties to predict.
     """
-    network = predictor_of(session.learner.solo())
+    network = predictor_of(session.learner.get_solo_networks())
     if network is None:
         return None
-    data = labels.data()
+    data = labels.build_data()
     features_N = data.table.features
     labels_N = data.table.labels
     assert labels_N is not None
@@ -224,7 +229,7 @@ def _scored_training_rows(
         return scores_BK
 
     asked = data.labelled_rows if rows is None else rows
-    return scored_rows(task_of(session.entered.own), predict, asked, labels_N)
+    return score_rows(task_of(session.entered.own), predict, asked, labels_N)
 
 
 def _config_of(session: Session) -> Config:
@@ -233,8 +238,8 @@ def _config_of(session: Session) -> Config:
     return config
 
 
-def _defined(measure: Measure, scored: Scored) -> dict[str, float]:
-    value = measure.of(scored)
+def _compute_defined_measure(measure: Measure, scored: Scored) -> dict[str, float]:
+    value = measure.compute_value(scored)
     return {} if math.isnan(value) else {measure.name: value}
 
 
@@ -252,7 +257,7 @@ def _require_two_classes(labels: TrainingLabels) -> None:
         )
 
 
-def versions(device: torch.device) -> dict[str, str]:
+def list_versions(device: torch.device) -> dict[str, str]:
     """Return the versions that a run's numbers depend on, the machine, and the device there."""
     found = {}
     for name in _PACKAGES:
@@ -284,13 +289,16 @@ class RunWriter:
         self._heard = heard
         self._board: SummaryWriter | None = None
 
-    def begin(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
+    def start_run(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
         folder = self.folder
         config = self._config
         write_atomically(folder.config, dump_settings(config).encode())
         folder.write_json(
             folder.contract,
-            {**signed(session.contract, session.signatures), "sessions": list(contracts)},
+            {
+                **describe_contract(session.contract, session.signatures),
+                "sessions": list(contracts),
+            },
         )
         seeds = {
             "seed": config.seed,
@@ -298,7 +306,7 @@ class RunWriter:
             "noise": config.guard.noise,
         }
         folder.write_json(folder.seeds, seeds)
-        folder.write_json(folder.versions, versions(find_device(config.train.device)))
+        folder.write_json(folder.versions, list_versions(find_device(config.train.device)))
         folder.keep_metrics(epoch)
         if find_spec("tensorboard") is not None:  # an optional extra
             from torch.utils.tensorboard import SummaryWriter
@@ -306,7 +314,7 @@ class RunWriter:
             curves = own_subfolder(folder.tensorboard)
             self._board = SummaryWriter(str(curves), purge_step=epoch + 1)
 
-    def record(self, record: Mapping[str, Any]) -> None:
+    def record_epoch(self, record: Mapping[str, Any]) -> None:
         """Add one epoch to the metrics, and to the TensorBoard file if there is one."""
         self.folder.append_metrics(record)
         if self._board is None:
@@ -318,15 +326,15 @@ class RunWriter:
             if isinstance(value, int | float) and name != "epoch":
                 self._board.add_scalar(name, value, record["epoch"])
 
-    def finish(
+    def write_results(
         self,
         session: Session,
         data: OwnData,
-        judged: Judged,
+        judged: ModelEvaluation,
         *,
         privacy: PrivacySpent,
         guarantee: str,
-        course: "Course",
+        course: "TrainingLoop",
     ) -> None:
         """Write model, card and results; `result.json` comes last and marks the run as finished."""
         folder = self.folder
@@ -341,7 +349,7 @@ class RunWriter:
         aligned = session.alignment.get(session.active)
         content = {
             "method": self._config.method.name,
-            **judged.told,
+            **judged.result_fields,
             "wire_bytes": transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
@@ -351,7 +359,7 @@ class RunWriter:
                     self._config, privacy, contributions=session.passive_accounts
                 )
             ],
-            "stated": session.stated,
+            "stated": session.charge_reports,
             "seconds": course.seconds,
             "sessions": course.sessions,
             "steps": course.steps,
@@ -363,7 +371,7 @@ class RunWriter:
             "agreement": learner.agreement,
             "help": learner.help,
             "local_models": learner.local_models,
-            "attendance": session.attendance(),
+            "attendance": session.describe_attendance(),
             "guarantee": guarantee,
             "apart": self._heard is not None,
             "less_protected": describe_departures(self._config),
@@ -373,20 +381,20 @@ class RunWriter:
             said = {name: of.as_json(name) for name, of in session.statements.items()}
             folder.write_json(folder.statements, said)
         outcome = Outcome.model_validate(content)
-        card = self._card(session, data, outcome, judged)
-        rows = METHODS[self._config.method.name].rows_tested(
+        card = self._build_card(session, data, outcome, judged)
+        rows = METHODS[self._config.method.name].find_testable_rows(
             data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
         )
-        keep_scored(folder.scored, judged.said, tested=torch.isin(data.test_rows, rows))
-        networks = learner.solo() or learner.left_alone()
+        save_scores(folder.scored, judged.said, tested=torch.isin(data.test_rows, rows))
+        networks = learner.get_solo_networks() or learner.get_fallback_networks()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(folder.model, save_tensors(parts.state_dict()))
         folder.write_json(folder.card, {**card, "predicts_alone": networks is not None})
         write_outcome(folder, outcome)
 
-    def _card(
-        self, session: Session, data: OwnData, outcome: Outcome, judged: Judged
+    def _build_card(
+        self, session: Session, data: OwnData, outcome: Outcome, judged: ModelEvaluation
     ) -> dict[str, Any]:
         privacy = outcome.privacy
         return {
@@ -415,14 +423,14 @@ class RunWriter:
             "contract": session.contract.digest.hex(),
         }
 
-    def keep(self, recording: Recording) -> None:
+    def write_recording(self, recording: Recording) -> None:
         """Write what only the experimenter holds, for attacks on the finished run."""
         folder = self.folder
         state = recording.transcript.state_dict()
         if recording.encoders:
             weights: dict[str, Tensor] = {}
             for name, encoder in recording.encoders.items():
-                weights |= prefixed(name, encoder.state_dict())
+                weights |= add_prefix(name, encoder.state_dict())
             write_atomically(folder.encoders, save_tensors(weights), private=True)
         write_atomically(folder.alignment, save_tensors(recording.alignment), private=True)
         write_atomically(folder.transcript, msgpack.packb(state), private=True)
@@ -432,7 +440,7 @@ class PartyBackError(RunStoppedError):
     """The active ends a session so that a passive that it lacked takes part in the next one."""
 
 
-class Watch:
+class RunCallbacks:
     """The operator of the active, as a course meets it; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
@@ -440,28 +448,32 @@ class Watch:
         self.on_progress = on_progress
         self.past = NONE_BEFORE  # sessions of this run, by what was kept of them
 
-    def begin(self, session: Session, state: PartyState | None) -> None:
+    def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
         """Prepare for the course, at a state of the active or at the start."""
 
-    def recording(self) -> Recording | None:
+    def build_recording(self) -> Recording | None:
         """Return the messages of all parties, if somebody holds them."""
         return None
 
-    def returned(self, absent: Collection[str]) -> Collection[str]:
+    def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
         """Return which absent parties are back at a checkpoint, so that all begin a new session
         with them.
         """
         return ()
 
 
-class Course:
+class TrainingLoop:
     """One session's course, and where it stands; see `secure_apfed.methods.Course`."""
 
     def __init__(
-        self, session: Session, labels: TrainingLabels, watch: Watch, state: PartyState | None
+        self,
+        session: Session,
+        labels: TrainingLabels,
+        watch: RunCallbacks,
+        state: PartyCheckpoint | None,
     ) -> None:
-        state = gone_back(state, labels, session)
-        watch.begin(session, state)
+        state = restore_older_state(state, labels, session)
+        watch.prepare_loop(session, state)
         rows = len(session.learner.training_rows)
         least = session.learner.smallest_batch
         if rows < least:
@@ -484,10 +496,10 @@ class Course:
         # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
         self._loss = None if self._config.dp_sgd else 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
-        self.judged: Judged | None = None
+        self.judged: ModelEvaluation | None = None
         self._heard = False  # what the passives charged, since the last evaluation
-        self._spent = self._shown()
-        self._best = without_prefix("best", state.tensors) if state else {}
+        self._spent = self._find_worst_promise()
+        self._best = remove_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         past = watch.past
         # A log knows of what came after the checkpoint; some methods send nothing in a step.
@@ -497,7 +509,7 @@ class Course:
         self.sessions = max(len(self._contracts), past.sessions + 1)
         self._began = time.monotonic()
         if self._writer:
-            self._writer.begin(session, self._contracts, epoch=self._epoch)
+            self._writer.start_run(session, self._contracts, epoch=self._epoch)
 
     @property
     def seconds(self) -> float:
@@ -509,52 +521,52 @@ class Course:
         """Steps in all sessions; those that are played again count again."""
         return self._steps_before + self._step - self._first_step
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         learner = self.session.learner
         links = self.session.links
         # A method may send before its first epoch, or after its last one, which is gone on with.
         over = self._epoch == self._config.train.epochs or self._is_late
         self.session.transcript.begin_epoch(self._epoch - over)
-        self._keep()
-        await train(learner, links, self)
+        self._save_checkpoint()
+        await train_epochs(learner, links, self)
         if self.judged is None:
-            await self._evaluate(final=True)
+            await self._evaluate_model(final=True)
         if not self._heard and not self.session.helpers:
-            await self._save_others(links)  # what the passives charged comes with it
-            self._keep()
+            await self._save_at_helpers(links)  # what the passives charged comes with it
+            self._save_checkpoint()
         assert self.judged is not None
         # First the result, then the end: until then everybody can go on.
         if self._writer:
-            if recording := self._watch.recording():
-                self._writer.keep(recording)
+            if recording := self._watch.build_recording():
+                self._writer.write_recording(recording)
             guarantee = guarantee_text(self._config, self.session, self._labels.mechanism)
-            self._writer.finish(
+            self._writer.write_results(
                 self.session,
                 self._labels.held,
                 self.judged,
-                privacy=self.privacy(),
+                privacy=self.compute_privacy(),
                 guarantee=guarantee,
                 course=self,
             )
-        self.session.entered.end()
+        self.session.entered.finish_part()
         # Under restarts a dealer stays all along, in case that it is asked again.
         contract = self.session.contract
-        dealers = contract.names("dealer") if contract.restarts else ()
+        dealers = contract.list_names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)
 
-    def result(self) -> RunResult:
+    def build_result(self) -> RunResult:
         """Return the result of the finished run, beside the figures of other accountants.
 
         Those take seconds and come last: whatever becomes of them, the run is finished.
         """
         assert self.judged is not None
-        privacy = cross_checked(self.privacy(), self.session)
+        privacy = add_cross_checks(self.compute_privacy(), self.session)
         if self._writer and privacy.accountants:
             folder = self._writer.folder
             folder.write_json(folder.accountants, dict(privacy.accountants))
         return RunResult(
             method=self._config.method.name,
-            **self.judged.told,
+            **self.judged.result_fields,
             wire_bytes=self.session.transcript.wire_bytes,
             sessions=self.sessions,
             steps=self.steps,
@@ -563,9 +575,9 @@ class Course:
             promises=promises_of(
                 self._config, privacy, contributions=self.session.passive_accounts
             ),
-            stated=self.session.stated,
-            trained=self._labels.data(),
-            recorded=self._watch.recording(),
+            stated=self.session.charge_reports,
+            trained=self._labels.build_data(),
+            recorded=self._watch.build_recording(),
             help=self.session.learner.help,
             said=self.judged.said,
             folder=self._writer.folder.path if self._writer else None,
@@ -590,7 +602,9 @@ class Course:
             return
         learner = self.session.learner
         links = self.session.links
-        loss = await learner.loss_on(links, self, held_out_of(learner, self._config))
+        loss = await learner.compute_held_out_loss(
+            links, self, pick_held_out_rows(learner, self._config)
+        )
         if math.isnan(loss):
             raise ConfigError(
                 "train.patience: the loss of held-out rows cannot be told: training diverged, or "
@@ -598,7 +612,7 @@ class Course:
                 "train.learning_rate, or leave train.patience out"
             )
         self._held_out.append(loss)
-        networks = learner.solo()
+        networks = learner.get_solo_networks()
         if not self._config.train.keep_best or networks is None:
             return
         if _first_least(self._held_out) == len(self._held_out) - 1:
@@ -606,16 +620,16 @@ class Course:
         if self.is_last(self._epoch):
             networks.load_state_dict(self._best)
 
-    def epochs(self) -> Iterator[int]:
+    def iterate_epochs(self) -> Iterator[int]:
         for epoch in range(self._epoch, self._config.train.epochs):
             if self._is_late:
                 return
             self.session.transcript.begin_epoch(epoch)
             yield epoch
 
-    def batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
+    def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
         """See `Course`; a last batch that is too small is left out."""
-        batches = batches_of(self.session.learner, self._config, epoch)
+        batches = split_batches(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
         self._of_epoch = 0
         self._sum = 0.0
@@ -623,8 +637,8 @@ class Course:
         for rows_B in batches:
             yield self._step, rows_B
 
-    def stepped(self, loss: float | None) -> None:
-        self.session.keep_opened(self._step)
+    def count_step(self, loss: float | None) -> None:
+        self.session.record_sum(self._step)
         self._step += 1
         if loss is None:
             self._steps += 1
@@ -633,7 +647,7 @@ class Course:
             self._of_epoch += 1
             if self._tells_loss:
                 self._loss = self._sum / self._of_epoch
-        self._tell(self._epoch + 1)
+        self._report_progress(self._epoch + 1)
 
     @property
     def _tells_loss(self) -> bool:
@@ -650,36 +664,38 @@ class Course:
         is_due = self._epoch % config.evaluate_every == 0 and not config.meets_labels_after
         evaluated = last or is_due
         if evaluated:
-            await self._evaluate(final=last)
-        answered = self._labels.due(self._epoch)
+            await self._evaluate_model(final=last)
+        answered = self._labels.is_due(self._epoch)
         # Labels are answered once: an epoch played again must not ask for others.
         saved = last or answered or self._epoch % self._config.checkpoint_every == 0
         if saved:
-            await self._save_others(links)
-        self._spent = self._shown()
+            await self._save_at_helpers(links)
+        self._spent = self._find_worst_promise()
         if evaluated:
-            self._tell(self._epoch)
+            self._report_progress(self._epoch)
         if self._writer:
-            self._writer.record(self._metrics(evaluated=evaluated))
+            self._writer.record_epoch(self._build_metrics(evaluated=evaluated))
         if answered:
-            self._labels.answer(learner.solo())
-            data = self._labels.data()
+            self._labels.answer_stage(learner.get_solo_networks())
+            data = self._labels.build_data()
             assert data.table.labels is not None
             learner.relabel(data.table.labels, data.train_rows)
         if saved:
-            self._keep()
+            self._save_checkpoint()
             if not last:
-                self._let_in(links)
+                self._readmit_passives(links)
 
-    async def _evaluate(self, *, final: bool) -> None:
+    async def _evaluate_model(self, *, final: bool) -> None:
         learner = self.session.learner
         links = self.session.links
-        calibration = calibrate(self.session, self._labels.data()) if final else None
+        calibration = calibrate_networks(self.session, self._labels.build_data()) if final else None
         said = await learner.evaluate(links, next_step=self._step, final=final)
-        self.judged = judge(self.session, self._labels, said, final=final, calibration=calibration)
+        self.judged = evaluate_scores(
+            self.session, self._labels, said, final=final, calibration=calibration
+        )
         self._heard = False
 
-    async def _save_others(self, links: Links) -> None:
+    async def _save_at_helpers(self, links: Links) -> None:
         """Let all that help save what they are, and hear what they charged."""
         session = self.session
         contract = self.session.contract
@@ -693,24 +709,24 @@ class Course:
             if statement is None:
                 session.learner.left[name] = self._step
             elif name not in session.helpers:
-                session.charged[name] = statement.accounts(name)
+                session.charged[name] = statement.verify_accounts(name)
                 session.statements[name] = statement
         self._heard = True
 
-    def _let_in(self, links: Links) -> None:
+    def _readmit_passives(self, links: Links) -> None:
         """End the session for a new one with all, where a passive is back that it lacks."""
-        back = self._watch.returned(self.session.learner.left)
+        back = self._watch.find_rejoining(self.session.learner.left)
         if back:
             raise PartyBackError(
                 f"nothing to do: all go on in a new session from step {self._step}; checkpoint: "
                 f"{' and '.join(back)} fell silent and is back, so {links.me} ends this session"
             )
 
-    def _keep(self) -> None:
+    def _save_checkpoint(self) -> None:
         """Save what the active is; the answers to labels are part of it."""
-        self.session.entered.keep(
+        self.session.entered.save_checkpoint(
             self._step,
-            tensors=prefixed("labels", self._labels.tensors()) | prefixed("best", self._best),
+            tensors=add_prefix("labels", self._labels.tensors()) | add_prefix("best", self._best),
             epoch=self._epoch,
             seconds=self.seconds,
             steps=self.steps,
@@ -718,10 +734,10 @@ class Course:
             held_out=self._held_out,
         )
 
-    def _metrics(self, *, evaluated: bool) -> dict[str, Any]:
-        spent = self.privacy()
+    def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
+        spent = self.compute_privacy()
         passive = self._worst_passive
-        promises = self._promises()
+        promises = self._list_promises()
         return {
             "epoch": self._epoch,
             "step": self._step,
@@ -740,14 +756,14 @@ class Course:
             "epsilon_passives": _epsilon_of(promises, self._config.method.passives_figure),
             "delta_passives": passive["delta"] if passive else None,
             "releases_passives": passive["releases"] if passive else None,
-            "promises": {promise.title(): promise.text for promise in promises},
+            "promises": {promise.format_title(): promise.text for promise in promises},
             "wire_bytes": self.session.transcript.wire_bytes,
             "seconds": self.seconds,
         }
 
-    def _promises(self) -> tuple[Promise, ...]:
+    def _list_promises(self) -> tuple[Promise, ...]:
         accounts = self.session.passive_accounts
-        return promises_of(self._config, self.privacy(), contributions=accounts)
+        return promises_of(self._config, self.compute_privacy(), contributions=accounts)
 
     @property
     def _worst_passive(self) -> Mapping[str, Any] | None:
@@ -770,15 +786,15 @@ class Course:
                 stacklevel=2,
             )
 
-    def _shown(self) -> Promise | None:
+    def _find_worst_promise(self) -> Promise | None:
         """Return what is promised so far of what leaves a party; None while nobody said it."""
         method = self._config.method
-        is_awaited = method.noise(self._config) is not None and self._worst_passive is None
+        is_awaited = method.find_noise(self._config) is not None and self._worst_passive is None
         if method.figure == method.passives_figure and is_awaited:
             return None
-        return worst_promise(self._promises(), method.figure)
+        return worst_promise(self._list_promises(), method.figure)
 
-    def _tell(self, epoch: int) -> None:
+    def _report_progress(self, epoch: int) -> None:
         judged = self.judged
         own = self.session.headline
         measure = self._config.measure
@@ -800,7 +816,7 @@ class Course:
             )
         )
 
-    def privacy(self) -> PrivacySpent:
+    def compute_privacy(self) -> PrivacySpent:
         return spent_in(self.session, self._labels.mechanism, delta=self._config.delta)
 
 

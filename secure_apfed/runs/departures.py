@@ -32,7 +32,7 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
         DataError, RemoteProtocolError: the sealed project there cannot be read.
     """
     # Projects are read by party files, which play sessions, which write results.
-    from secure_apfed.runs.project import SEALED, Sealed, Signed
+    from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
 
     path = folder / SEALED
     if not path.is_file():
@@ -40,5 +40,7 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
     return tuple(
         f"one organisation, {quote_text(organisation)}, runs {' and '.join(conflict.parties)}: "
         f"together they {conflict.gets}"
-        for organisation, conflict in Signed.read(path).opened(Sealed, path).proposed.conflicts
+        for organisation, conflict in SignedFile.from_file(path)
+        .open_document(SealedProject, path)
+        .proposal_document.conflicts
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from secure_apfed.audit_log import FILE_NAME, AuditLog, Ended, read_log
+from secure_apfed.audit_log import FILE_NAME, AuditLog, Ended, summarise_log
 from secure_apfed.counters import ANSWER_BOOK, WITNESS, CounterFiles, NothingReleased, open_counters
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.files import open_plain, to_json, write_atomically
@@ -24,7 +24,7 @@ from secure_apfed.runs.folder import (
     Ending,
     FolderInUseError,
     PartyFolder,
-    read_ending,
+    load_ending,
 )
 from secure_apfed.runs.party import PARTY_FILE, PartyFile
 
@@ -108,7 +108,7 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
         config = folder / PARTY_FILE
     assert config is not None
     if config.exists() or folder is None:
-        file = PartyFile.read(config)
+        file = PartyFile.from_file(config)
         if not file.folder.is_dir():
             raise ConfigError(
                 f"{config}: {file.folder} is no folder; nothing of {file.party} is there"
@@ -120,7 +120,7 @@ def find_owner(folder: Path | None, config: Path | None) -> Owner:
             f"{folder} holds neither {PARTY_FILE} nor {FILE_NAME}, so nothing says whose it is; "
             "name the party's file with --config"
         )
-    log = read_log(folder / FILE_NAME)
+    log = summarise_log(folder / FILE_NAME)
     peers = {name: bytes.fromhex(key) for name, key in log.peers.items()}
     return Owner(folder, log.party, peers, None)
 
@@ -169,7 +169,7 @@ def plan_end(owner: Owner) -> EndPlan:
         for pattern, why in KEPT.items()
         for path in sorted(owner.folder.glob(pattern))
     }
-    marker = read_ending(owner.folder)
+    marker = load_ending(owner.folder)
     ended_at = marker.at if marker is not None and marker.is_complete else None
     return EndPlan(owner=owner, deletes=found, keeps=keeps, ended_at=ended_at)
 
@@ -193,14 +193,14 @@ def end_project(owner: Owner, *, now: float) -> EndPlan:
     folder = PartyFolder(owner.folder)
     log_path = owner.folder / FILE_NAME
     if log_path.exists() and log_path.stat().st_size:
-        read_log(log_path)  # which refuses one that was altered before anything is deleted
+        summarise_log(log_path)  # which refuses one that was altered before anything is deleted
     if not (owner.folder / "identity.pem").is_file():
         raise CheckpointError(
             f"{owner.folder} holds no identity.pem, which signs the end; put it back from its copy"
         )
     try:
-        with folder.locked():
-            return _end(owner, folder, now)
+        with folder.lock_exclusively():
+            return _delete_and_sign(owner, folder, now)
     except FolderInUseError:
         raise _refuse_running(owner, folder, now) from None
 
@@ -213,15 +213,15 @@ def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> Checkpoint
             f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
             f"until it is over, or {how}"
         )
-    if read_ending(owner.folder) is None:
-        _mark(owner, (), now, is_complete=False)
+    if load_ending(owner.folder) is None:
+        _write_marker(owner, (), now, is_complete=False)
     return CheckpointError(
         f"{owner.party} serves or predicts in {owner.folder}, so nothing was deleted: it ends by "
         f"itself after its session, and nothing else begins there; or {how}"
     )
 
 
-def _mark(
+def _write_marker(
     owner: Owner,
     deletes: Sequence[str],
     now: float,
@@ -240,37 +240,39 @@ def _mark(
     write_atomically(owner.folder / PROJECT_ENDED, content)
 
 
-def _end(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
+def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     plan = plan_end(owner)
     if plan.is_done:
         return plan
-    before = read_ending(owner.folder)
+    before = load_ending(owner.folder)
     earlier = () if before is None or before.is_complete else before.deletes
     names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
     counters, are_as_noted = _counters_of(owner)
     if earlier and before is not None and before.counters_are_as_noted is not None:
         are_as_noted = before.counters_are_as_noted  # as found before anything was deleted
-    _mark(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
+    _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
     for name, _, _ in plan.deletes:
-        _delete(owner.folder / name)
-    _sync(owner.folder)
+        _delete_path(owner.folder / name)
+    _sync_folder(owner.folder)
     # These change now, and nothing of a secret key belongs into a log that others read.
     undigested = (FILE_NAME, WITNESS, "identity.pem")
-    kept = {name: _digest(owner.folder / name) for name in plan.keeps if name not in undigested}
+    kept = {
+        name: _digest_file(owner.folder / name) for name in plan.keeps if name not in undigested
+    }
     log = AuditLog(
         owner.folder / FILE_NAME,
         owner.party,
-        folder.identity(),
+        folder.load_identity(),
         owner.peers,
         NothingReleased(),
         clock=lambda: now,
-        counters=counters.without(names),
+        counters=counters.exclude_counters(names),
     )
     with closing(log):
-        log.ended(
+        log.note_end(
             Ended(at=now, deleted=tuple(names), kept=kept, counters_are_as_noted=are_as_noted)
         )
-    _mark(owner, names, now, is_complete=True, counters_are_as_noted=are_as_noted)
+    _write_marker(owner, names, now, is_complete=True, counters_are_as_noted=are_as_noted)
     return EndPlan(owner=owner, deletes=plan.deletes, keeps=plan.keeps, ended_at=now)
 
 
@@ -282,7 +284,7 @@ def _counters_of(owner: Owner) -> tuple[CounterFiles, bool]:
         return CounterFiles(owner.folder, owner.party), False
 
 
-def _delete(path: Path) -> None:
+def _delete_path(path: Path) -> None:
     """Delete a file, a folder with all in it, or a link and nothing behind it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -290,7 +292,7 @@ def _delete(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     """Return once the disk knows what was deleted."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -299,6 +301,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _digest(path: Path) -> str:
+def _digest_file(path: Path) -> str:
     with open_plain(path) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

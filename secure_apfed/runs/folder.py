@@ -34,13 +34,13 @@ from secure_apfed.files import (
     PAYLOADS,
     VERSIONS,
     describe_origin,
+    load_bytes,
+    load_json,
+    load_text,
     make_private,
     open_plain,
     open_regular,
     own_subfolder,
-    read_bytes,
-    read_json,
-    read_text,
     to_json,
     write_atomically,
 )
@@ -93,15 +93,15 @@ class Ending(BaseModel):
     counters_are_as_noted: bool | None = None
 
 
-def read_ending(folder: Path) -> Ending | None:
+def load_ending(folder: Path) -> Ending | None:
     """Return how the project was ended in a party's folder; None: it was not."""
     path = folder / PROJECT_ENDED
-    return read_json(path, Ending) if os.path.lexists(path) else None
+    return load_json(path, Ending) if os.path.lexists(path) else None
 
 
-def require_not_ended(folder: Path) -> None:
+def require_open_project(folder: Path) -> None:
     """Refuse to begin anything in a folder whose project was ended. Raises CheckpointError."""
-    ending = read_ending(folder)
+    ending = load_ending(folder)
     if ending is not None:
         day = dt.datetime.fromtimestamp(ending.at, dt.UTC)
         raise CheckpointError(
@@ -138,22 +138,22 @@ class RunFolder:
         self.accountants = path / "accountants.json"
         self.digests = path / "SHA256SUMS"
         self.parties = path / "parties"
-        self.recordings = Steps(path, "recording")
+        self.recordings = StepFiles(path, "recording")
         self.broken_off = path / "broken-off.json"
 
     @contextmanager
-    def opened(self, config: Config, *, resume: bool) -> Iterator[None]:
-        active = PartyFolder(self.party(config.data.active_name))
+    def open_for_run(self, config: Config, *, resume: bool) -> Iterator[None]:
+        active = PartyFolder(self.get_party_path(config.data.active_name))
         if resume:
             self._require_rest(active)
-        with self._held():
+        with self._lock_folder():
             if not resume:
                 self._make_room(active)
             own_subfolder(self.parties)
             yield
 
     @contextmanager
-    def _held(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         """Shut the folder for others, keep other processes out, and drop what a killed one left."""
         make_private(self.path)
         path = self.path / ".lock"
@@ -180,7 +180,7 @@ class RunFolder:
             return
         if self.result.exists():
             raise CheckpointError(f"nothing to do: {self.path} holds a finished run")
-        raise no_checkpoint(active.path)
+        raise make_no_checkpoint_error(active.path)
 
     def _make_room(self, active: "PartyFolder") -> None:
         """Prepare the folder for a new run; refuse one with a checkpoint of the active, or a
@@ -204,60 +204,67 @@ class RunFolder:
         for party in parties:
             party.steps.clear()  # of a start that was broken off before training
 
-    def ended_parties(self) -> tuple[Path, ...]:
+    def list_ended_parties(self) -> tuple[Path, ...]:
         """Return the folders of parties whose part is over, if they lie below this one."""
         found = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
         return tuple(path for path in found if PartyFolder(path).ended.is_file())
 
-    def party(self, name: str) -> Path:
+    def get_party_path(self, name: str) -> Path:
         return own_file(self.parties, name)
 
     def write_json(self, path: Path, content: Any) -> None:
-        write_atomically(path, _readable(content))
+        write_atomically(path, _encode_json(content))
 
     def load_config(self) -> Config:
         """Read the run's settings; ConfigError says where another version wrote them."""
         try:
-            return _config_of(read_text(self.config), str(self.config))
+            return _config_of(load_text(self.config), str(self.config))
         except ConfigError as error:
             origin = describe_origin(self.config)
             if not origin:
                 raise
             raise ConfigError(f"{error}\n{self.config}: {origin}") from error
 
-    def finish(self, result: Mapping[str, Any]) -> None:
+    def write_result(self, result: Mapping[str, Any]) -> None:
         """Note digests of what the run wrote, then write `result.json`: the run is finished."""
-        content = _readable(result)
-        noted = {self._name(file): _digest(file) for file in self._written() if file.exists()}
+        content = _encode_json(result)
+        noted = {
+            self._get_relative_name(file): _digest_file(file)
+            for file in self._list_written_files()
+            if file.exists()
+        }
         noted[self.result.name] = hashlib.sha256(content).hexdigest()
         lines = [f"{digest}  {name}\n" for name, digest in noted.items()]
         write_atomically(self.digests, "".join(lines).encode())
         write_atomically(self.result, content)
 
-    def check(self, *files: Path) -> None:
+    def check_digests(self, *files: Path) -> None:
         """Refuse files that are not as the run left them; all that it wrote unless given."""
         if not self.digests.exists():
             return
         try:
-            lines = read_text(self.digests).splitlines()
-            noted = {_inside(name): digest for digest, name in (line.split("  ") for line in lines)}
+            lines = load_text(self.digests).splitlines()
+            noted = {
+                _require_inner_name(name): digest
+                for digest, name in (line.split("  ") for line in lines)
+            }
         except ValueError:
             raise CheckpointError(
                 f"{self.digests} holds other lines than sha256sum writes; restore it "
                 "from a copy, or remove it to go on without this check"
             ) from None
-        for name in map(self._name, files) if files else noted:
-            if name in noted and _digest(self.path / name) != noted[name]:
+        for name in map(self._get_relative_name, files) if files else noted:
+            if name in noted and _digest_file(self.path / name) != noted[name]:
                 raise CheckpointError(
                     f"{self.path / name} is not as the run left it: its SHA-256 is not the one in "
                     f"{self.digests.name}; restore it from a copy, or, if you changed it on "
                     f"purpose, put the output of `sha256sum {name}` there"
                 )
 
-    def _name(self, file: Path) -> str:
+    def _get_relative_name(self, file: Path) -> str:
         return file.relative_to(self.path).as_posix()
 
-    def _written(self) -> tuple[Path, ...]:
+    def _list_written_files(self) -> tuple[Path, ...]:
         """Return the files that a run writes before its result, if it writes them at all."""
         return (
             self.config,
@@ -275,10 +282,10 @@ class RunFolder:
             self.scored,
             self.statements,
             *sorted(self.path.glob(PAYLOADS)),
-            *self.logs(),
+            *self.list_logs(),
         )
 
-    def logs(self) -> tuple[Path, ...]:
+    def list_logs(self) -> tuple[Path, ...]:
         """Return the logs of all parties whose folders lie here, or of the one whose folder this
         is.
         """
@@ -293,7 +300,7 @@ class RunFolder:
 
     def keep_metrics(self, count: int) -> None:
         """Drop what a killed session wrote after its last checkpoint, of `count` epochs."""
-        found = read_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
+        found = load_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
         lines = found[:count]
         try:
             whole = len([json.loads(line) for line in lines]) == count
@@ -321,38 +328,38 @@ class PartyFolder(RunFolder):
         self.ended = path / "ended.json"
         self.joint = path / "joint.safetensors"
         self.scores = path / "feature-scores.json"
-        self.steps = Steps(path, "checkpoint")
+        self.steps = StepFiles(path, "checkpoint")
         self._key = path / "identity.pem"
 
     @contextmanager
-    def held(
+    def lock_for_run(
         self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
     ) -> Iterator[None]:
         """Hold the folder for a run; `counted` names the logs that count by the audit log.
 
         Raises CheckpointError: a finished part, or one that was begun and is not resumed.
         """
-        with self._held():
+        with self._lock_folder():
             counting = counted()
             if self.ended.exists():
                 raise CheckpointError(
                     f"choose another folder: {self.path} holds a party's part of a finished run"
                 )
             if not resume:
-                self._clear(counting)
+                self._clear_logs(counting)
             yield
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock_exclusively(self) -> Iterator[None]:
         """Keep other processes out, whatever lies here."""
-        with self._held():
+        with self._lock_folder():
             yield
 
     @property
     def holds_steps(self) -> bool:
-        return bool(self.steps.found())
+        return bool(self.steps.list_steps())
 
-    def identity(self) -> Identity:
+    def load_identity(self) -> Identity:
         """Return the party's long-term key pair; make it if there is none yet."""
         if not self._key.exists():
             private = Ed25519PrivateKey.from_private_bytes(fresh_identity().secret_bytes())
@@ -363,7 +370,7 @@ class PartyFolder(RunFolder):
             )
             write_atomically(self._key, pem, private=True)
         try:
-            pem = read_bytes(self._key, most=_KEY_BYTES_AT_MOST)
+            pem = load_bytes(self._key, most=_KEY_BYTES_AT_MOST)
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise TypeError("a key of another kind")
@@ -372,7 +379,7 @@ class PartyFolder(RunFolder):
                 f"{self._key} holds no Ed25519 private key in PEM ({error}); put it back, or "
                 "remove it and tell the others the new public identity"
             ) from error
-        return Identity.restored(key.private_bytes_raw())
+        return Identity.from_secret_bytes(key.private_bytes_raw())
 
     def require_no_releases(self) -> None:
         """Refuse to forget what was released."""
@@ -380,9 +387,9 @@ class PartyFolder(RunFolder):
 
         for log in _logs_in(self.path):
             if log.is_file() and not log.is_symlink() and holds_releases(log):
-                raise _counts(log)
+                raise _make_counts_error(log)
 
-    def _clear(self, counting: Collection[str]) -> None:
+    def _clear_logs(self, counting: Collection[str]) -> None:
         """Make room for a new part; a party that was asked anything has a checkpoint."""
         if self.holds_steps:
             raise CheckpointError(
@@ -392,7 +399,7 @@ class PartyFolder(RunFolder):
         self.require_no_releases()
         for log in _logs_in(self.path):
             if log.name in counting:
-                raise _counts(log)
+                raise _make_counts_error(log)
             try:
                 log.unlink()
             except OSError as error:
@@ -402,7 +409,7 @@ class PartyFolder(RunFolder):
                 ) from error
 
 
-def _counts(log: Path) -> CheckpointError:
+def _make_counts_error(log: Path) -> CheckpointError:
     return CheckpointError(
         f"put the party's newest checkpoint back and resume, or choose another folder: {log} "
         "counts what left its party in an earlier session, and the checkpoint to go on from is "
@@ -410,9 +417,9 @@ def _counts(log: Path) -> CheckpointError:
     )
 
 
-def resumable(path: Path, config: Config) -> bool:
+def can_resume(path: Path, config: Config) -> bool:
     """Return whether the run of this configuration in this folder can be resumed."""
-    return PartyFolder(RunFolder(path).party(config.data.active_name)).holds_steps
+    return PartyFolder(RunFolder(path).get_party_path(config.data.active_name)).holds_steps
 
 
 @lru_cache(maxsize=16)
@@ -423,16 +430,16 @@ def _config_of(text: str, source: str) -> Config:
     return load_config_text(text, source=source)
 
 
-def _readable(content: Any) -> bytes:
+def _encode_json(content: Any) -> bytes:
     return to_json(content, indent=2).encode() + b"\n"
 
 
-def _digest(file: Path) -> str:
+def _digest_file(file: Path) -> str:
     with open_plain(file) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _inside(name: str) -> str:
+def _require_inner_name(name: str) -> str:
     """Return the name of a file in the folder or in a party's; ValueError for a path that leads
     out.
     """
@@ -448,7 +455,7 @@ def _logs_in(folder: Path) -> tuple[Path, ...]:
     return tuple(log for kind in _LOGS for log in sorted(folder.glob(kind)))
 
 
-def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
+def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any]:
     return {
         "document": contract.model_dump(mode="json"),
         "sha256": contract.digest.hex(),
@@ -456,25 +463,25 @@ def signed(contract: Contract, signatures: Mapping[str, bytes]) -> dict[str, Any
     }
 
 
-def read_contract(path: Path, kind: type[ContractT]) -> ContractT:
+def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
     """Read what `signed` gave; CheckpointError: missing, another format, or not of this type."""
-    CONTRACT.read_number(path, read_json(path, dict[str, Any]).get("document"))
-    return read_json(path, kind)
+    CONTRACT.parse_format_number(path, load_json(path, dict[str, Any]).get("document"))
+    return load_json(path, kind)
 
 
-def write_sealed(path: Path, content: bytes) -> None:
+def write_with_checksum(path: Path, content: bytes) -> None:
     """Write a private file that ends in its SHA-256: a check against damage, not forgery."""
     write_atomically(path, content + hashlib.sha256(content).digest(), private=True)
 
 
-def no_checkpoint(path: Path) -> CheckpointError:
+def make_no_checkpoint_error(path: Path) -> CheckpointError:
     return CheckpointError(f"start the run without --resume: there is no checkpoint {path}")
 
 
-def read_sealed(path: Path) -> bytes:
+def load_with_checksum(path: Path) -> bytes:
     if not path.exists():
-        raise no_checkpoint(path)
-    sealed = read_bytes(path)
+        raise make_no_checkpoint_error(path)
+    sealed = load_bytes(path)
     content = sealed[:-_DIGEST_BYTES]
     digest = sealed[-_DIGEST_BYTES:]
     if len(sealed) < _DIGEST_BYTES or hashlib.sha256(content).digest() != digest:
@@ -485,41 +492,41 @@ def read_sealed(path: Path) -> bytes:
     return content
 
 
-class Steps:
+class StepFiles:
     """The newest files of one kind in a folder, one a step: `checkpoint-12.bin`."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._folder = folder
         self._kind = kind
 
-    def found(self) -> list[int]:
+    def list_steps(self) -> list[int]:
         """Return the steps that have a file, ascending."""
-        steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._paths()]
+        steps = [path.stem.removeprefix(f"{self._kind}-") for path in self._list_paths()]
         return sorted(int(step) for step in steps if step.isdecimal())
 
-    def path(self, step: int) -> Path:
+    def get_path(self, step: int) -> Path:
         return self._folder / f"{self._kind}-{step}.bin"
 
-    def read(self, step: int) -> bytes:
-        return read_sealed(self.path(step))
+    def load_step(self, step: int) -> bytes:
+        return load_with_checksum(self.get_path(step))
 
-    def write(self, step: int, content: bytes) -> None:
+    def write_step(self, step: int, content: bytes) -> None:
         """Write this step's in one move; then let go of all but the newest two, and of later ones.
 
         Later ones are of a session that was broken off and is played again.
         """
-        write_sealed(self.path(step), content)
-        found = self.found()
+        write_with_checksum(self.get_path(step), content)
+        found = self.list_steps()
         at = found.index(step)
         for old in (*found[: max(0, at + 1 - _KEPT)], *found[at + 1 :]):
-            self.path(old).unlink()
+            self.get_path(old).unlink()
 
     def clear(self) -> None:
         """Remove all of them, and what a process left that was killed while it wrote one."""
-        for path in (*self._paths(), *self._folder.glob(f".{self._kind}-*")):
+        for path in (*self._list_paths(), *self._folder.glob(f".{self._kind}-*")):
             path.unlink()
 
-    def _paths(self) -> list[Path]:
+    def _list_paths(self) -> list[Path]:
         return list(self._folder.glob(f"{self._kind}-*.bin"))
 
 
@@ -528,7 +535,7 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
-def keep_scored(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
+def save_scores(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
     """Write what is said of test rows; `tested`: whether of each of these anything is, where some
     models say nothing of some.
     """
@@ -539,7 +546,7 @@ def keep_scored(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None
     write_atomically(path, save_tensors(tensors), private=True)
 
 
-def read_scored(
+def load_scores(
     folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
 ) -> Scored | None:
     """Read what one variant, or one baseline of those `alone`, said of test rows, decided at a
@@ -548,25 +555,25 @@ def read_scored(
     path = folder.solo_scored if alone else folder.scored
     if not path.exists():
         return None
-    folder.check(path)
-    return read_scored_file(path, variant, threshold=threshold)
+    folder.check_digests(path)
+    return load_scores_file(path, variant, threshold=threshold)
 
 
-def read_scored_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
+def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
     """Read what one model said of test rows from a file that `keep_scored` wrote.
 
     Raises:
         CheckpointError: the file holds no scores of it.
     """
     try:
-        tensors = load(read_bytes(path))
+        tensors = load(load_bytes(path))
         truth = tensors[f"{variant}/truth"]
         scores = tensors[f"{variant}/scores"]
         # Numbers; or classes where the training diverged, whose measures are NaN.
         if (numbers := scores.ndim == 1) or not scores.isfinite().all():
             decided = None if numbers else threshold
             return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=decided)
-        return Scored.of_classes(truth.numpy(), scores.numpy()).at(threshold)
+        return Scored.from_probabilities(truth.numpy(), scores.numpy()).replace_threshold(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:
         raise CheckpointError(
             f"{path} holds no scores of {variant}: {error}; restore it from a copy, or "
@@ -574,11 +581,11 @@ def read_scored_file(path: Path, variant: str, *, threshold: float | None) -> Sc
         ) from error
 
 
-def read_tested(folder: RunFolder) -> Tensor | None:
+def load_tested_rows(folder: RunFolder) -> Tensor | None:
     """Return which test rows the headline model predicts, (B,) bool; None: this was not stored."""
-    folder.check(folder.scored)
+    folder.check_digests(folder.scored)
     try:
-        return load(read_bytes(folder.scored)).get(_TESTED)
+        return load(load_bytes(folder.scored)).get(_TESTED)
     except SafetensorError as error:
         raise CheckpointError(
             f"{folder.scored} holds no scores: {error}; restore it from a copy"

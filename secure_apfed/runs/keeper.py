@@ -20,16 +20,21 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import CheckpointError, ModelError
-from secure_apfed.files import read_bytes, write_atomically
-from secure_apfed.formats import CHECKPOINT, JOINT_NETWORK, installed_version
-from secure_apfed.methods import PartyState, Role, Secrets, fresh_secrets
+from secure_apfed.files import load_bytes, write_atomically
+from secure_apfed.formats import CHECKPOINT, JOINT_NETWORK, find_installed_version
+from secure_apfed.methods import PartyCheckpoint, PartySecrets, Role, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
-from secure_apfed.methods.serving import kept_of
+from secure_apfed.methods.serving import collect_network_states
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.runs.columns import keep_scores
-from secure_apfed.runs.folder import PartyFolder, read_sealed, save_tensors, signed
+from secure_apfed.runs.columns import save_column_scores
+from secure_apfed.runs.folder import (
+    PartyFolder,
+    describe_contract,
+    load_with_checksum,
+    save_tensors,
+)
 from secure_apfed.runs.outcome import Contributions, Privacy, Written
-from secure_apfed.runs.spending import ReleaseMeter, worst_of
+from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
 from secure_apfed.working import working_on
@@ -47,7 +52,7 @@ class PartyEnd(Written):
     contributions: Contributions | None
 
 
-class Kept(BaseModel):
+class JointNetworkCard(BaseModel):
     """The facts that a party keeps beside its networks.
 
     Attributes:
@@ -61,10 +66,10 @@ class Kept(BaseModel):
     classes: tuple[str, ...] = ()
 
 
-def keep_for_serving(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
+def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write what this party needs to predict together with the others, if its role does."""
-    if tensors := kept_of(role):
-        kept = Kept(party=name, encoding=data.table.encoding, classes=data.classes)
+    if tensors := collect_network_states(role):
+        kept = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
         content = save(
             {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
             {_KEPT: kept.model_dump_json()},
@@ -72,17 +77,19 @@ def keep_for_serving(folder: PartyFolder, name: str, data: OwnData, role: Role) 
         write_atomically(folder.joint, content, private=True)
 
 
-def read_kept(folder: PartyFolder, name: str) -> tuple[Kept, dict[str, Tensor]]:
+def load_joint_network(
+    folder: PartyFolder, name: str
+) -> tuple[JointNetworkCard, dict[str, Tensor]]:
     if not folder.joint.exists():
         raise ModelError(
             f"{folder.joint} is missing: {name} has finished no training whose model predicts "
             "together (tvfl, split_nn, split_nn_sum or joint_teacher_sum)"
         )
     try:
-        content = read_bytes(folder.joint, most=_MOST_BYTES)
+        content = load_bytes(folder.joint, most=_MOST_BYTES)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        JOINT_NETWORK.read_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
-        kept = Kept.model_validate_json(header["__metadata__"][_KEPT])
+        JOINT_NETWORK.parse_format_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
+        kept = JointNetworkCard.model_validate_json(header["__metadata__"][_KEPT])
         tensors = load(content)
     except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
         raise ModelError(f"{folder.joint} holds no kept model: {error}") from error
@@ -91,7 +98,7 @@ def read_kept(folder: PartyFolder, name: str) -> tuple[Kept, dict[str, Tensor]]:
     return kept, tensors
 
 
-class PartyKeeper:
+class PartyCheckpointStore:
     """A party in its folder; see `secure_apfed.methods.Keeper`.
 
     Its checkpoints are all that it needs to go on as if nothing had happened, and nobody's holds
@@ -107,7 +114,7 @@ class PartyKeeper:
         self, folder: PartyFolder, name: str, config: Config, data: OwnData | None, *, role: str
     ) -> None:
         self._folder = folder
-        identity = folder.identity()
+        identity = folder.load_identity()
         # What a checkpoint must say of itself to be gone on from; None: there are none.
         self._of: dict[str, Any] | None = None
         if data:
@@ -121,31 +128,33 @@ class PartyKeeper:
         self._name = name
         self._data = data
         secrets = fresh_secrets(config, name, identity=identity, keeper=self, logs=folder.path)
-        if content := self._content(None):
+        if content := self._load_content(None):
             secrets = replace(secrets, noise_key=content["noise_key"], seed=content["seed"])
-        self.secrets: Secrets = secrets
+        self.secrets: PartySecrets = secrets
         self.before_save: Callable[[int], None] = lambda step: None
         self.meter = ReleaseMeter(config, role)
         self.audit: AuditLog | None = None
 
-    def opened(self, name: str, ledger: PrivacyLedger) -> None:
-        self.meter.add(name, ledger)
+    def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
+        self.meter.add_ledger(name, ledger)
 
-    def agreed(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+    def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
         if self.audit:
-            self.audit.agreed(contract)
-        self._folder.write_json(self._folder.contract, signed(contract, signatures))
+            self.audit.note_contract(contract)
+        self._folder.write_json(self._folder.contract, describe_contract(contract, signatures))
 
-    def latest(self, until: int | None = None) -> PartyState | None:
-        content = self._content(until)
+    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
+        content = self._load_content(until)
         if content is None:
             return None
-        return PartyState(**{field.name: content[field.name] for field in fields(PartyState)})
+        return PartyCheckpoint(
+            **{field.name: content[field.name] for field in fields(PartyCheckpoint)}
+        )
 
-    def steps(self) -> tuple[int, ...]:
-        return tuple(self._folder.steps.found())
+    def list_steps(self) -> tuple[int, ...]:
+        return tuple(self._folder.steps.list_steps())
 
-    def save(self, state: PartyState) -> None:
+    def save(self, state: PartyCheckpoint) -> None:
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()
@@ -167,41 +176,41 @@ class PartyKeeper:
                 "notes": dict(state.notes),
             }
             with working_on("checkpoint", f"step {state.step}"):
-                self._folder.steps.write(state.step, msgpack.packb(content))
+                self._folder.steps.write_step(state.step, msgpack.packb(content))
         if state.step > 0:  # all others are as far
             forget_alignment(self._folder.path)
 
-    def ended(self, contract: Contract, role: Role) -> None:
+    def finish_part(self, contract: Contract, role: Role) -> None:
         """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
-        spent = worst_of(
+        spent = find_worst_spent(
             ledger for ledger in role.ledgers.values() if ledger is not role.contributions
         )
         noisy = role.contributions
         if self._data:
-            keep_for_serving(self._folder, self._name, self._data, role)
-            keep_scores(self._folder, self._name, self._data, role)
+            save_joint_network(self._folder, self._name, self._data, role)
+            save_column_scores(self._folder, self._name, self._data, role)
         end = PartyEnd(
             party=self._name,
             contract=contract.digest.hex(),
             model_sha256=_model_digest(role.tensors()),
-            privacy=Privacy.of(spent) if spent else None,
-            contributions=Contributions.model_validate(noisy.account()) if noisy else None,
+            privacy=Privacy.from_spent(spent) if spent else None,
+            contributions=Contributions.model_validate(noisy.summarise_cost()) if noisy else None,
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
         self._folder.steps.clear()
         forget_alignment(self._folder.path)
 
-    def _content(self, until: int | None) -> dict[str, Any] | None:
+    def _load_content(self, until: int | None) -> dict[str, Any] | None:
         """Read the newest checkpoint that is not after this step; return None if there is none."""
         steps = self._folder.steps
-        found = [step for step in steps.found() if until is None or step <= until]
+        found = [step for step in steps.list_steps() if until is None or step <= until]
         if self._of is None or not found:
             return None
-        path = steps.path(found[-1])
+        path = steps.get_path(found[-1])
         with working_on("resuming", f"step {found[-1]}"):
-            return self._read_step(path)
+            return self._load_step(path)
 
-    def _read_step(self, path: Path) -> dict[str, Any]:
+    def _load_step(self, path: Path) -> dict[str, Any]:
         """Read one checkpoint. Raises CheckpointError: it is none, or not of this party's run."""
         assert self._of is not None
         try:
@@ -211,7 +220,7 @@ class PartyKeeper:
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
             for name in ("noise_key", "seed", "step", "run", "notes"):
                 content[name]
-            _check(path, content, self._of)
+            _check_content(path, content, self._of)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
         return content
@@ -219,14 +228,14 @@ class PartyKeeper:
 
 def _check_format(path: Path) -> dict[str, Any]:
     """Return the fields of a checkpoint; CheckpointError: a format that is not read."""
-    content: dict[str, Any] = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+    content: dict[str, Any] = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
     if not isinstance(content, dict):
         raise TypeError(f"it holds {type(content).__name__} in place of fields")
-    CHECKPOINT.read_number(path, content)
+    CHECKPOINT.parse_format_number(path, content)
     return content
 
 
-def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuse another party's, and to go on with other settings or people, or these elsewhere.
 
     Alignment, ledgers and frozen rows speak of positions: in another table they would be of other
@@ -241,7 +250,8 @@ def _check(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) 
     if content["keys"] != expected["keys"]:
         raise CheckpointError(
             f"{CHECKPOINT.remedy}: {path} is a {CHECKPOINT.title} of another version of "
-            f"secure-apfed than this one ({installed_version()}), whose settings have other keys"
+            f"secure-apfed than this one ({find_installed_version()}), whose settings have other "
+            "keys"
         )
     if content["config"] != expected["config"]:
         raise CheckpointError(

@@ -43,16 +43,16 @@ from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelEr
 from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.files import (
+    load_json,
     make_private,
     open_regular,
     own_subfolder,
-    read_json,
     write_atomically,
 )
 from secure_apfed.formats import MODEL_CARD, RUN_RESULT
-from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.methods.terms import settings_of
-from secure_apfed.past_sessions import read_logged
+from secure_apfed.past_sessions import load_logged_sessions
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyEnd, config_digest
@@ -62,14 +62,14 @@ from secure_apfed.runs.outcome import (
     Progress,
     Promised,
     RunResult,
+    load_outcome,
     promises_in,
-    read_outcome,
     write_outcome,
 )
 from secure_apfed.runs.party import PartyFile, Peer, Tls
 from secure_apfed.seeds import usable_cores
 from secure_apfed.settings.data import TABLES
-from secure_apfed.working import Work, read_work_event
+from secure_apfed.working import Work, parse_work_event
 
 Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
 """How the parties of a trial reach each other."""
@@ -155,7 +155,7 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
         make_private(certified[RELAY])
         (way["relay"],) = free_addresses(1)
     for name, folder in certified.items():
-        made = authority.issue(name)
+        made = authority.issue_certificate(name)
         write_atomically(folder / _CA, made.ca)
         write_atomically(folder / _CERTIFICATE, made.certificate)
         write_atomically(folder / _KEY, made.key, private=True)
@@ -168,7 +168,7 @@ def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
     Empty where they name none.
     """
     party = next(iter(files))
-    address = PartyFile.read(party).relay
+    address = PartyFile.from_file(party).relay
     if address is None:
         return ()
     folder = party.parent.parent.parent / RELAY
@@ -179,7 +179,7 @@ def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
 
 
 @contextmanager
-def relaying(files: Iterable[Path]) -> Iterator[None]:
+def run_relay(files: Iterable[Path]) -> Iterator[None]:
     """Run the relay that these parties' files name, if they do, in a process of its own."""
     words = relay_command(files)
     if not words:
@@ -192,7 +192,7 @@ def relaying(files: Iterable[Path]) -> Iterator[None]:
     ) as process:
         deadline = time.monotonic() + _START_S
         try:
-            while not _listens(address):
+            while not _is_listening(address):
                 if time.monotonic() > deadline or process.poll() is not None:
                     raise ConfigError(
                         f"the relay did not start at {address}; its messages are above"
@@ -206,7 +206,7 @@ def relaying(files: Iterable[Path]) -> Iterator[None]:
             process.kill()
 
 
-def _listens(address: str) -> bool:
+def _is_listening(address: str) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(parse_address(address), 1.0):
         return True
     return False
@@ -235,8 +235,8 @@ def run_locally(
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
     run = RunFolder(folder)
-    with run.opened(config, resume=resume):
-        led = PartyFolder(run.party(config.data.active_name))
+    with run.open_for_run(config, resume=resume):
+        led = PartyFolder(run.get_party_path(config.data.active_name))
         if resume:
             _refuse_another_run(config, run)
         if not (resume and led.result.exists()):  # then what is left to do is to gather
@@ -250,18 +250,21 @@ def run_locally(
             )
             asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
 
-            def hear(event: Mapping[str, Any]) -> None:
+            def report_event(event: Mapping[str, Any]) -> None:
                 if isinstance(work := event.get("work"), dict):
-                    on_work(*read_work_event(work))
+                    on_work(*parse_work_event(work))
                 if isinstance(status := event.get("status"), dict):
                     known = {name: status[name] for name in Status.model_fields & status.keys()}
                     on_status(Status.model_validate(known))
                 if progress := event.get("progress"):
                     on_progress(_PROGRESS.validate_python(progress))
 
-            with relaying(files.values()), _started(files, asked, hear) as processes:
-                _wait(processes, led, timeout_s, config)
-            failed = _failures(processes)
+            with (
+                run_relay(files.values()),
+                _start_processes(files, asked, report_event) as processes,
+            ):
+                _wait_for_processes(processes, led, timeout_s, config)
+            failed = _find_failure(processes)
             if failed and not led.result.exists():
                 raise failed
             if failed:
@@ -269,12 +272,12 @@ def run_locally(
                     f"nothing to do: the run is finished, but not at all parties:\n{failed}",
                     stacklevel=2,
                 )
-        return _gather(config, run, led)
+        return _gather_results(config, run, led)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
     """Go on only with what lies there, and as it was begun."""
-    if run.recordings.found():
+    if run.recordings.list_steps():
         raise CheckpointError(
             f"resume with --transport memory: {run.path} holds a run that one process played"
         )
@@ -306,19 +309,19 @@ def prepare_parties(
         active, *helping = party_names(config.data)
         passives = tuple(helping)
     else:
-        data.compare_ids(id_rules(config.alignment).text)
+        data.compare_ids(id_rules(config.alignment).normalise_text)
         active = data.active.name
         passives = tuple(table.name for table in data.passives)
-    names = tuple(roles_of(METHODS[config.method.name], config, active, passives))
+    names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
-    peers = _known(run, names, over)
+    peers = _prepare_peers(run, names, over)
     for name in names:
-        table = run.party(name) / _TABLE
-        held = None if data is None else data.own(name)
+        table = run.get_party_path(name) / _TABLE
+        held = None if data is None else data.select_party(name)
         if held is not None and not (resume and table.exists()):
             write_atomically(table, pack_own(held), private=True)
-    ways = trial_ways(over, {name: run.party(name) for name in names})
+    ways = trial_ways(over, {name: run.get_party_path(name) for name in names})
     files = {}
     for name in names:
         settings = PartyFile(
@@ -328,26 +331,28 @@ def prepare_parties(
             config=Path("..", "..", run.config.name),
             listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
-            table=Path(_TABLE) if data is not None and data.own(name) is not None else None,
+            table=Path(_TABLE)
+            if data is not None and data.select_party(name) is not None
+            else None,
             allow_reading_all=settings_of(config, name).allow_reading_all,
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
             **ways[name],
         )
-        files[name] = run.party(name) / _PARTY
+        files[name] = run.get_party_path(name) / _PARTY
         write_atomically(files[name], dump_settings(settings).encode())
     return files
 
 
-def _known(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
+def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
     """Make the parties' folders and keys; return how each is reached and known."""
     addresses: Sequence[str | None] = free_addresses(len(names))
     if over in ("relay", "nvflare"):
         addresses = [None] * len(names)
     peers = {}
     for name, address in zip(names, addresses, strict=True):
-        make_private(own_subfolder(run.party(name)))
-        identity = PartyFolder(run.party(name)).identity().public.hex()
+        make_private(own_subfolder(run.get_party_path(name)))
+        identity = PartyFolder(run.get_party_path(name)).load_identity().public.hex()
         peers[name] = Peer(address=address, identity=identity)
     return peers
 
@@ -360,21 +365,21 @@ class _Process:
         self.process = process
         self._hear = hear
         self.said: Mapping[str, Any] = {}
-        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader = threading.Thread(target=self._parse_events, daemon=True)
         self._reader.start()
 
     @property
     def code(self) -> int | None:
         return self.process.poll()
 
-    def read(self) -> None:
+    def wait_for_end(self) -> None:
         """Return once it has ended and all that it said is read."""
         if self.process.stdin:
             self.process.stdin.close()
         self.process.wait()
         self._reader.join(_GRACE_S)
 
-    def _listen(self) -> None:
+    def _parse_events(self) -> None:
         assert self.process.stdout
         with self.process.stdout as lines:
             while line := lines.readline(_MOST_LINE):
@@ -387,7 +392,7 @@ class _Process:
 
 
 @contextmanager
-def _started(
+def _start_processes(
     files: Mapping[str, Path], asked: Sequence[str], hear: _Hear
 ) -> Iterator[Sequence[_Process]]:
     """Start one process for each party; none outlives the block."""
@@ -408,10 +413,10 @@ def _started(
             processes.append(_Process(name, started, hear))
         yield processes
     finally:
-        _end(processes)
+        _end_processes(processes)
 
 
-def _end(processes: Sequence[_Process]) -> None:
+def _end_processes(processes: Sequence[_Process]) -> None:
     """Ask those that still run to end, then end them; read what all said."""
     running = [process for process in processes if process.code is None]
     for process in running:
@@ -423,20 +428,25 @@ def _end(processes: Sequence[_Process]) -> None:
         except subprocess.TimeoutExpired:
             process.process.kill()
     for process in processes:
-        process.read()
+        process.wait_for_end()
 
 
-def _wait(processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config) -> None:
+def _wait_for_processes(
+    processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config
+) -> None:
     """Wait until the active has ended, and the others soon after it; for none of them for ever,
     unless they attack what they let out, once their part is over.
     """
-    before = _signed_at(led)
+    before = _get_signing_time(led)
     leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
     alone_since: float | None = None
     while leading.code is None:
         time.sleep(_LOOK_S)
-        if any(process.code in _OWN_FAULTS for process in processes) and _signed_at(led) == before:
+        if (
+            any(process.code in _OWN_FAULTS for process in processes)
+            and _get_signing_time(led) == before
+        ):
             return  # it never began, and the others would wait for it
         # Once it has a result it waits for nobody: it may measure what it would do alone.
         if others and all(other.code is not None for other in others) and not led.result.exists():
@@ -454,11 +464,11 @@ def _wait(processes: Sequence[_Process], led: RunFolder, timeout_s: float, confi
         time.sleep(_LOOK_S)
 
 
-def _signed_at(folder: RunFolder) -> int:
+def _get_signing_time(folder: RunFolder) -> int:
     return folder.contract.stat().st_mtime_ns if folder.contract.exists() else 0
 
 
-def _failures(processes: Sequence[_Process]) -> Exception | None:
+def _find_failure(processes: Sequence[_Process]) -> Exception | None:
     """Return the error that caused the others, with each party's message; None: all went well."""
     failed = [process for process in processes if process.code != 0]
     if not failed:
@@ -469,7 +479,7 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     heard = [process for process in failed if process.said.get("kind") == RunStoppedError.__name__]
     causes = [process for process in failed if process not in heard] or heard
     causes.sort(key=lambda process: (process is not leading, bool(process.said)))
-    lines = [f"{process.name}: {_why(process)}" for process in causes]
+    lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
     if causes is not heard and heard:
         lines.append(f"{' and '.join(process.name for process in heard)} heard of it, and stopped")
     kinds = {kind.__name__: kind for kind in _ERRORS}
@@ -477,7 +487,7 @@ def _failures(processes: Sequence[_Process]) -> Exception | None:
     return kind("\n".join(lines))
 
 
-def _why(process: _Process) -> str:
+def _describe_failure(process: _Process) -> str:
     if process.said:
         return str(process.said.get("message"))
     code = process.code or 0
@@ -486,7 +496,7 @@ def _why(process: _Process) -> str:
     return f"its process ended with code {code}; its {_LOG} says more"
 
 
-def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
+def _gather_results(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     for name in (
         "contract",
         "seeds",
@@ -504,26 +514,28 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
             shutil.copyfile(source, getattr(run, name))
     parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
     ended = [
-        read_json(party.ended, PartyEnd)
+        load_json(party.ended, PartyEnd)
         for party in parties
         if party.path != led.path and party.ended.exists()
     ]
     # What each sent itself: what it received, another one sent.
-    flows = [flow for party in parties for flow in _sent_by(party)]
+    flows = [flow for party in parties for flow in _list_sent_flows(party)]
     run.write_json(run.flows, flows)
-    alone = read_json(led.result, Outcome, of=RUN_RESULT)
+    alone = load_json(led.result, Outcome, of=RUN_RESULT)
     # What each counted itself, where it ended; else what the active was told.
     counted = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
         "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
-        "privacy": _worst(alone.privacy, [end.privacy for end in ended if end.privacy]),
+        "privacy": _pick_worst_account(
+            alone.privacy, [end.privacy for end in ended if end.privacy]
+        ),
         "contributions": {**alone.contributions, **counted},
     }
     outcome = alone.model_copy(update=gathered)
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
     outcome = outcome.model_copy(update={"promises": promised})
-    card = read_json(led.card, dict[str, Any], of=MODEL_CARD)
+    card = load_json(led.card, dict[str, Any], of=MODEL_CARD)
     privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in promised]
@@ -546,7 +558,7 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     return RunResult(
         method=config.method.name,
         **{name: getattr(outcome, name) for name in judged},
-        privacy=read_outcome(run).privacy.spent(),
+        privacy=load_outcome(run).privacy.to_spent(),
         contributions={
             name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
         },
@@ -556,14 +568,14 @@ def _gather(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
     )
 
 
-def _sent_by(party: PartyFolder) -> list[Mapping[str, Any]]:
+def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
     """Return what a party sent in all sessions; by its audit log where it did not end."""
     if not party.flows.exists():
-        return [asdict(flow) for flow in read_logged(party.path / FILE_NAME).sent]
-    return [flow for flow in read_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
+        return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
+    return [flow for flow in load_json(party.flows, list[Any]) if flow["sender"] == party.path.name]
 
 
-def _worst(active: Privacy, others: Sequence[Privacy]) -> Privacy:
+def _pick_worst_account(active: Privacy, others: Sequence[Privacy]) -> Privacy:
     """Return the account of the party that spent most on representations, with the active's of
     labels.
     """

@@ -25,14 +25,14 @@ from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transcript
-from secure_apfed.files import PathLike, read_bytes, read_json
+from secure_apfed.files import PathLike, load_bytes, load_json
 from secure_apfed.formats import RECORDING, RUN_RESULT
-from secure_apfed.intervals import Estimate, estimates, proportion_interval
-from secure_apfed.learning.descent import without_prefix
+from secure_apfed.intervals import Estimate, estimate_measures, proportion_interval
+from secure_apfed.learning.descent import remove_prefix
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
-from secure_apfed.methods.method import Agreement
+from secure_apfed.methods.method import VoteAgreement
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.promises import Figure, Promise, State, describe_epsilon, promises_of
 from secure_apfed.runs.folder import RunFolder
@@ -42,7 +42,7 @@ RANKED = ("auc", "average_precision", "ks")
 """What a ranking of two classes is told by."""
 
 
-def _unbounded(value: Any) -> Any:
+def _parse_epsilon(value: Any) -> Any:
     """Return infinity for null and texts that stand for it, since JSON has none."""
     return math.inf if value in (None, "inf", "infinity", "Infinity") else value
 
@@ -50,7 +50,7 @@ def _unbounded(value: Any) -> Any:
 Count = Annotated[int, Field(ge=0, le=2**31)]
 
 
-Epsilon = Annotated[float, BeforeValidator(_unbounded)]
+Epsilon = Annotated[float, BeforeValidator(_parse_epsilon)]
 
 
 class Written(BaseModel):
@@ -74,10 +74,10 @@ class Privacy(Written):
     trace: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spent: PrivacySpent) -> "Privacy":
+    def from_spent(cls, spent: PrivacySpent) -> "Privacy":
         return cls.model_validate(asdict(spent))
 
-    def spent(self) -> PrivacySpent:
+    def to_spent(self) -> PrivacySpent:
         return PrivacySpent(**self.model_dump())
 
 
@@ -123,7 +123,7 @@ class Calibration(Written):
     offset: float
 
 
-class Between(Written):
+class MeasureInterval(Written):
     """A measure of test rows and its 95 % interval over them; None: there is none."""
 
     value: float
@@ -131,15 +131,15 @@ class Between(Written):
     high: float | None = None
 
     @classmethod
-    def of(cls, found: Estimate) -> "Between":
+    def from_estimate(cls, found: Estimate) -> "MeasureInterval":
         low, high = (None if math.isnan(end) else end for end in (found.low, found.high))
         return cls(value=found.value, low=low, high=high)
 
-    def text(self, measure: Measure) -> str:
+    def format_interval(self, measure: Measure) -> str:
         if self.low is None or self.high is None:
-            return measure.text(self.value)
-        ends = f"{measure.text(self.low)}, {measure.text(self.high)}"
-        return f"{measure.text(self.value)} [{ends}]"
+            return measure.format_value(self.value)
+        ends = f"{measure.format_value(self.low)}, {measure.format_value(self.high)}"
+        return f"{measure.format_value(self.value)} [{ends}]"
 
 
 class Ranking(Written):
@@ -155,29 +155,29 @@ class Ranking(Written):
     class_name: str
     rows: Count
     positives: Count
-    rate: Between
+    rate: MeasureInterval
     foretold: float
-    intervals: Mapping[str, Between]
+    intervals: Mapping[str, MeasureInterval]
     table: tuple[LiftRow, ...] = ()
 
     @classmethod
-    def of(cls, scored: Scored, class_name: str) -> "Ranking | None":
+    def from_scores(cls, scored: Scored, class_name: str) -> "Ranking | None":
         """Measure the ranking of these rows; None if they do not define it."""
         table = lift_table(scored)
         if not table:
             return None
         rows = len(scored.truth)
         positives = int(scored.truth.sum())
-        found = estimates(scored)
+        found = estimate_measures(scored)
         low, high = proportion_interval(positives, rows)
         return cls(
             class_name=class_name,
             rows=rows,
             positives=positives,
             table=table,
-            rate=Between(value=positives / rows, low=low, high=high),
+            rate=MeasureInterval(value=positives / rows, low=low, high=high),
             foretold=float(scored.scores[:, 1].mean()),
-            intervals={name: Between.of(found[name]) for name in RANKED},
+            intervals={name: MeasureInterval.from_estimate(found[name]) for name in RANKED},
         )
 
     @property
@@ -234,7 +234,7 @@ class Outcome(Written):
     contributions: Mapping[str, Contributions] = {}
     promises: tuple[Promised, ...] = ()
     stated: Mapping[str, Stated] = {}
-    agreement: Mapping[str, Agreement] = {}
+    agreement: Mapping[str, VoteAgreement] = {}
     help: Help | None = None
     local_models: Mapping[str, tuple[str, ...]] = {}
     measure: str = ACCURACY.name
@@ -249,7 +249,7 @@ class Outcome(Written):
     measured_rows: Mapping[str, Count] = {}
 
     @property
-    def judged_by(self) -> Measure:
+    def headline_measure(self) -> Measure:
         try:
             return find_measure(self.measure)
         except ValueError as error:
@@ -278,7 +278,7 @@ def count_measured_rows(config: Config, outcome: Outcome, variant: str) -> int |
     return count
 
 
-def describe_never_predicted(
+def describe_unpredicted_classes(
     config: Config, never_predicted: Mapping[str, float | None]
 ) -> str | None:
     """Say which classes no test row is given, and what these settings take that would change it.
@@ -296,14 +296,14 @@ def describe_never_predicted(
     classes = f"class {names[0]}" if len(names) == 1 else f"any of the classes {', '.join(names)}"
     never = f"no test row is given {classes}"
     threshold = never_predicted[names[0]]
-    if threshold is not None and _takes(config, "threshold", "balanced_accuracy"):
+    if threshold is not None and _can_change_run(config, "threshold", "balanced_accuracy"):
         return (
             f"{never}; with threshold: balanced_accuracy the positive class begins at "
             f"{threshold:.3g}, chosen on labelled training rows"
         )
-    if _takes(config, "train.class_weights", "balanced"):
+    if _can_change_run(config, "train.class_weights", "balanced"):
         return f"{never}; train.class_weights: balanced may change that"
-    if threshold is None and len(names) == 1 and _takes(config, "threshold", "0.1"):
+    if threshold is None and len(names) == 1 and _can_change_run(config, "threshold", "0.1"):
         return f"{never}; a threshold of your own, such as threshold: 0.1, may change that"
     return (
         f"{never}; no setting of method {config.method.name} here would change that: rank rows by "
@@ -311,7 +311,7 @@ def describe_never_predicted(
     )
 
 
-def _takes(config: Config, key: str, value: str) -> bool:
+def _can_change_run(config: Config, key: str, value: str) -> bool:
     """Return whether a run with these settings takes this one, too, and would be another run."""
     text = dump_settings(config)
     try:
@@ -320,25 +320,25 @@ def _takes(config: Config, key: str, value: str) -> bool:
         return False
 
 
-def read_common(folder: RunFolder) -> tuple[CommonPeople, ...]:
+def load_common_people(folder: RunFolder) -> tuple[CommonPeople, ...]:
     """Read what the parties whose run this folder holds found out about their people."""
     if not folder.common.is_file():
         return ()
-    return read_json(folder.common, tuple[CommonPeople, ...])
+    return load_json(folder.common, tuple[CommonPeople, ...])
 
 
 def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
     """Write `result.json` and the digests of all that the run wrote: it is finished."""
     content = outcome.model_dump(mode="python")
-    folder.finish({RUN_RESULT.key: RUN_RESULT.number, **content})
+    folder.write_result({RUN_RESULT.key: RUN_RESULT.number, **content})
 
 
-def read_outcome(folder: RunFolder) -> Outcome:
+def load_outcome(folder: RunFolder) -> Outcome:
     """Read what it wrote; CheckpointError: missing, or not as this version writes it."""
-    outcome = read_json(folder.result, Outcome, of=RUN_RESULT)
+    outcome = load_json(folder.result, Outcome, of=RUN_RESULT)
     if not folder.accountants.is_file():
         return outcome
-    checked = read_json(folder.accountants, dict[str, float | str])
+    checked = load_json(folder.accountants, dict[str, float | str])
     privacy = outcome.privacy.model_copy(update={"accountants": checked})
     return outcome.model_copy(update={"privacy": privacy})
 
@@ -377,18 +377,18 @@ def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recor
     folder = RunFolder(path)
     if not folder.result.exists():
         raise CheckpointError(f"{path} holds no finished run: {folder.result.name} is missing")
-    folder.check()
-    read_outcome(folder)  # a run of a newer version is refused before its settings are read
+    folder.check_digests()
+    load_outcome(folder)  # a run of a newer version is refused before its settings are read
     config = folder.load_config()
     if not folder.transcript.exists():
         raise no_recording(path)
-    transcript = Transcript(config.kept)
+    transcript = Transcript(config.effective_transcript)
     transcript.keep_in(path)
     try:
-        state = msgpack.unpackb(read_bytes(folder.transcript), strict_map_key=False)
-        RECORDING.read_number(folder.transcript, state)
+        state = msgpack.unpackb(load_bytes(folder.transcript), strict_map_key=False)
+        RECORDING.parse_format_number(folder.transcript, state)
         transcript.load_state_dict(state)
-        alignment = load(read_bytes(folder.alignment))
+        alignment = load(load_bytes(folder.alignment))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CheckpointError(
             f"{path}: {folder.transcript.name} or {folder.alignment.name} cannot be read as this "
@@ -412,14 +412,16 @@ def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mappi
     if not folder.encoders.exists():
         return {}
     try:
-        tensors = load(read_bytes(folder.encoders))
+        tensors = load(load_bytes(folder.encoders))
         encoders = {}
         for table in data.passives:
             features = tuple(table.features.shape[1:])
             # Takes no more memory than the tensors, whatever the settings ask for.
             with torch.device("meta"):
-                encoder = METHODS[config.method.name].sent_network(config, table.name, features)
-            encoder.load_state_dict(without_prefix(table.name, tensors), assign=True)
+                encoder = METHODS[config.method.name].build_sent_network(
+                    config, table.name, features
+                )
+            encoder.load_state_dict(remove_prefix(table.name, tensors), assign=True)
             encoders[table.name] = encoder.eval()
     except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
@@ -460,7 +462,7 @@ class Progress:
     score: float | None = None
 
     @property
-    def promised(self) -> str:
+    def promise_text(self) -> str:
         """The figure and what is promised by it, for a line."""
         return describe_epsilon(self.figure, self.epsilon)
 
@@ -546,4 +548,8 @@ def measure_text(
 ) -> str:
     """Return a value as people read it, or why there is none."""
     why = undefined.get(variant, {}).get(measure.name, "")
-    return f"{measure.text(value)}: {why}" if math.isnan(value) and why else measure.text(value)
+    return (
+        f"{measure.format_value(value)}: {why}"
+        if math.isnan(value) and why
+        else measure.format_value(value)
+    )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import OwnData
-from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own
+from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_tensors
 from secure_apfed.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
@@ -25,7 +25,7 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
-class LetOut:
+class SentBatch:
     """One batch that left this party: a value (B, ...) of each alignment position (B,)."""
 
     kind: Kind
@@ -71,14 +71,14 @@ class OwnRecord:
         self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
         self.heard = Transcript(TranscriptSettings(keep="none"))
         self.past = past
-        self.sent_by_me.add(past.sent)
-        self.heard.add(past.received)
+        self.sent_by_me.add_flows(past.sent)
+        self.heard.add_flows(past.received)
         self.rows = _NO_ROWS
         self._keeps = keeps
         self._size = 0
         self._last_size = 0
-        self._first = list[LetOut]()
-        self._last = deque[LetOut]()
+        self._first = list[SentBatch]()
+        self._last = deque[SentBatch]()
         self._asked: dict[str, tuple[int, Tensor]] = {}
         self._newest: dict[Kind, bytes] = {}
 
@@ -88,57 +88,57 @@ class OwnRecord:
         return (*self.sent_by_me.flows, *self.heard.flows)
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def plain_flows(self) -> list[dict[str, Any]]:
         """The same in plain values."""
         return [asdict(flow) for flow in self.flows]
 
     @property
-    def let_out(self) -> Mapping[tuple[Kind, str], Sequence[LetOut]]:
+    def batches_by_receiver(self) -> Mapping[tuple[Kind, str], Sequence[SentBatch]]:
         """The messages that it kept, by kind and receiver, in order; the middle of a long run is
         left out.
         """
-        found: dict[tuple[Kind, str], list[LetOut]] = {}
+        found: dict[tuple[Kind, str], list[SentBatch]] = {}
         for one in (*self._first, *self._last):
             found.setdefault((one.kind, one.receiver), []).append(one)
         return found
 
-    def sent(self, envelope: Envelope, frame: bytes) -> None:
-        self.sent_by_me.record(envelope, len(frame))
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        self.sent_by_me.record_envelope(envelope, len(frame))
         if self._keeps:
-            for one in self._read(envelope):
-                self._keep(one)
+            for one in self._parse_batches(envelope):
+                self._keep_batch(one)
 
-    def received(self, envelope: Envelope, frame: bytes) -> None:
-        self.heard.record(envelope, len(frame))
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        self.heard.record_envelope(envelope, len(frame))
 
-    def refused(self, sender: str, frame: bytes) -> None:
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
         pass
 
-    def contributed(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
+    def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
         """Be told of a contribution to a sum as it is before the sum protects it."""
         if self._keeps:
-            self._keep(LetOut(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
+            self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
-    def _read(self, envelope: Envelope) -> Iterator[LetOut]:
+    def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
         kind = envelope.kind
         receiver = envelope.receiver
         step = envelope.step
         if kind not in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS):
             return
-        tensors = unpack_own(envelope.payload)
+        tensors = unpack_own_tensors(envelope.payload)
         digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
             self._asked[receiver] = step, tensors.get("rows", _NO_ROWS)
         elif self._newest.get(kind) != digest:  # else the same to another passive
             self._newest[kind] = digest
             if kind is Kind.REPRESENTATIONS:
-                yield LetOut(kind, receiver, step, tensors["rows"], tensors["z"])
+                yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
             else:
                 of, rows = self._asked.get(receiver, (step, _NO_ROWS))
                 rows = rows if of == step else _NO_ROWS
-                yield LetOut(kind, receiver, step, rows, tensors["gradient"])
+                yield SentBatch(kind, receiver, step, rows, tensors["gradient"])
 
-    def _keep(self, one: LetOut) -> None:
+    def _keep_batch(self, one: SentBatch) -> None:
         if len(one.rows) != len(one.values) or not len(one.rows):
             return  # not row by row
         if self._size + one.size <= _MOST_BYTES and not self._last:

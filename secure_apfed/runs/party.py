@@ -19,32 +19,45 @@ from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.audit_log import FILE_NAME, AuditLog
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config, load_settings_text
-from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
+from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
 from secure_apfed.contract import PartyRole
-from secure_apfed.counters import counted_logs, open_counters
-from secure_apfed.data import OwnData, load_own_tables, read_own
+from secure_apfed.counters import list_nonzero_counters, open_counters
+from secure_apfed.data import OwnData, load_own, load_own_tables
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.exchange import Links, StatusKeeper, Transport, play_one, sockets
-from secure_apfed.exchange.links import stopped_for_good
-from secure_apfed.exchange.resumable_link import ALL_AGAIN, Connection, Linked, Missed
-from secure_apfed.exchange.sealed_connection import Carrier, Door, LocalEnd, prove
+from secure_apfed.exchange import Links, StatusTracker, Transport, run_role, sockets
+from secure_apfed.exchange.links import is_final_stop
+from secure_apfed.exchange.resumable_link import ALL_AGAIN, Connection, LinkTransport, Missed
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, PeerAcceptor, prove_identity
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
-from secure_apfed.files import read_json, write_atomically
-from secure_apfed.methods import METHODS, Own, Session, assist, lead, new_session, roles_of
-from secure_apfed.methods.session import Entered
+from secure_apfed.files import load_json, write_atomically
+from secure_apfed.methods import (
+    METHODS,
+    PartyContext,
+    Session,
+    assign_roles,
+    new_session,
+    run_helper,
+    start_active,
+)
+from secure_apfed.methods.session import PartySession
 from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
-from secure_apfed.past_sessions import NONE_BEFORE, PastSessions, read_logged
-from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
+from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
-from secure_apfed.runs.folder import PartyFolder, RunFolder, no_checkpoint, require_not_ended
-from secure_apfed.runs.keeper import PartyKeeper
+from secure_apfed.runs.folder import (
+    PartyFolder,
+    RunFolder,
+    make_no_checkpoint_error,
+    require_open_project,
+)
+from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import Progress, RunResult
 from secure_apfed.runs.own_record import OwnRecord
 from secure_apfed.runs.revocation import RevocationWatch
-from secure_apfed.runs.training_labels import answered_labels
-from secure_apfed.seeds import undisturbed
+from secure_apfed.runs.training_labels import load_training_labels
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TableShape
 from secure_apfed.settings.protection import (
@@ -60,7 +73,7 @@ if TYPE_CHECKING:
     from secure_apfed.between.certificates import Credentials
 
 
-def _address(text: str) -> str:
+def _check_address(text: str) -> str:
     try:
         parse_address(text)
     except LocalProtocolError as error:
@@ -74,7 +87,7 @@ ANSWERED = "answer-{}.json"
 _NOTHING = "nothing to do: "
 _FEWEST_A_DAY = 100
 _DAYS_OF_A_TABLE = 10
-Place: TypeAlias = Annotated[str, AfterValidator(_address)]
+Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
 
 
 class Peer(Settings):
@@ -105,7 +118,7 @@ class Tls(Settings):
     key: Path
     revoked: Path | None = None
 
-    def below(self, folder: Path) -> "Tls":
+    def resolve_paths(self, folder: Path) -> "Tls":
         given = {name: path for name, path in self if path is not None}
         return self.model_copy(update={name: folder / path for name, path in given.items()})
 
@@ -158,20 +171,20 @@ class OwnLimits(Settings):
     maxima: dict[str, Limit] = {}
 
     @classmethod
-    def read_early(cls, path: Path) -> "OwnLimits":
+    def from_early_file(cls, path: Path) -> "OwnLimits":
         """Return the limits of a party's file that may hold nothing else yet, or be missing."""
-        said = parse_yaml(read_text(path), str(path))[0] if path.exists() else None
+        said = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
         known = said if isinstance(said, dict) else {}
         given = {key: known[key] for key in cls.model_fields if key in known}
         return load_settings_text(cls, as_yaml(given or {"minima": {}}), source=str(path))
 
-    def require(self, config: Config, *, party: str, path: Path, ask: str) -> None:
+    def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
         """Refuse a run's settings that protect less. Raises ConfigError: names all of them."""
         require_limits(
             config,
             self.minima,
             self.maxima,
-            known=protections(),
+            known=list_protections(),
             party=party,
             file=str(path),
             ask=ask,
@@ -179,7 +192,7 @@ class OwnLimits(Settings):
 
 
 @cache
-def protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
+def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
     """Return the marks of all settings that there may be, by dotted path."""
     found = dict(find_key_types(Config))
     for method in METHODS.values():
@@ -243,22 +256,22 @@ class PartyFile(OwnLimits):
     serve: ServeSettings = ServeSettings()
 
     @classmethod
-    def read(cls, path: Path) -> "PartyFile":
-        file = load_settings_text(cls, read_text(path), source=str(path))
+    def from_file(cls, path: Path) -> "PartyFile":
+        file = load_settings_text(cls, load_text(path), source=str(path))
         below = path.parent
         table = None if file.table is None else below / file.table
         paths = {"config": below / file.config, "folder": below / file.folder, "table": table}
         if file.serve.table is not None:
             served = file.serve.model_copy(update={"table": below / file.serve.table})
             file = file.model_copy(update={"serve": served})
-        return file.model_copy(update={**paths, "tls": file.tls and file.tls.below(below)})
+        return file.model_copy(update={**paths, "tls": file.tls and file.tls.resolve_paths(below)})
 
 
 Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
 """Connects a party to all others; see `connect`."""
 
 
-def connect(
+def connect_peers(
     file: PartyFile,
     identity: Identity,
     known: Mapping[str, bytes],
@@ -270,7 +283,7 @@ def connect(
             f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
             "submit the job (docs/nvflare.md), or name another link"
         )
-    return LINKS[file.link](file, identity, known).meet(told)
+    return LINKS[file.link](file, identity, known).meet_peers(told)
 
 
 class _OverTcp:
@@ -285,13 +298,13 @@ class _OverTcp:
             identity=identity,
             known={name: key for name, key in known.items() if name != file.party},
             certificate=self.certificate,
-            revoked=self.revoked,
+            revoked=self.load_revocations,
         )
 
-    def meet(self, told: Missed) -> Transport:
+    def meet_peers(self, told: Missed) -> Transport:
         with ExitStack() as stack:
-            ways = self.ways(stack)
-            return Linked.meet(
+            ways = self.make_routes(stack)
+            return LinkTransport.meet_peers(
                 self.file.party,
                 ways,
                 patience_s=self.file.reconnect_s,
@@ -300,17 +313,17 @@ class _OverTcp:
                 told=told,
             )
 
-    def ways(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
+    def make_routes(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
         """Return, by peer, a function that makes a connection to it."""
-        dialled = [peer for peer in self.file.peers if self.dials(peer)]
-        ways = {peer: partial(self.proved, peer) for peer in dialled}
+        dialled = [peer for peer in self.file.peers if self.needs_dialling(peer)]
+        ways = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
         if awaited := tuple(peer for peer in self.file.peers if peer not in ways):
-            door = self.door(awaited)
-            stack.callback(self.listen(door))
-            ways |= {peer: partial(door.connect, peer) for peer in awaited}
+            door = self.make_acceptor(awaited)
+            stack.callback(self.start_listening(door))
+            ways |= {peer: partial(door.take_connection, peer) for peer in awaited}
         return {**ways}
 
-    def dials(self, peer: str) -> bool:
+    def needs_dialling(self, peer: str) -> bool:
         """Return whether this party dials: if only the other listens, or both do, by their
         names.
         """
@@ -323,16 +336,16 @@ class _OverTcp:
             )
         return there and (self.file.listen is None or peer < party)
 
-    def proved(self, peer: str) -> Connection:
-        connection = self.dial(peer)
+    def dial_and_prove(self, peer: str) -> Connection:
+        connection = self.dial_peer(peer)
         try:
-            self.enter(connection, peer)
-            return prove(connection, self.me, peer)[1]
+            self.prepare_connection(connection, peer)
+            return prove_identity(connection, self.me, peer)[1]
         except BaseException:
             connection.close()
             raise
 
-    def enter(self, connection: Carrier, peer: str) -> None:
+    def prepare_connection(self, connection: Carrier, peer: str) -> None:
         """Do what comes before the proof."""
 
     def address_of(self, peer: str) -> Address:
@@ -340,7 +353,7 @@ class _OverTcp:
         assert address is not None
         return parse_address(address)
 
-    def dial(self, peer: str) -> Carrier:
+    def dial_peer(self, peer: str) -> Carrier:
         address = self.address_of(peer)
         try:
             return sockets.dial(address)
@@ -350,16 +363,16 @@ class _OverTcp:
                 f"start {peer}, or correct its address"
             ) from error
 
-    def door(self, awaited: tuple[str, ...]) -> Door:
+    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
         me = self.me.name
         why = f"it did not come to {me} in time; start it, or correct the address of {me}"
-        return Door(self.me, awaited, absent=f"{why} in its file")
+        return PeerAcceptor(self.me, awaited, absent=f"{why} in its file")
 
-    def listen(self, door: Door) -> Callable[[], None]:
+    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
         """Let others come to the door; return what ends that."""
         assert self.file.listen is not None
         try:
-            return sockets.Port(parse_address(self.file.listen), door.welcome).close
+            return sockets.Port(parse_address(self.file.listen), door.admit_stranger).close
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -367,7 +380,7 @@ class _OverTcp:
                 "who does, or name another port there and in the others' files"
             ) from error
 
-    def revoked(self) -> frozenset[str]:
+    def load_revocations(self) -> frozenset[str]:
         return frozenset()
 
 
@@ -380,16 +393,16 @@ class _OverGrpc(_OverTcp):
         self._certificates = certificates
         self._grpc = grpc_link
         self._relay = relay
-        self._credentials = self._load(file)
+        self._credentials = self._load_credentials(file)
         if self._credentials is not None:
             self.certificate = self._credentials.digest
         super().__init__(file, identity, known)
 
-    def _load(self, file: PartyFile) -> "Credentials | None":
+    def _load_credentials(self, file: PartyFile) -> "Credentials | None":
         """Return the credentials for TLS; None on loopback if that was asked for by name."""
         if (tls := file.tls) is not None:
-            revoked = self._certificates.read_revoked(tls.revoked)
-            return self._certificates.Credentials.load(
+            revoked = self._certificates.load_revocations(tls.revoked)
+            return self._certificates.Credentials.from_files(
                 tls.ca, tls.certificate, tls.key, name=file.party, revoked=revoked
             )
         if not file.insecure_plaintext_on_loopback:
@@ -403,10 +416,10 @@ class _OverGrpc(_OverTcp):
         )
         return None
 
-    def dials(self, peer: str) -> bool:
-        return self.file.relay is not None or super().dials(peer)
+    def needs_dialling(self, peer: str) -> bool:
+        return self.file.relay is not None or super().needs_dialling(peer)
 
-    def dial(self, peer: str) -> Carrier:
+    def dial_peer(self, peer: str) -> Carrier:
         file = self.file
         if file.relay is not None:
             address = parse_address(file.relay)
@@ -416,28 +429,30 @@ class _OverGrpc(_OverTcp):
             name = None if file.peers[peer].behind_proxy else peer
         return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
 
-    def enter(self, connection: Carrier, peer: str) -> None:
+    def prepare_connection(self, connection: Carrier, peer: str) -> None:
         if self.file.relay is not None:
             wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
-            self._relay.through(connection, self.me, peer, wait_s=wait_s)
+            self._relay.enter_room(connection, self.me, peer, wait_s=wait_s)
 
-    def door(self, awaited: tuple[str, ...]) -> Door:
-        return Door(self.me, awaited, self._require)
+    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+        return PeerAcceptor(self.me, awaited, self._require_certificate)
 
-    def _require(self, name: str, certificate: bytes) -> None:
+    def _require_certificate(self, name: str, certificate: bytes) -> None:
         peer = self.file.peers.get(name)
         if self._credentials is not None and peer is not None and not peer.behind_proxy:
-            self._certificates.require_caller(name, certificate, self.revoked())
+            self._certificates.require_caller(name, certificate, self.load_revocations())
 
-    def listen(self, door: Door) -> Callable[[], None]:
+    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
         assert self.file.listen is not None
         address = parse_address(self.file.listen)
-        return self._grpc.Port(address, self._credentials, door.welcome).close
+        return self._grpc.Port(address, self._credentials, door.admit_stranger).close
 
-    def revoked(self) -> frozenset[str]:
+    def load_revocations(self) -> frozenset[str]:
         """Return the list as it is now; without it nobody is let in."""
         try:
-            return self._certificates.read_revoked(self.file.tls.revoked if self.file.tls else None)
+            return self._certificates.load_revocations(
+                self.file.tls.revoked if self.file.tls else None
+            )
         except ConfigError as error:
             raise ConnectionError(str(error)) from error
 
@@ -445,16 +460,16 @@ class _OverGrpc(_OverTcp):
 LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
 
 
-@undisturbed()
-def play_party(
+@isolate_torch_modes()
+def run_party(
     path: Path,
     *,
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     over: Callable[[Transport], Transport] = lambda transport: transport,
     on_restart: Callable[[str], None] = lambda why: None,
-    status: StatusKeeper | None = None,
-    meet: Connect = connect,
+    status: StatusTracker | None = None,
+    meet: Connect = connect_peers,
     on_record: Callable[[OwnRecord], None] = lambda record: None,
     on_common: Callable[[CommonPeople], None] = lambda common: None,
 ) -> RunResult | None:
@@ -469,24 +484,24 @@ def play_party(
 
     Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
     """
-    file = PartyFile.read(path)
+    file = PartyFile.from_file(path)
     restarts = 0
-    status = status or StatusKeeper()
+    status = status or StatusTracker()
     result = None
     record = None
     failed = ""
     with status:
         while record is None:
             again = resume and not restarts
-            with joined(file, resume=again, over=over, status=status, meet=meet) as here:
+            with join_session(file, resume=again, over=over, status=status, meet=meet) as here:
                 left = here.own.config.rules.restarts - restarts
                 try:
-                    result = _play(
+                    result = _run_session(
                         here, file, on_progress, status, restarts=left, on_common=on_common
                     )
                     record = here.record
                 except PartyLeftError as error:
-                    if not left or stopped_for_good(error):
+                    if not left or is_final_stop(error):
                         raise
                     failed = str(error)
             if record is None:
@@ -502,11 +517,11 @@ def _describe_cause(failed: str) -> str:
     return failed.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
 
 
-def _play(
-    here: "Joined",
+def _run_session(
+    here: "ConnectedParty",
     file: PartyFile,
     on_progress: Callable[[Progress], None],
-    status: StatusKeeper,
+    status: StatusTracker,
     *,
     restarts: int,
     on_common: Callable[[CommonPeople], None],
@@ -515,32 +530,34 @@ def _play(
     folder = RunFolder(file.folder)
     how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
     if here.role == "active":
-        script = _active(here, folder, on_progress, restarts=restarts, on_common=on_common)
-        return play_one(script, here.links, here.transport, **how)
+        script = _run_active(here, folder, on_progress, restarts=restarts, on_common=on_common)
+        return run_role(script, here.links, here.transport, **how)
     own = here.own
     record = here.record
     assert isinstance(own.config, Config)
     people = list[CommonPeople]()
 
-    def note(entered: Entered) -> None:
+    def note_entry(entered: PartySession) -> None:
         record.rows = entered.rows
         if entered.common is not None:
             people.append(entered.common)
             on_common(entered.common)
 
-    helping = assist(own, here.links, METHODS[own.config.method.name], here.role, entered=note)
-    play_one(helping, here.links, here.transport, **how)
+    helping = run_helper(
+        own, here.links, METHODS[own.config.method.name], here.role, entered=note_entry
+    )
+    run_role(helping, here.links, here.transport, **how)
     # The active's own are among its results.
     write_atomically(folder.config, dump_settings(own.config).encode())
-    folder.write_json(folder.flows, record.told)
+    folder.write_json(folder.flows, record.plain_flows)
     if people:
         folder.write_json(folder.common, [one.model_dump() for one in people])
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined:
-    own: Own
+class ConnectedParty:
+    own: PartyContext
     role: PartyRole
     links: Links
     transport: Transport
@@ -548,11 +565,11 @@ class Joined:
 
 
 @contextmanager
-def audited(
+def connect_with_audit(
     file: PartyFile,
     identity: Identity,
     meter: Meter,
-    status: StatusKeeper,
+    status: StatusTracker,
     meet: Connect,
     past: PastSessions = NONE_BEFORE,
 ) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
@@ -571,7 +588,7 @@ def audited(
             *describe_departures(load_config(file.config)),
             *describe_shared_organisations(file.folder),
         )
-        status.begin(
+        status.start_session(
             file.party,
             file.peers,
             meter,
@@ -579,23 +596,23 @@ def audited(
             less_protected=less,
             past=past.count_bytes(),
         )
-        transport = meet(file, identity, known, status.misses)
-        status.connected(transport.broken)
+        transport = meet(file, identity, known, status.observe_missing)
+        status.observe_connection(transport.list_broken_links)
         yield known, audit, transport
 
 
 @contextmanager
-def joined(
+def join_session(
     file: PartyFile,
     *,
     resume: bool = False,
     over: Callable[[Transport], Transport] = lambda transport: transport,
-    status: StatusKeeper | None = None,
-    meet: Connect = connect,
-) -> Iterator[Joined]:
+    status: StatusTracker | None = None,
+    meet: Connect = connect_peers,
+) -> Iterator[ConnectedParty]:
     """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
-    status = status or StatusKeeper()
-    require_not_ended(file.folder)
+    status = status or StatusTracker()
+    require_open_project(file.folder)
     config = load_config(file.config)
     require_own_limits(file, config)
     rules = config.rules
@@ -603,12 +620,12 @@ def joined(
     resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
     with ExitStack() as stack:
         folder = PartyFolder(file.folder)
-        counted = partial(counted_logs, folder.path, file.party)
-        stack.enter_context(folder.held(resume=resume, counted=counted))
+        counted = partial(list_nonzero_counters, folder.path, file.party)
+        stack.enter_context(folder.lock_for_run(resume=resume, counted=counted))
         if resume and role == "active" and not folder.holds_steps:
-            raise no_checkpoint(folder.path)
+            raise make_no_checkpoint_error(folder.path)
         data = own_data(file, config, role)
-        keeper = PartyKeeper(folder, file.party, config, data, role=role)
+        keeper = PartyCheckpointStore(folder, file.party, config, data, role=role)
         shapes = [data.table.shape] if data else []
         batch = config.train.batch_size
         stack.enter_context(threads_for(config.model, batch, shapes))
@@ -616,9 +633,9 @@ def joined(
         # With as much patience as the run has with who is started again.
         meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
         patient = file.model_copy(update={"meet_s": meet_s})
-        past = read_logged(folder.path / FILE_NAME)
+        past = load_logged_sessions(folder.path / FILE_NAME)
         known, audit, met = stack.enter_context(
-            audited(patient, secrets.identity, keeper.meter, status, meet, past)
+            connect_with_audit(patient, secrets.identity, keeper.meter, status, meet, past)
         )
         keeper.audit = audit
         transport = over(met)
@@ -631,8 +648,8 @@ def joined(
             keeps=bool(config.attacks),
             past=past,
         )
-        yield Joined(
-            own=Own(
+        yield ConnectedParty(
+            own=PartyContext(
                 config=config,
                 name=file.party,
                 active=file.active,
@@ -641,13 +658,13 @@ def joined(
                 known=known,
                 held=data,
                 allow_reading_all=file.allow_reading_all,
-                contributed=record.contributed if config.attacks else None,
+                contributed=record.record_contribution if config.attacks else None,
             ),
             role=role,
             links=Links(
                 file.party,
                 list(file.peers),
-                transport.post,
+                transport.send_frame,
                 observers=(RevocationWatch(file), audit, status, record),
             ),
             transport=transport,
@@ -655,28 +672,30 @@ def joined(
         )
 
 
-class _Alone(Watch):
+class _ActiveCallbacks(RunCallbacks):
     """The party that runs the active alone, and looks in checkpoints for absent parties that are
     back.
     """
 
     def __init__(
-        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: Joined
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: ConnectedParty
     ) -> None:
         super().__init__(writer, on_progress)
         self._links = here.links
         self._transport = here.transport
         self._dismissed = set[str]()
 
-    def returned(self, absent: Collection[str]) -> Collection[str]:
+    def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
         for name in set(absent) - self._dismissed:
             self._dismissed.add(name)
-            self._links.dismiss(name, f"{name} fell silent, and the session went on without it")
-        return self._transport.returned(absent)
+            self._links.dismiss_peer(
+                name, f"{name} fell silent, and the session went on without it"
+            )
+        return self._transport.find_rejoining(absent)
 
 
-async def _active(
-    here: Joined,
+async def _run_active(
+    here: ConnectedParty,
     folder: RunFolder,
     on_progress: Callable[[Progress], None],
     *,
@@ -689,9 +708,9 @@ async def _active(
     config = own.config
     method = METHODS[own.config.method.name]
     assert isinstance(config, Config)
-    labels, state = answered_labels(config, own.data, own.secrets)
-    own = replace(own, held=labels.data())
-    entered, learner = await lead(own, links, method, session=new_session())
+    labels, state = load_training_labels(config, own.data, own.secrets)
+    own = replace(own, held=labels.build_data())
+    entered, learner = await start_active(own, links, method, session=new_session())
     here.record.rows = entered.rows
     if entered.common is not None:
         on_common(entered.common)
@@ -699,20 +718,26 @@ async def _active(
     heard = here.record.heard
     session = Session(entered, learner, links, sent, headline=method.headline)
     writer = RunWriter(folder, config, heard=heard)
-    watch = _Alone(writer, on_progress, here) if restarts else Watch(writer, on_progress)
+    watch = (
+        _ActiveCallbacks(writer, on_progress, here)
+        if restarts
+        else RunCallbacks(writer, on_progress)
+    )
     watch.past = here.record.past
-    course = Course(session, labels, watch, state)
-    await course.play()
-    return course.result()
+    course = TrainingLoop(session, labels, watch, state)
+    await course.run()
+    return course.build_result()
 
 
 def require_own_limits(file: PartyFile, config: Config) -> None:
     """Refuse settings below the party's own limits. Raises ConfigError: names all of them."""
-    file.require(config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active)
+    file.require_protection(
+        config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active
+    )
 
 
 def role_of(file: PartyFile, config: Config) -> PartyRole:
-    roles = roles_of(METHODS[config.method.name], config, file.active, file.passives)
+    roles = assign_roles(METHODS[config.method.name], config, file.active, file.passives)
     named = {file.party, *file.peers}
     if named != set(roles):
         raise ConfigError(
@@ -731,15 +756,15 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
     if role in ("aggregator", "dealer"):
         return None
     if file.table is not None:
-        return read_own(file.table, file.party)
+        return load_own(file.table, file.party)
     held = load_own_tables(config.data, file.party, seed=config.seed)
-    _require_declared(file, held)
+    _require_declared_table(file, held)
     return held
 
 
-def _require_declared(file: PartyFile, held: OwnData) -> None:
+def _require_declared_table(file: PartyFile, held: OwnData) -> None:
     answer = file.folder / ANSWERED.format(file.party)
-    told = read_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
+    told = load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
     if told is None:
         return
     said = TableShape(**told)
@@ -767,15 +792,15 @@ def shape_of(own: OwnData, *, columns: bool) -> TableShape:
     encoding = own.table.encoding
     labels = {}
     if table.labels is not None:
-        labels = {"labelled": _rounded(len(own.labelled_rows)), "classes": len(own.classes)}
+        labels = {"labelled": _round_digits(len(own.labelled_rows)), "classes": len(own.classes)}
     named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
     return TableShape(
-        rows=_rounded(len(table.ids)),
+        rows=_round_digits(len(table.ids)),
         features=table.features[0].numel(),
         columns=named if columns else None,
         **labels,
     )
 
 
-def _rounded(count: int) -> int:
+def _round_digits(count: int) -> int:
     return round(count, 2 - len(str(count)))

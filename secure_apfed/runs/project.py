@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.seal import Identity, verify
+from apfed_protocols.seal import Identity, verify_signature
 from secure_apfed.between.certificates import (
     Credentials,
     certificate_request,
@@ -31,21 +31,21 @@ from secure_apfed.between.grpc_link import is_loopback
 from secure_apfed.coalitions import Conflict, find_conflicts
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config, load_config_text
-from secure_apfed.config.plain_yaml import as_yaml, parse_yaml, read_text
+from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import load_data, load_own_tables, pack_own
 from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.exchange.agreement import differing
+from secure_apfed.exchange.agreement import find_differences
 from secure_apfed.exchange.sockets import parse_address, spell_address
-from secure_apfed.files import make_private, read_bytes, read_json, to_json, write_atomically
-from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
-from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.files import load_bytes, load_json, make_private, to_json, write_atomically
+from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
+from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.names import Name
 from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
-from secure_apfed.runs.folder import PartyFolder, require_not_ended
+from secure_apfed.runs.folder import PartyFolder, require_open_project
 from secure_apfed.runs.party import ANSWERED, PARTY_FILE, OwnLimits, PartyFile, Place, shape_of
-from secure_apfed.runs.revocation import RENEWED, REVOKED, renewed_pem
+from secure_apfed.runs.revocation import RENEWED, REVOKED, find_newest_pem
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TABLES, TableShape
 
@@ -94,10 +94,10 @@ Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
 
 def digest_of(content: Any) -> bytes:
     """Return the SHA-256 of plain values in their canonical JSON form, 32 bytes."""
-    return hashlib.sha256(_canonical(content)).digest()
+    return hashlib.sha256(_encode_canonical(content)).digest()
 
 
-def _canonical(content: Any) -> bytes:
+def _encode_canonical(content: Any) -> bytes:
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -113,7 +113,7 @@ class Document(Settings):
 
     @property
     def words(self) -> str:
-        return in_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
+        return format_as_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
 
 
 class Proposal(Document):
@@ -139,11 +139,11 @@ class Proposal(Document):
     @cached_property
     def roles(self) -> dict[str, PartyRole]:
         """The roles of all parties by name, the active first."""
-        config = self.config()
+        config = self.build_config()
         active, *passives = party_names(config.data)
-        return roles_of(METHODS[config.method.name], config, active, passives)
+        return assign_roles(METHODS[config.method.name], config, active, passives)
 
-    def names(self, *roles: PartyRole) -> tuple[str, ...]:
+    def list_names(self, *roles: PartyRole) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
 
     @cached_property
@@ -158,10 +158,10 @@ class Proposal(Document):
         return tuple(
             (self.run_by.get(parties[-1], parties[0]), conflict)
             for parties in organisations.values()
-            for conflict in find_conflicts(self.config(), self.roles, parties)
+            for conflict in find_conflicts(self.build_config(), self.roles, parties)
         )
 
-    def require_allowed(self, together: Sequence[Sequence[str]], remedy: str) -> None:
+    def require_allowed_groups(self, together: Sequence[Sequence[str]], remedy: str) -> None:
         """Raise ValueError: an organisation runs parties together that `together` does not name."""
         allowed = [set(group) for group in together]
         for organisation, conflict in self.conflicts:
@@ -172,13 +172,13 @@ class Proposal(Document):
                     "--allow-together and these names joined by +"
                 )
 
-    def config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
+    def build_config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
         """Return the run of all, or of the party that says this of its table (in
         `data.parties`).
         """
         settings = self.settings
         if own:
-            data = self.config().data
+            data = self.build_config().data
             if party not in (data.parties or {}):
                 raise ConfigError(f"{party} takes part without a table of its own; name none")
             data_of_all = settings["data"]
@@ -188,7 +188,7 @@ class Proposal(Document):
 
     @model_validator(mode="after")
     def _has_others(self) -> Self:
-        method = self.config().method.name
+        method = self.build_config().method.name
         if not METHODS[method].settings.has_passives:
             raise ValueError(
                 f"method {method} trains the active alone, so there is nothing to agree on with "
@@ -197,14 +197,14 @@ class Proposal(Document):
         return self
 
     @model_validator(mode="after")
-    def _goes(self) -> Self:
-        shared = shared_settings(self.config())
-        if told := list(differing(self.settings, shared)):
+    def _check_settings(self) -> Self:
+        shared = list_shared_settings(self.build_config())
+        if told := list(find_differences(self.settings, shared)):
             raise ValueError(f"settings: {', '.join(told)} is what each party says for itself")
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
-        for name in self.names("aggregator", "dealer"):
+        for name in self.list_names("aggregator", "dealer"):
             if name not in self.run_by:
                 raise ValueError(
                     f"it is not said who runs the {name}; an organisation without rows runs it, "
@@ -212,7 +212,7 @@ class Proposal(Document):
                 )
         if unknown := sorted({name for group in self.together for name in group} - set(self.roles)):
             raise ValueError(f"together: {', '.join(unknown)} is none of {', '.join(self.roles)}")
-        self.require_allowed(
+        self.require_allowed_groups(
             self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
         )
         at = dict[str, str]()
@@ -252,41 +252,41 @@ class Answer(Document):
     table: TableShape | None = None
 
 
-class Signed(Settings):
+class SignedFile(Settings):
     """A file: a document, and the signature of who it says wrote it."""
 
     document: dict[str, Any]
     signature: str = Field(pattern="^[0-9a-f]{128}$")
 
     @classmethod
-    def by(cls, identity: Identity, content: Document) -> Self:
+    def from_document(cls, identity: Identity, content: Document) -> Self:
         document = content.model_dump(mode="json")
-        signature = identity.sign(_PURPOSE, content.kind.encode(), _canonical(document))
+        signature = identity.sign(_PURPOSE, content.kind.encode(), _encode_canonical(document))
         return cls(document=document, signature=signature.hex())
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         if not path.exists():
             raise DataError(f"there is no file {path}; correct its path, or --folder")
         try:
-            if read_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+            if load_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
                 raise DataError(f"{path} is an archive; unpack it, and name the file in it")
-            return read_json(path, cls)
+            return load_json(path, cls)
         except CheckpointError as error:
             wrong = str(error).removesuffix("; restore it from a copy")
             raise DataError(f"{wrong}; ask who sent it for the file again") from None
 
-    def write(self, path: Path) -> None:
+    def write_file(self, path: Path) -> None:
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
 
-    def opened(self, kind: type[_DocumentT], source: object) -> _DocumentT:
+    def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
         """Return what was signed. Nothing of it is used or shown before its signature fits.
 
         Raises:
             RemoteProtocolError: altered since, of another kind, of another version, or malformed.
         """
         wanted = kind.model_fields["kind"].default
-        self._verify(source)
+        self._verify_signature(source)
         try:
             _require_kind(self.document, wanted)
             content = kind.model_validate_json(json.dumps(self.document), strict=True)
@@ -294,7 +294,7 @@ class Signed(Settings):
             raise RemoteProtocolError(f"{source}: {_wrong_document(error, wanted)}") from None
         return content
 
-    def _verify(self, source: object) -> None:
+    def _verify_signature(self, source: object) -> None:
         """Raise RemoteProtocolError unless the key that the file names signed its document."""
         identity = self.document.get("identity")
         kind = self.document.get("kind")
@@ -306,8 +306,10 @@ class Signed(Settings):
         purpose = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
         try:
             signature = bytes.fromhex(self.signature)
-            signed = (purpose, _canonical(self.document))
-            verify(bytes.fromhex(identity), signature, _PURPOSE, *signed, signer="its sender")
+            signed = (purpose, _encode_canonical(self.document))
+            verify_signature(
+                bytes.fromhex(identity), signature, _PURPOSE, *signed, signer="its sender"
+            )
         except RemoteProtocolError:
             raise RemoteProtocolError(
                 f"{source}: its signature does not fit the key that it names ({identity[:16]}...): "
@@ -316,25 +318,27 @@ class Signed(Settings):
             ) from None
 
 
-class Sealed(Document):
+class SealedProject(Document):
     """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
 
     One that exists is one all of whose signatures fit; whose keys they are, people compare.
     """
 
     kind: Literal["sealed project"] = "sealed project"
-    proposal: Signed
-    answers: dict[Name, Signed]
+    proposal: SignedFile
+    answers: dict[Name, SignedFile]
     ca: Annotated[str, Field(max_length=2**20, pattern=r"^[\n -~]*$")]
     certificates: dict[Name, Pem]
 
     @cached_property
-    def proposed(self) -> Proposal:
-        return self.proposal.opened(Proposal, "the proposal")
+    def proposal_document(self) -> Proposal:
+        return self.proposal.open_document(Proposal, "the proposal")
 
     @cached_property
-    def answered(self) -> dict[str, Answer]:
-        return {name: given.opened(Answer, f"{name}") for name, given in self.answers.items()}
+    def answer_documents(self) -> dict[str, Answer]:
+        return {
+            name: given.open_document(Answer, f"{name}") for name, given in self.answers.items()
+        }
 
     @property
     def digest(self) -> bytes:
@@ -343,18 +347,18 @@ class Sealed(Document):
     @property
     def project_words(self) -> str:
         """The same at all who hold the same project, with all identities in it."""
-        return in_words(self.digest, DOCUMENT_WORDS)
+        return format_as_words(self.digest, DOCUMENT_WORDS)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        proposal = self.proposed
+        proposal = self.proposal_document
         by_key = dict[str, str]()
         if (proposal.party, proposal.identity) != (self.party, self.identity):
             raise ValueError(
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
                 f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
             )
-        for name, given in self.answered.items():
+        for name, given in self.answer_documents.items():
             other = by_key.setdefault(given.identity, name)
             if given.party != name or name not in proposal.roles:
                 raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
@@ -389,14 +393,14 @@ def _require_kind(document: Mapping[str, Any], wanted: str) -> None:
             "have one version: agree on it by telephone, install it as docs/keep-running.md says "
             "under Upgrade, or ask for a file of this one"
         )
-    if hidden := next(find_unprintable(_without_pems(document)), None):
+    if hidden := next(find_unprintable(_drop_pems(document)), None):
         raise ValueError(
             f"{hidden}: holds characters that are not shown, as control characters or line breaks; "
             "leave them out"
         )
 
 
-def _without_pems(document: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the document without certificates and requests, which have a pattern of their own.
 
     Documents within a sealed project are looked at where they are opened.
@@ -411,11 +415,11 @@ def _wrong_document(error: Exception, wanted: str) -> str:
     return str(error)
 
 
-def shared_settings(config: Config) -> dict[str, Any]:
+def list_shared_settings(config: Config) -> dict[str, Any]:
     """Return a proposal's settings of a run: nothing of one party's own table, machine or
     folders.
     """
-    told = _told(config)
+    told = _dump_settings(config)
     told["data"].pop("folder", None)
     if config.data.dataset == TABLES:
         several = config.data.horizontal or config.data.labels_at
@@ -425,17 +429,17 @@ def shared_settings(config: Config) -> dict[str, Any]:
     return told
 
 
-def _told(settings: Settings) -> dict[str, Any]:
+def _dump_settings(settings: Settings) -> dict[str, Any]:
     told = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
         if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
             told.pop(name, None)
         elif name in told and isinstance(value := getattr(settings, name), Settings):
-            told[name] = _told(value)
+            told[name] = _dump_settings(value)
     return told
 
 
-def propose(
+def propose_project(
     config: Config,
     party: str,
     folder: Path,
@@ -450,22 +454,25 @@ def propose(
 
     `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
     """
-    identity = _entered(folder, party)
+    identity = _prepare_folder(folder, party)
     try:
         proposal = Proposal(
-            party=party, identity=identity.public.hex(), settings=shared_settings(config), **where
+            party=party,
+            identity=identity.public.hex(),
+            settings=list_shared_settings(config),
+            **where,
         )
     except ValidationError as error:
         raise ConfigError(f"this cannot be proposed: {_first_of(error)}") from None
     own = config.model_dump(mode="json", exclude_unset=True)
     if config.data.dataset == TABLES:  # so that paths hold from anywhere
         own["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
-    signed = Signed.by(identity, proposal)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
+    signed = SignedFile.from_document(identity, proposal)
+    _write_answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
-def answer(
+def answer_proposal(
     path: Path,
     party: str,
     folder: Path,
@@ -492,10 +499,10 @@ def answer(
         ConfigError: the proposal lets one organisation run what `together` does not allow, or
             `settings` are of more than the party's own table.
     """
-    signed = Signed.read(path)
-    proposal = signed.opened(Proposal, path)
+    signed = SignedFile.from_file(path)
+    proposal = signed.open_document(Proposal, path)
     try:
-        proposal.require_allowed(together, f"ask {proposal.party} for another proposal")
+        proposal.require_allowed_groups(together, f"ask {proposal.party} for another proposal")
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     if party not in proposal.roles:
@@ -503,12 +510,12 @@ def answer(
             f"{path} asks for {', '.join(proposal.roles)}, and not for {party}; say --as with the "
             "name that was agreed"
         )
-    _entered(folder, party)
-    config = proposal.config(table, party)
+    _prepare_folder(folder, party)
+    config = proposal.build_config(table, party)
     if settings:
         config = _set_own(config, party, settings)
     own = config.model_dump(mode="json", exclude_unset=True)
-    _answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
+    _write_answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
     return proposal
 
 
@@ -528,7 +535,7 @@ def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
     return load_config_text(text, source="the proposal's settings", overrides=settings)
 
 
-def _entered(folder: Path, party: str) -> Identity:
+def _prepare_folder(folder: Path, party: str) -> Identity:
     """Return the party's identity in its folder, which holds no project yet."""
     if there := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
@@ -536,11 +543,11 @@ def _entered(folder: Path, party: str) -> Identity:
             "name another folder to begin anew"
         )
     make_private(folder)
-    return PartyFolder(folder).identity()
+    return PartyFolder(folder).load_identity()
 
 
-def _answer(
-    proposal: Signed,
+def _write_answer(
+    proposal: SignedFile,
     settings: Mapping[str, Any],
     party: str,
     folder: Path,
@@ -549,14 +556,14 @@ def _answer(
     columns: bool,
     show: Show,
 ) -> None:
-    identity = PartyFolder(folder).identity()
+    identity = PartyFolder(folder).load_identity()
     said = dict[str, Any]()
     if certificates is None:
         request, key = certificate_request(party)
         said["request"] = request.decode()
     else:
         pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
-        own = Credentials.load(*pems, name=party)
+        own = Credentials.from_files(*pems, name=party)
         key = own.key
         said["certificate"] = own.certificate.decode()
         said["ca"] = own.ca.decode()
@@ -575,18 +582,20 @@ def _answer(
         proposal=digest_of(proposal.document).hex(),
         **said,
     )
-    opened = proposal.opened(Proposal, folder)
+    opened = proposal.open_document(Proposal, folder)
     own_file = folder / PARTY_FILE
-    OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=opened.party)
+    OwnLimits.from_early_file(own_file).require_protection(
+        config, party=party, path=own_file, ask=opened.party
+    )
     show(opened, config, content.table)
     for name, pem in secret.items():
         write_atomically(folder / name, pem, private=True)
     write_atomically(folder / RUN, as_yaml(settings).encode())
-    proposal.write(folder / PROPOSAL)
-    Signed.by(identity, content).write(folder / ANSWER.format(party))
+    proposal.write_file(folder / PROPOSAL)
+    SignedFile.from_document(identity, content).write_file(folder / ANSWER.format(party))
 
 
-def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
+def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
     """Collect the answers, the organiser's own among them, and write the project; run by the
     organiser.
 
@@ -594,17 +603,17 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
     the project's words; `secure_apfed.runs.renewal` renews one under the same authority, whose key
     stays in this folder.
     """
-    written = Signed.read(folder / PROPOSAL)
-    identity = PartyFolder(folder).identity()
-    proposal = written.opened(Proposal, folder / PROPOSAL)
+    written = SignedFile.from_file(folder / PROPOSAL)
+    identity = PartyFolder(folder).load_identity()
+    proposal = written.open_document(Proposal, folder / PROPOSAL)
     if proposal.identity != identity.public.hex():
         raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
-    answers: dict[str, Signed] = {}
+    answers: dict[str, SignedFile] = {}
     for path in dict.fromkeys((folder / ANSWER.format(proposal.party), *paths)):
-        signed = Signed.read(path)
-        found = signed.opened(Answer, path)
+        signed = SignedFile.from_file(path)
+        found = signed.open_document(Answer, path)
         if answers.setdefault(found.party, signed) != signed:
-            other = answers[found.party].opened(Answer, path)
+            other = answers[found.party].open_document(Answer, path)
             raise RemoteProtocolError(
                 f"{path}: {found.party} answered twice, as {other.words!r} and as {found.words!r}; "
                 "ask it by telephone which words are its own, and leave the other file out"
@@ -613,17 +622,17 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
     certificates = dict[str, str]()
     authorities = {authority.certificate.decode(): None}
     for name, signed in answers.items():
-        given = signed.opened(Answer, name)
+        given = signed.open_document(Answer, name)
         if given.certificate is not None and given.ca is not None:
             require_caller(name, given.certificate.encode(), frozenset())
             certificates[name] = given.certificate
             authorities[given.ca] = None
         for called, request in {name: given.request, _RELAY: given.relay_request}.items():
             if request is not None:
-                made = authority.sign(request.encode(), called, days=days)
+                made = authority.sign_request(request.encode(), called, days=days)
                 certificates[called] = made.decode()
     try:
-        sealed = Sealed(
+        sealed = SealedProject(
             party=proposal.party,
             identity=proposal.identity,
             proposal=written,
@@ -634,21 +643,21 @@ def seal(paths: Sequence[Path], folder: Path, *, days: float = 365) -> Sealed:
     except ValidationError as error:
         raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
     write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
-    Signed.by(identity, sealed).write(folder / SEALED)
-    return accept(folder / SEALED, proposal.party, folder)
+    SignedFile.from_document(identity, sealed).write_file(folder / SEALED)
+    return accept_project(folder / SEALED, proposal.party, folder)
 
 
-def accept(path: Path, party: str, folder: Path) -> Sealed:
+def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     """Take over a sealed project that holds this party's answer, and write party.yaml; run by each
     party.
 
     Keys of party.yaml that the project does not set stay as they are.
     """
-    require_not_ended(folder)
-    mine = Signed.read(folder / ANSWER.format(party))
-    proposed = Signed.read(folder / PROPOSAL)
-    sealed = Signed.read(path).opened(Sealed, path)
-    proposal = sealed.proposed
+    require_open_project(folder)
+    mine = SignedFile.from_file(folder / ANSWER.format(party))
+    proposed = SignedFile.from_file(folder / PROPOSAL)
+    sealed = SignedFile.from_file(path).open_document(SealedProject, path)
+    proposal = sealed.proposal_document
     if sealed.proposal != proposed:
         raise RemoteProtocolError(
             f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
@@ -657,62 +666,64 @@ def accept(path: Path, party: str, folder: Path) -> Sealed:
     if sealed.answers.get(party) != mine:
         raise RemoteProtocolError(
             f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
-            f"{sealed.answered[party].words!r}; send {proposal.party} yours again, and ask it by "
-            "telephone who sent the other one"
+            f"{sealed.answer_documents[party].words!r}; send {proposal.party} yours again, and ask "
+            "it by telephone who sent the other one"
         )
-    _forget_renewed(folder, sealed)
+    _remove_renewals(folder, sealed)
     certificate = sealed.certificates.get(party)
     if certificate is not None:
-        certificate = renewed_pem(folder, party, certificate)
+        certificate = find_newest_pem(folder, party, certificate)
     files = {_CA: sealed.ca, _CERTIFICATE: certificate}
     if proposal.relay_by == party:
         files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
     for name, pem in files.items():
         write_atomically(folder / name, (pem or "").encode())
-    Credentials.load(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+    Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
-        write_atomically(folder / SEALED, read_bytes(path, most=_MOST_BYTES))
+        write_atomically(folder / SEALED, load_bytes(path, most=_MOST_BYTES))
     made = _party_file(sealed, party)
     config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
-    OwnLimits.read_early(own_file).require(config, party=party, path=own_file, ask=proposal.party)
+    OwnLimits.from_early_file(own_file).require_protection(
+        config, party=party, path=own_file, ask=proposal.party
+    )
     if not (folder / REVOKED).exists():
         write_atomically(folder / REVOKED, _NOTHING_REVOKED)
     if config.data.dataset != TABLES:  # a trial: everybody has the whole set
-        held = load_data(config.data, seed=config.seed).own(party)
+        held = load_data(config.data, seed=config.seed).select_party(party)
         if held is not None:
             write_atomically(folder / _TABLE, pack_own(held), private=True)
             made["table"] = _TABLE
     written = folder / PARTY_FILE
-    kept = parse_yaml(read_text(written), str(written))[0] if written.exists() else {}
+    kept = parse_yaml(load_text(written), str(written))[0] if written.exists() else {}
     # A list that its owner named stays the one that is read.
     before = kept.get("tls") if isinstance(kept.get("tls"), dict) else None
     made["tls"]["revoked"] = (before or {}).get("revoked") or REVOKED
     write_atomically(written, as_yaml({**kept, **made}).encode())
-    PartyFile.read(written)
+    PartyFile.from_file(written)
     return sealed
 
 
-def _forget_renewed(folder: Path, sealed: Sealed) -> None:
+def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
     """Remove renewed certificates of a project that was sealed before this one."""
     for path in folder.glob(RENEWED.format("*")):
-        document = read_json(path, dict[str, Any]).get("document", {})
+        document = load_json(path, dict[str, Any]).get("document", {})
         if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
             path.unlink()
 
 
-def _party_file(sealed: Sealed, party: str) -> dict[str, Any]:
-    proposal = sealed.proposed
+def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
+    proposal = sealed.proposal_document
     made: dict[str, Any] = {
         "party": party,
-        "active": proposal.names("active")[0],
-        "passives": list(proposal.names("passive")),
+        "active": proposal.list_names("active")[0],
+        "passives": list(proposal.list_names("passive")),
         "config": RUN,
         "link": "grpc",
         "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
         "peers": {
             name: {"address": proposal.addresses.get(name), "identity": given.identity}
-            for name, given in sealed.answered.items()
+            for name, given in sealed.answer_documents.items()
             if name != party
         },
         "relay": proposal.relay,

@@ -17,9 +17,9 @@ from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certifica
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.between.certificates import Authority, Credentials, certificate_request
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import read_bytes, write_atomically
+from secure_apfed.files import load_bytes, write_atomically
 from secure_apfed.names import Name
-from secure_apfed.runs.folder import PartyFolder, require_not_ended
+from secure_apfed.runs.folder import PartyFolder, require_open_project
 from secure_apfed.runs.party import PartyFile
 from secure_apfed.runs.project import (
     AUTHORITY_KEY,
@@ -27,8 +27,8 @@ from secure_apfed.runs.project import (
     Document,
     Hex32,
     Pem,
-    Sealed,
-    Signed,
+    SealedProject,
+    SignedFile,
 )
 from secure_apfed.runs.revocation import RENEWED
 
@@ -36,7 +36,7 @@ __all__ = [
     "REQUESTED",
     "CertificateRequest",
     "RenewedCertificate",
-    "accept_renewed",
+    "accept_certificate",
     "renew_certificate",
     "request_certificate",
 ]
@@ -73,15 +73,15 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
             in its place until the certificate is accepted. The project can then no longer be sealed
             again from the answer that this party gave.
     """
-    file = PartyFile.read(config)
-    require_not_ended(file.folder)
+    file = PartyFile.from_file(config)
+    require_open_project(file.folder)
     tls = _require_tls(file, config)
-    sealed, _ = _read_sealed(file.folder)
-    in_use = None if new_key else read_bytes(tls.key, most=_MOST_KEY)
+    sealed, _ = _load_project(file.folder)
+    in_use = None if new_key else load_bytes(tls.key, most=_MOST_KEY)
     request, key = certificate_request(file.party, in_use)
     if new_key:
         write_atomically(file.folder / _NEXT_KEY, key, private=True)
-    identity = PartyFolder(file.folder).identity()
+    identity = PartyFolder(file.folder).load_identity()
     asked = CertificateRequest(
         party=file.party,
         identity=identity.public.hex(),
@@ -89,7 +89,7 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
         request=request.decode(),
     )
     path = file.folder / REQUESTED.format(file.party)
-    Signed.by(identity, asked).write(path)
+    SignedFile.from_document(identity, asked).write_file(path)
     return path
 
 
@@ -100,33 +100,33 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
         ConfigError: this is not the organiser's folder, or it holds no key of the authority.
         RemoteProtocolError: the request is not of who the sealed project says, or of another one.
     """
-    require_not_ended(folder)
-    sealed, source = _read_sealed(folder)
-    identity = PartyFolder(folder).identity()
+    require_open_project(folder)
+    sealed, source = _load_project(folder)
+    identity = PartyFolder(folder).load_identity()
     if sealed.identity != identity.public.hex():
         raise ConfigError(
             f"{folder} is not of {sealed.party}, who sealed {source} and alone renews certificates"
         )
-    asked = Signed.read(path).opened(CertificateRequest, path)
+    asked = SignedFile.from_file(path).open_document(CertificateRequest, path)
     _require_signer(asked, sealed, path, signer=asked.party)
-    if sealed.answered[asked.party].request is None:
+    if sealed.answer_documents[asked.party].request is None:
         raise ConfigError(
             f"{path}: {asked.party} has an authority of its own, which makes its certificates"
         )
-    authority = Authority(*_read_authority(folder, sealed))
+    authority = Authority(*_load_authority(folder, sealed))
     made = RenewedCertificate(
         party=sealed.party,
         identity=sealed.identity,
         project=asked.project,
         holder=asked.party,
-        certificate=authority.sign(asked.request.encode(), asked.party, days=days).decode(),
+        certificate=authority.sign_request(asked.request.encode(), asked.party, days=days).decode(),
     )
     renewed = folder / RENEWED.format(asked.party)
-    Signed.by(identity, made).write(renewed)
+    SignedFile.from_document(identity, made).write_file(renewed)
     return renewed
 
 
-def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
+def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     """Use the new certificate from now on, at its party; note it, at another party.
 
     A training goes on with the old one until it is started again; who serves begins a session anew
@@ -136,14 +136,14 @@ def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
         RemoteProtocolError: it is not of the organiser, or of another project.
         ConfigError: it does not fit a key of this party, or is of an authority not in `tls.ca`.
     """
-    file = PartyFile.read(config)
-    require_not_ended(file.folder)
+    file = PartyFile.from_file(config)
+    require_open_project(file.folder)
     tls = _require_tls(file, config)
-    sealed, _ = _read_sealed(file.folder)
-    signed = Signed.read(path)
-    renewed = signed.opened(RenewedCertificate, path)
+    sealed, _ = _load_project(file.folder)
+    signed = SignedFile.from_file(path)
+    renewed = signed.open_document(RenewedCertificate, path)
     _require_signer(renewed, sealed, path, signer=sealed.party)
-    if renewed.holder not in sealed.answered:
+    if renewed.holder not in sealed.answer_documents:
         raise RemoteProtocolError(f"{path}: {renewed.holder} is no party of this project")
     own = renewed.holder == file.party
     if own:
@@ -152,7 +152,7 @@ def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
         key = _key_of(pem, file.folder / _NEXT_KEY, tls.key)
         write_atomically(next_certificate, pem)
         try:
-            Credentials.load(tls.ca, next_certificate, key, name=file.party)
+            Credentials.from_files(tls.ca, next_certificate, key, name=file.party)
         finally:
             next_certificate.unlink()
         write_atomically(tls.certificate, pem)
@@ -160,7 +160,7 @@ def accept_renewed(path: Path, config: Path) -> RenewedCertificate:
             key.replace(tls.key)
     kept = file.folder / RENEWED.format(renewed.holder)
     if not (kept.exists() and kept.samefile(path)):
-        signed.write(kept)
+        signed.write_file(kept)
     return renewed
 
 
@@ -168,7 +168,7 @@ def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
     """Return the key that a certificate is of: the one that waits for it, or the one in use."""
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
-        content = read_bytes(next_key, most=_MOST_KEY)
+        content = load_bytes(next_key, most=_MOST_KEY)
         if serialization.load_pem_private_key(content, password=None).public_key() == public:
             return next_key
     return in_use
@@ -180,20 +180,26 @@ def _require_tls(file: PartyFile, config: Path) -> Any:
     return file.tls
 
 
-def _read_sealed(folder: Path) -> tuple[Sealed, Path]:
+def _load_project(folder: Path) -> tuple[SealedProject, Path]:
     path = folder / SEALED
     if not path.exists():
         raise ConfigError(
             f"{folder} holds no {SEALED}; an authority of your own renews its certificates itself"
         )
-    return Signed.read(path).opened(Sealed, path), path
+    return SignedFile.from_file(path).open_document(SealedProject, path), path
 
 
 def _require_signer(
-    document: CertificateRequest | RenewedCertificate, sealed: Sealed, path: Path, *, signer: str
+    document: CertificateRequest | RenewedCertificate,
+    sealed: SealedProject,
+    path: Path,
+    *,
+    signer: str,
 ) -> None:
     """Refuse what is of another project, or not signed by who the sealed project says."""
-    known: Mapping[str, str] = {name: each.identity for name, each in sealed.answered.items()}
+    known: Mapping[str, str] = {
+        name: each.identity for name, each in sealed.answer_documents.items()
+    }
     if document.project != sealed.digest.hex():
         raise RemoteProtocolError(
             f"{path}: it is of another project than {SEALED} here; ask {document.party} which of "
@@ -206,7 +212,7 @@ def _require_signer(
         )
 
 
-def _read_authority(folder: Path, sealed: Sealed) -> tuple[bytes, bytes]:
+def _load_authority(folder: Path, sealed: SealedProject) -> tuple[bytes, bytes]:
     """Return certificate and key of the project's authority, in PEM."""
     path = folder / AUTHORITY_KEY
     if not path.exists():
@@ -214,7 +220,7 @@ def _read_authority(folder: Path, sealed: Sealed) -> tuple[bytes, bytes]:
             f"{path} is missing, which issues certificates of this project: put it back from its "
             "copy; without it, seal the answers again, and all compare the new words"
         )
-    key = read_bytes(path, most=_MOST_KEY)
+    key = load_bytes(path, most=_MOST_KEY)
     public = serialization.load_pem_private_key(key, password=None).public_key()
     for certificate in load_pem_x509_certificates(sealed.ca.encode()):
         if certificate.public_key() == public:

@@ -12,10 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed.between.certificates import Credentials, RevokedList, listed_as, read_revoked
+from secure_apfed.between.certificates import (
+    Credentials,
+    RevokedList,
+    list_entries,
+    load_revocations,
+)
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.exchange import Envelope
-from secure_apfed.files import read_json
+from secure_apfed.files import load_json
 
 if TYPE_CHECKING:
     from secure_apfed.runs.party import PartyFile
@@ -23,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = [
     "RENEWED",
     "REVOKED",
-    "BegunWith",
     "FilesReplacedError",
     "Reader",
     "RevocationWatch",
+    "SessionFiles",
+    "find_newest_pem",
     "find_readers",
+    "find_revoked_names",
     "find_unread_lists",
-    "renewed_pem",
-    "revoked_names",
 ]
 
 REVOKED = "revoked.txt"
@@ -71,7 +76,7 @@ def find_readers(
     others: list[Reader] = []
     for path in _party_files([revoked.absolute().parent, *beside]):
         try:
-            file = PartyFile.read(path)
+            file = PartyFile.from_file(path)
         except (ApfedError, OSError):
             continue  # `check` says what is wrong with it
         if file.tls is None:
@@ -113,12 +118,12 @@ def find_unread_lists(file: "PartyFile") -> list[Path]:
 
 def _revokes_anything(path: Path) -> bool:
     try:
-        return bool(read_revoked(path))
+        return bool(load_revocations(path))
     except ConfigError:
         return False
 
 
-def revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
+def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
     """Return which peers, or the party itself, are on a list by identity or certificate."""
     return [name for name, marks in _marks_of(file).items() if marks & revoked]
 
@@ -128,20 +133,20 @@ def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
     marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
     sealed = file.folder / _SEALED
     if sealed.is_file():
-        document = read_json(sealed, dict[str, Any]).get("document", {})
+        document = load_json(sealed, dict[str, Any]).get("document", {})
         certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
         for name, pem in certificates.items() if isinstance(certificates, dict) else ():
             if name in marks and isinstance(pem, str):
-                marks[name] |= listed_as(renewed_pem(file.folder, name, pem).encode())
+                marks[name] |= list_entries(find_newest_pem(file.folder, name, pem).encode())
     return {name: frozenset(found) for name, found in marks.items()}
 
 
-def renewed_pem(folder: Path, name: str, sealed: str) -> str:
+def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
     """Return a party's newest certificate that this folder knows: a renewed one, or `sealed`."""
     path = folder / RENEWED.format(name)
     if not path.is_file():
         return sealed
-    document = read_json(path, dict[str, Any]).get("document", {})
+    document = load_json(path, dict[str, Any]).get("document", {})
     pem = document.get("certificate") if isinstance(document, dict) else None
     return pem if isinstance(pem, str) else sealed
 
@@ -159,22 +164,22 @@ class RevocationWatch:
         self._list = RevokedList(self._path)
         self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
 
-    def sent(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         """Refuse to send to a peer that is revoked. Raises PartyLeftError."""
-        self._require(envelope.receiver)
+        self._require_valid_peer(envelope.receiver)
 
-    def received(self, envelope: Envelope, frame: bytes) -> None:
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         """Refuse what a peer sent that is revoked. Raises PartyLeftError."""
-        self._require(envelope.sender)
+        self._require_valid_peer(envelope.sender)
 
-    def refused(self, sender: str, frame: bytes) -> None:
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
         """Do nothing: the session ends."""
 
-    def _require(self, peer: str) -> None:
+    def _require_valid_peer(self, peer: str) -> None:
         if self._path is None:
             return
         try:
-            revoked = self._list.read()
+            revoked = self._list.load_entries()
         except ConfigError as error:
             raise ConfigError(
                 f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
@@ -192,7 +197,7 @@ class FilesReplacedError(ApfedError):
     """The files of a session were replaced while it waited for others; it begins anew."""
 
 
-class BegunWith:
+class SessionFiles:
     """The files that a session of who serves was begun with: its own, and what it shows in TLS.
 
     Args:
@@ -207,7 +212,7 @@ class BegunWith:
         self._file = file
         self._others = others
         self._say = say
-        self._stamps = self._read_stamps()
+        self._stamps = self._compute_stamps()
         self._unusable = self._stamps
 
     def require_same(self, missing: Mapping[str, str]) -> None:
@@ -216,7 +221,7 @@ class BegunWith:
         Args:
             missing: who has not come yet, which makes no difference: called as `Missed` is.
         """
-        stamps = self._read_stamps()
+        stamps = self._compute_stamps()
         if stamps in (self._stamps, self._unusable):
             return
         party = self._file.party
@@ -238,14 +243,14 @@ class BegunWith:
 
     def _require_usable(self) -> None:
         """Read it all as a new session will. Raises ConfigError, OSError: it cannot."""
-        self._file.read(self._path)
+        self._file.from_file(self._path)
         tls = self._file.tls
         if tls is not None:
-            revoked = read_revoked(tls.revoked)
+            revoked = load_revocations(tls.revoked)
             name = self._file.party
-            Credentials.load(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
+            Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
 
-    def _read_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
+    def _compute_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
         """Return by file what changes where it is replaced; None: it is not there."""
         file = self._file
         paths = [self._path, *self._others, file.folder / _SEALED]

@@ -29,25 +29,25 @@ from secure_apfed.formats import RECORDING
 from secure_apfed.learning.descent import predictor_of
 from secure_apfed.methods import (
     METHODS,
-    PartyState,
-    Secrets,
+    PartyCheckpoint,
+    PartySecrets,
     Session,
     Simulation,
-    Start,
+    SimulationInputs,
+    assign_roles,
     fresh_secrets,
-    roles_of,
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.models import threads_for
-from secure_apfed.past_sessions import keep_broken_off, read_broken_off
-from secure_apfed.phases import begins
-from secure_apfed.runs.course import Course, RunWriter, Watch
+from secure_apfed.past_sessions import load_broken_sessions, save_broken_sessions
+from secure_apfed.phases import begin_phase
+from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.folder import PartyFolder, RunFolder
-from secure_apfed.runs.keeper import PartyKeeper
+from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.local import WAYS, run_locally
 from secure_apfed.runs.outcome import Progress, Recording, RunResult
-from secure_apfed.runs.training_labels import answered_labels
-from secure_apfed.seeds import undisturbed
+from secure_apfed.runs.training_labels import load_training_labels
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings import unknown_name
 
 
@@ -72,7 +72,7 @@ _PAST: ContextVar[dict[str, PastAlignment] | None] = ContextVar("alignments", de
 
 
 @contextmanager
-def aligned_once(past: dict[str, PastAlignment]) -> Iterator[None]:
+def share_alignments(past: dict[str, PastAlignment]) -> Iterator[None]:
     """Let runs in this block share alignments, those in `past` too, which new ones are added to.
 
     One alignment for all runs on the same tables, as organisations have it that train often: the
@@ -102,19 +102,19 @@ def run_in_memory(
     record of what they sent, with the sums that were opened and the passives' networks, is the
     experimenter's. `timeout_s` means nothing: silence needs no clock where one process plays all.
     """
-    begins("read")
+    begin_phase("read")
     given = data
     data = data or load_data(config.data, seed=config.seed)
-    data.compare_ids(id_rules(config.alignment).text)
+    data.compare_ids(id_rules(config.alignment).normalise_text)
     writer = None
-    secrets = dict[str, Secrets]()
+    secrets = dict[str, PartySecrets]()
     shapes = [table.shape for table in data.tables]
     batch = config.train.batch_size
     with ExitStack() as stack, threads_for(config.model, batch, shapes):
         if folder is not None:
             writer = RunWriter(RunFolder(folder), config)
-            stack.enter_context(writer.folder.opened(config, resume=resume))
-            secrets = _secrets(stack, writer.folder, config, data, resume=resume)
+            stack.enter_context(writer.folder.open_for_run(config, resume=resume))
+            secrets = _load_secrets(stack, writer.folder, config, data, resume=resume)
         elif resume:
             raise CheckpointError(
                 "name the folder of the run, or start it without resume: a run without a folder "
@@ -122,27 +122,29 @@ def run_in_memory(
             )
         name = data.active.name
         active = secrets.setdefault(name, fresh_secrets(config, name))
-        held = data.own(name)
+        held = data.select_party(name)
         assert held is not None
-        labels, state = answered_labels(config, held, active)
-        start = Start(config=config, data=data.with_own(labels.data()), secrets=secrets)
+        labels, state = load_training_labels(config, held, active)
+        start = SimulationInputs(
+            config=config, data=data.replace_own(labels.build_data()), secrets=secrets
+        )
         # A resumed run stands in the order of its own rows.
-        session = _simulation(start, tables=given, shares=not resume)
+        session = _build_simulation(start, tables=given, shares=not resume)
         if not resume:
             _require_room(config, session, folder)
-        experimenter = _Experimenter(config, data, session, writer, on_progress)
-        course = Course(session, labels, experimenter, state)
-        begins("train")
-        with _kept_if_broken_off(course, writer):
-            session.play(course.play())
+        experimenter = _SimulationCallbacks(config, data, session, writer, on_progress)
+        course = TrainingLoop(session, labels, experimenter, state)
+        begin_phase("train")
+        with _save_on_failure(course, writer):
+            session.run_script(course.run())
         if writer:  # only a resumed run would need them
             writer.folder.recordings.clear()
             writer.folder.broken_off.unlink(missing_ok=True)
-        return course.result()
+        return course.build_result()
 
 
 @contextmanager
-def _kept_if_broken_off(course: Course, writer: RunWriter | None) -> Iterator[None]:
+def _save_on_failure(course: TrainingLoop, writer: RunWriter | None) -> Iterator[None]:
     """Keep what all sessions came to where this one ends before its time; who resumes adds to it.
 
     A process that is killed keeps what its newest checkpoint holds.
@@ -153,7 +155,7 @@ def _kept_if_broken_off(course: Course, writer: RunWriter | None) -> Iterator[No
         if writer:
             # A full disk, say, must not hide why the session ended.
             with suppress(OSError):
-                keep_broken_off(
+                save_broken_sessions(
                     writer.folder.broken_off,
                     course.session.transcript.flows,
                     sessions=course.sessions,
@@ -163,22 +165,24 @@ def _kept_if_broken_off(course: Course, writer: RunWriter | None) -> Iterator[No
         raise
 
 
-def _secrets(
+def _load_secrets(
     stack: ExitStack, run: RunFolder, config: Config, data: VerticalData, *, resume: bool
-) -> dict[str, Secrets]:
+) -> dict[str, PartySecrets]:
     """Return each party's secrets from its own folder, which is locked until the stack unwinds."""
     passives = [table.name for table in data.passives]
     found = {}
-    roles = roles_of(METHODS[config.method.name], config, data.active.name, passives)
+    roles = assign_roles(METHODS[config.method.name], config, data.active.name, passives)
     for name, role in roles.items():
         folder = PartyFolder(own_subfolder(run.parties / name))
-        stack.enter_context(folder.held(resume=resume))
-        keeper = PartyKeeper(folder, name, config, data.own(name), role=role)
+        stack.enter_context(folder.lock_for_run(resume=resume))
+        keeper = PartyCheckpointStore(folder, name, config, data.select_party(name), role=role)
         found[name] = replace(keeper.secrets, sends_out=False)
     return found
 
 
-def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> Simulation:
+def _build_simulation(
+    start: SimulationInputs, *, tables: VerticalData | None, shares: bool
+) -> Simulation:
     """Return a simulation, aligned as an earlier run on the same tables where runs share
     alignments.
 
@@ -192,7 +196,7 @@ def _simulation(start: Start, *, tables: VerticalData | None, shares: bool) -> S
     found = past.get(key) if past is not None else None
     if found and found.is_of(tables):
         session = Simulation(METHODS[config.method.name], replace(start, alignment=found.rows))
-        session.transcript.add(found.flows)
+        session.transcript.add_flows(found.flows)
         return session
     session = Simulation(METHODS[config.method.name], start)
     aligns = config.method.aligns and bool(session.contract.passives)
@@ -210,21 +214,21 @@ def _require_room(config: Config, session: Simulation, folder: Path | None) -> N
     """
     train = config.train
     surely = train.epochs if train.patience is None else min(train.epochs, train.patience + 1)
-    kept = config.kept.epochs(surely)
+    kept = config.effective_transcript.count_epochs(surely)
     terms = session.contract.passives.values()
     numbers = max((math.prod(each.representation.shape) for each in terms), default=0)
     rows = len(session.learner.training_rows) * (1 if config.method.asks_once else kept)
     megabytes = bool(kept) * rows * numbers * 8 / 1e6
     if megabytes > (free := free_megabytes(folder)):
         raise ConfigError(
-            f"transcript.keep {config.kept.keep}: at least {megabytes:,.0f} MB of payloads would "
-            f"be kept for attacks, and the disk of {folder or gettempdir()} has {free:,.0f} MB "
-            "free; make room, take fewer rows (data.limit), a smaller model.projection, or "
-            "transcript.keep none"
+            f"transcript.keep {config.effective_transcript.keep}: at least {megabytes:,.0f} MB of "
+            f"payloads would be kept for attacks, and the disk of {folder or gettempdir()} has "
+            f"{free:,.0f} MB free; make room, take fewer rows (data.limit), a smaller "
+            "model.projection, or transcript.keep none"
         )
 
 
-class _Experimenter(Watch):
+class _SimulationCallbacks(RunCallbacks):
     """The experimenter who runs all parties, and keeps all their messages, which no party could."""
 
     def __init__(
@@ -240,7 +244,7 @@ class _Experimenter(Watch):
         self._data = data
         self._session = session
 
-    def begin(self, session: Session, state: PartyState | None) -> None:
+    def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
         """Save the record before each checkpoint of the active; go on with that of this state."""
         if self.writer is None:
             return
@@ -249,32 +253,32 @@ class _Experimenter(Watch):
         files = folder.recordings
         transcript = session.transcript
         transcript.keep_in(folder.path)
-        assert isinstance(keeper, PartyKeeper)
-        keeper.before_save = lambda step: files.write(
+        assert isinstance(keeper, PartyCheckpointStore)
+        keeper.before_save = lambda step: files.write_step(
             step, msgpack.packb(transcript.state_dict(step))
         )
         if state:
-            if state.step not in files.found():
+            if state.step not in files.list_steps():
                 raise CheckpointError(
                     f"resume with --transport local: {folder.path} holds no record of what all "
                     "parties sent, since each ran in a process of its own"
                 )
-            recorded = msgpack.unpackb(files.read(state.step), strict_map_key=False)
-            RECORDING.read_number(files.path(state.step), recorded)
-            self.past = read_broken_off(folder.broken_off)
-            transcript.resume(recorded, self.past.sent)
+            recorded = msgpack.unpackb(files.load_step(state.step), strict_map_key=False)
+            RECORDING.parse_format_number(files.get_path(state.step), recorded)
+            self.past = load_broken_sessions(folder.broken_off)
+            transcript.resume_record(recorded, self.past.sent)
 
-    def recording(self) -> Recording:
+    def build_recording(self) -> Recording:
         session = self._session
         return Recording(
             config=self._config,
             data=self._data,
             alignment=session.alignment,
             transcript=session.transcript,
-            model=predictor_of(session.learner.solo()),
+            model=predictor_of(session.learner.get_solo_networks()),
             encoders={
                 name: copy.deepcopy(network).cpu().eval()
-                for name, network in session.networks().items()
+                for name, network in session.collect_networks().items()
             },
         )
 
@@ -285,7 +289,7 @@ TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
 }
 
 
-@undisturbed()
+@isolate_torch_modes()
 def run(
     config: Config,
     folder: PathLike | None,

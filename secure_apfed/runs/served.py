@@ -41,11 +41,11 @@ from secure_apfed.contract import Contract
 from secure_apfed.counters import ANSWER_BOOK
 from secure_apfed.data import OwnData, PartyTable, load_blocks
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.exchange import Links, StatusKeeper, Transcript, Transport, play_one
+from secure_apfed.exchange import Links, StatusTracker, Transcript, Transport, run_role
 from secure_apfed.exchange.resumable_link import Missed, Refusal
-from secure_apfed.files import PathLike, open_regular, read_json, refuse_replacing_input
+from secure_apfed.files import PathLike, load_json, open_regular, refuse_replacing_input
 from secure_apfed.formats import CONTRACT
-from secure_apfed.methods import METHODS, Own, fresh_secrets
+from secure_apfed.methods import METHODS, PartyContext, fresh_secrets
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.joint import Tvfl
 from secure_apfed.methods.serving import (
@@ -53,31 +53,31 @@ from secure_apfed.methods.serving import (
     LimitReachedError,
     add_up,
     joint_method,
-    serve,
+    serve_predictions,
 )
 from secure_apfed.promises import NOTHING_SENT, Promise, promise_of_party
 from secure_apfed.runs.folder import (
     PROJECT_ENDED,
     PartyFolder,
-    read_ending,
-    require_not_ended,
+    load_ending,
+    require_open_project,
 )
-from secure_apfed.runs.keeper import Kept, read_kept
+from secure_apfed.runs.keeper import JointNetworkCard, load_joint_network
 from secure_apfed.runs.party import (
     Connect,
     PartyFile,
     ServeSettings,
-    audited,
-    connect,
+    connect_peers,
+    connect_with_audit,
     own_data,
     require_own_limits,
 )
-from secure_apfed.runs.revocation import BegunWith, FilesReplacedError, RevocationWatch
-from secure_apfed.runs.solo import Compared, Predicted, load_model, row_writer
-from secure_apfed.seeds import undisturbed
+from secure_apfed.runs.revocation import FilesReplacedError, RevocationWatch, SessionFiles
+from secure_apfed.runs.solo import Predictions, RowComparison, load_model, row_writer
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.run import TranscriptSettings
 
-__all__ = ["AnswerBook", "JointlyPredicted", "predict_jointly", "serve_party"]
+__all__ = ["AnswerBook", "JointPredictionCounts", "predict_jointly", "serve_party"]
 
 _JOINTLY = "jointly"
 _ALONE = "alone"
@@ -87,8 +87,8 @@ _REFUSED_S = 10.0  # that an active waits for who is refused: others try again e
 def _run_of(folder: PartyFolder) -> str:
     """Return the run of the folder. Raises CheckpointError: nothing was agreed there."""
     try:
-        document = read_json(folder.contract, dict[str, Any])["document"]
-        CONTRACT.read_number(folder.contract, document)
+        document = load_json(folder.contract, dict[str, Any])["document"]
+        CONTRACT.parse_format_number(folder.contract, document)
         return Contract.model_validate(document).run
     except (KeyError, ValidationError) as error:
         raise CheckpointError(f"{folder.contract} holds no contract of a run: {error}") from error
@@ -154,46 +154,50 @@ class AnswerBook:
     def close(self) -> None:
         self._book.close()
 
-    def lookups(self, count: int) -> None:
+    def count_lookups(self, count: int) -> None:
         """See `secure_apfed.methods.serving.Take`."""
-        with self._counting():
-            self._count("lookups_a_day", self._today(), count)
+        with self._open_transaction():
+            self._count_use("lookups_a_day", self._today(), count)
 
-    def answers(self, people: Sequence[bytes], would_cost: Callable[[int], float] | None) -> None:
+    def count_answers(
+        self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
+    ) -> None:
         """See `secure_apfed.methods.serving.Take`."""
-        with self._counting():
-            most = max(self._count("a_person", self._hashed(person)) for person in people)
+        with self._open_transaction():
+            most = max(self._count_use("a_person", self._hash_person(person)) for person in people)
             if would_cost is not None and self._budget is not None:
-                self._within("epsilon", would_cost(most), self._budget)
-            self._count("a_day", self._today(), len(people))
-            self._count("in_all", "", len(people))
+                self._require_limit("epsilon", would_cost(most), self._budget)
+            self._count_use("a_day", self._today(), len(people))
+            self._count_use("in_all", "", len(people))
 
-    def spent(self, people: Sequence[bytes], cost: Callable[[int], float] | None) -> list[int]:
+    def list_exhausted_people(
+        self, people: Sequence[bytes], cost: Callable[[int], float] | None
+    ) -> list[int]:
         """See `secure_apfed.methods.serving.Take`."""
         most = self._limits.a_person
         if cost is not None and self._budget is not None:
             most = bisect_right(range(1, most + 1), self._budget, key=cost)
-        return [at for at, person in enumerate(people) if self._times(person) >= most]
+        return [at for at, person in enumerate(people) if self._count_times(person) >= most]
 
-    def _times(self, person: bytes) -> int:
-        what = f"a_person {self._hashed(person)}"
+    def _count_times(self, person: bytes) -> int:
+        what = f"a_person {self._hash_person(person)}"
         found = self._book.execute("SELECT times FROM counted WHERE what = ?", (what,)).fetchone()
         return found[0] if found else 0
 
-    def _hashed(self, person: bytes) -> str:
+    def _hash_person(self, person: bytes) -> str:
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
-    def _count(self, limit: str, of: str, count: int = 1) -> int:
+    def _count_use(self, limit: str, of: str, count: int = 1) -> int:
         times: int
         (times,) = self._book.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
             "SET times = times + excluded.times RETURNING times",
             (f"{limit} {of}", count),
         ).fetchone()
-        self._within(limit, times, getattr(self._limits, limit))
+        self._require_limit(limit, times, getattr(self._limits, limit))
         return times
 
-    def _within(self, limit: str, value: float, most: float) -> None:
+    def _require_limit(self, limit: str, value: float, most: float) -> None:
         if value > most:
             raise LimitReachedError(
                 f"{self._me} answers no more: the limit serve.{limit} of its file is {most:g}, and "
@@ -201,7 +205,7 @@ class AnswerBook:
             )
 
     @contextmanager
-    def _counting(self) -> Iterator[None]:
+    def _open_transaction(self) -> Iterator[None]:
         self._book.execute("BEGIN IMMEDIATE")
         with self._book:  # which commits, or takes back what was counted
             self._book.execute("UPDATE running SET changes = changes + 1")
@@ -232,19 +236,19 @@ class _ServeMeter:
 
 
 @dataclass(frozen=True)
-class _Here:
+class _JointParty:
     file: PartyFile
     config: Config
     method: Tvfl
     folder: PartyFolder
     run: str
-    kept: Kept | None
+    kept: JointNetworkCard | None
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def read(cls, path: Path) -> "_Here":
-        file = PartyFile.read(path)
-        require_not_ended(file.folder)
+    def from_file(cls, path: Path) -> "_JointParty":
+        file = PartyFile.from_file(path)
+        require_open_project(file.folder)
         config = load_config(file.config)
         folder = PartyFolder(file.folder)
         require_own_limits(file, config)
@@ -254,28 +258,28 @@ class _Here:
         kept = None
         tensors = dict[str, Tensor]()
         if file.party == file.active or file.party in file.passives:
-            kept, tensors = read_kept(folder, file.party)
+            kept, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
         return cls(file, config, method, folder, _run_of(folder), kept, tensors)
 
     @contextmanager
-    def session(
-        self, held: OwnData | None, meet: Connect, status: StatusKeeper
-    ) -> Iterator[tuple[Own, Links, Any]]:
+    def open_links(
+        self, held: OwnData | None, meet: Connect, status: StatusTracker
+    ) -> Iterator[tuple[PartyContext, Links, Any]]:
         """Connect to the others, and yield this party's inputs; the folder is its own."""
         file = self.file
-        identity = self.folder.identity()
+        identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
-        with audited(file, identity, meter, status, meet) as (known, audit, transport):
-            record = Transcript(TranscriptSettings(keep="none")).record
+        with connect_with_audit(file, identity, meter, status, meet) as (known, audit, transport):
+            record = Transcript(TranscriptSettings(keep="none")).record_envelope
             links = Links(
                 file.party,
                 list(file.peers),
-                transport.post,
+                transport.send_frame,
                 record,
                 observers=(RevocationWatch(file), audit, status),
             )
-            own = Own(
+            own = PartyContext(
                 config=self.config,
                 name=file.party,
                 active=file.active,
@@ -288,13 +292,13 @@ class _Here:
             yield own, links, transport
 
 
-@undisturbed()
+@isolate_torch_modes()
 def serve_party(
     path: PathLike,
     *,
     sessions: int | None = None,
-    meet: Connect = connect,
-    status: StatusKeeper | None = None,
+    meet: Connect = connect_peers,
+    status: StatusTracker | None = None,
     on_session: Callable[[str], None] = lambda how: None,
 ) -> None:
     """Serve joint predictions by a party's file, session after session.
@@ -308,8 +312,8 @@ def serve_party(
         ConfigError, DataError, ModelError: file, table or kept model that do not fit.
     """
     path = Path(path)
-    here = _Here.read(path)
-    status = status or StatusKeeper()
+    here = _JointParty.from_file(path)
+    status = status or StatusTracker()
     file = here.file
     if file.party == file.active:
         raise ConfigError(
@@ -318,28 +322,30 @@ def serve_party(
     held = None
     played = 0
     if here.kept is not None:
-        held = _served_table(here, here.kept)
-    with here.folder.locked(), status:
+        held = _load_served_table(here, here.kept)
+    with here.folder.lock_exclusively(), status:
         while sessions is None or played < sessions:
-            if read_ending(here.folder.path) is not None:
+            if load_ending(here.folder.path) is not None:
                 on_session(
                     f"the project of {file.party} was ended in its folder: it serves no more"
                 )
                 break
-            begun_with = BegunWith(path, file, file.folder / PROJECT_ENDED, say=on_session)
-            limits = PartyFile.read(path).serve  # as they are now
+            begun_with = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
+            limits = PartyFile.from_file(path).serve  # as they are now
             here = replace(here, file=here.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
                     watched = _meet_while(meet, begun_with.require_same)
-                    own, links, transport = stack.enter_context(here.session(held, watched, status))
+                    own, links, transport = stack.enter_context(
+                        here.open_links(held, watched, status)
+                    )
                     if held is None:
                         script = add_up(own, links, here.method)
                     else:
-                        opened = _book_of(here, people=len(held.table.ids))
+                        opened = _open_book(here, people=len(held.table.ids))
                         book = stack.enter_context(closing(opened))
-                        script = serve(own, links, here.method, here.tensors, book)
-                    play_one(script, links, transport, timeout_s=file.timeout_s, observer=status)
+                        script = serve_predictions(own, links, here.method, here.tensors, book)
+                    run_role(script, links, transport, timeout_s=file.timeout_s, observer=status)
                 on_session("a session ended")
             except FilesReplacedError as replaced:
                 on_session(str(replaced))
@@ -352,19 +358,19 @@ def serve_party(
 def _meet_while(meet: Connect, require: Missed) -> Connect:
     """Return what meets the others as `meet` does, and ends by what `require` raises meanwhile."""
 
-    def meeting(
+    def meet_and_check(
         file: PartyFile,
         identity: Identity,
         known: Mapping[str, bytes],
         told: Missed = lambda missing: None,
     ) -> Transport:
-        def tell(missing: Mapping[str, str]) -> None:
+        def check_missing(missing: Mapping[str, str]) -> None:
             told(missing)
             require(missing)
 
-        return meet(file, identity, known, tell)
+        return meet(file, identity, known, check_missing)
 
-    return meeting
+    return meet_and_check
 
 
 class _Refusals:
@@ -394,7 +400,7 @@ class _Refusals:
         )
 
 
-def _book_of(here: _Here, *, people: int) -> AnswerBook:
+def _open_book(here: _JointParty, *, people: int) -> AnswerBook:
     path = here.folder.path / ANSWER_BOOK
     limits = here.file.serve
     budget = _budget_of(here.config, limits)
@@ -403,11 +409,11 @@ def _book_of(here: _Here, *, people: int) -> AnswerBook:
 
 def _budget_of(config: Config, limits: ServeSettings) -> float | None:
     """Return what all answers about one person may cost, where noise was agreed."""
-    noise = config.method.noise(config)
+    noise = config.method.find_noise(config)
     return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
-def _served_table(here: _Here, kept: Kept) -> OwnData:
+def _load_served_table(here: _JointParty, kept: JointNetworkCard) -> OwnData:
     """Return the people whom this passive may be asked about, as its network reads them."""
     file = here.file
     config = here.config
@@ -437,7 +443,7 @@ def _id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JointlyPredicted:
+class JointPredictionCounts:
     """The numbers of rows predicted jointly and alone.
 
     Attributes:
@@ -452,7 +458,7 @@ class JointlyPredicted:
     why: str = ""
 
     @property
-    def failed(self) -> bool:
+    def is_failure(self) -> bool:
         """True if it ended early, or not one row was predicted jointly of those that could be."""
         return bool(self.why or (self.refused and not self.jointly))
 
@@ -464,16 +470,16 @@ class _Block:
     features: Tensor
 
 
-@undisturbed()
+@isolate_torch_modes()
 def predict_jointly(
     path: PathLike,
     data: PathLike,
     output: PathLike | None = None,
     *,
-    meet: Connect = connect,
-    status: StatusKeeper | None = None,
+    meet: Connect = connect_peers,
+    status: StatusTracker | None = None,
     write: Callable[[pd.DataFrame], None] | None = None,
-) -> JointlyPredicted:
+) -> JointPredictionCounts:
     """Predict the rows of a file by the model of all parties, and alone where that cannot be.
 
     Args:
@@ -488,34 +494,38 @@ def predict_jointly(
     data = Path(data)
     if output is not None:
         output = Path(output)
-        refuse_replacing_input(output, "--output", data, path, PartyFile.read(path).folder)
+        refuse_replacing_input(output, "--output", data, path, PartyFile.from_file(path).folder)
         with row_writer(output) as written:
             return predict_jointly(path, data, meet=meet, status=status, write=written)
     assert write is not None
-    here = _Here.read(path)
-    status = status or StatusKeeper()
+    here = _JointParty.from_file(path)
+    status = status or StatusTracker()
     if here.kept is None or here.file.party != here.file.active:
         raise ConfigError(f"{here.file.party} is not the active, which alone predicts")
-    asking = _Asking(here, here.kept, _blocks(here, here.kept, data), write)
-    with here.folder.locked(), status:
+    asking = _JointPrediction(here, here.kept, _iterate_blocks(here, here.kept, data), write)
+    with here.folder.lock_exclusively(), status:
         try:
             met = _meet_while(meet, _Refusals(here.file.party).require_bearable)
-            with here.session(_of_nobody(here.kept), met, status) as (own, links, transport):
-                script = asking.script(own, links)
-                play_one(script, links, transport, timeout_s=here.file.timeout_s, observer=status)
+            with here.open_links(_make_dummy_data(here.kept), met, status) as (
+                own,
+                links,
+                transport,
+            ):
+                script = asking.predict_blocks(own, links)
+                run_role(script, links, transport, timeout_s=here.file.timeout_s, observer=status)
         except (RemoteProtocolError, ConnectionError) as error:
             asking.why = str(error)
-        asking.rest_alone()
-    return asking.said()
+        asking.predict_rest()
+    return asking.count_predictions()
 
 
-class _Asking:
+class _JointPrediction:
     """The rows of a file on their way to their predictions, whoever predicts."""
 
     def __init__(
         self,
-        here: _Here,
-        kept: Kept,
+        here: _JointParty,
+        kept: JointNetworkCard,
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
@@ -530,26 +540,28 @@ class _Asking:
         self.why = ""
         self._refused = 0
 
-    async def script(self, own: Own, links: Links) -> None:
-        predictor = await JointPredictor.begin(own, links, self._here.method, self._here.tensors)
+    async def predict_blocks(self, own: PartyContext, links: Links) -> None:
+        predictor = await JointPredictor.start_session(
+            own, links, self._here.method, self._here.tensors
+        )
         for block in self._blocks:
             self._pending = block
             known_B, scores_nK = await predictor.predict(block.ids, block.features)
-            self._tell(block, known_B, scores_nK)
+            self._write_block(block, known_B, scores_nK)
             self._pending = None
             self._refused = predictor.refused
             if predictor.ended is not None:
                 raise predictor.ended
-        predictor.end()
+        predictor.end_session()
 
-    def rest_alone(self) -> None:
+    def predict_rest(self) -> None:
         """Predict by the solo model what joint prediction has left."""
         pending = [self._pending] if self._pending is not None else []
         for block in itertools.chain(pending, self._blocks):
-            self._tell(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
+            self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
 
-    def said(self) -> JointlyPredicted:
-        return JointlyPredicted(
+    def count_predictions(self) -> JointPredictionCounts:
+        return JointPredictionCounts(
             jointly=self._counts[_JOINTLY],
             alone=self._counts[_ALONE],
             refused=self._refused,
@@ -557,7 +569,7 @@ class _Asking:
             why=self.why,
         )
 
-    def _tell(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
+    def _write_block(self, block: _Block, known_B: NDArray[np.bool_], scores_nK: Tensor) -> None:
         jointly_B = torch.from_numpy(known_B)
         probabilities_BK = torch.empty(len(jointly_B), len(self._classes), dtype=torch.float64)
         if known_B.any():
@@ -566,18 +578,18 @@ class _Asking:
             probabilities_BK[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
         by = np.where(known_B, _JOINTLY, _ALONE)
         self._counts.update(by.tolist())
-        predicted = Predicted(
+        predicted = Predictions(
             ids=block.names,
             outputs=probabilities_BK,
             what="",
             classes=self._classes,
-            decided=self._solo.decide(probabilities_BK),
-            compared=Compared(rows=len(block.ids)),
+            decided=self._solo.decide_classes(probabilities_BK),
+            compared=RowComparison(rows=len(block.ids)),
         )
-        self._write(predicted.frame().assign(by=by))
+        self._write(predicted.to_frame().assign(by=by))
 
 
-def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
+def _iterate_blocks(here: _JointParty, kept: JointNetworkCard, data: Path) -> Iterator[_Block]:
     party = here.file.party
     columns = _id_columns(here.config, here.file.party)
     pieces = encode_pieces(party, IdFile(party, data, columns), id_rules(here.config.alignment))
@@ -586,7 +598,7 @@ def _blocks(here: _Here, kept: Kept, data: Path) -> Iterator[_Block]:
         yield _Block(names, [*itertools.islice(ids, len(names))], features)
 
 
-def _of_nobody(kept: Kept) -> OwnData:
+def _make_dummy_data(kept: JointNetworkCard) -> OwnData:
     """Return data to build the active's networks from: a row of no person."""
     features = torch.zeros(1, *kept.encoding.shape)
     table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), kept.encoding)

@@ -22,22 +22,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from secure_apfed.config.plain_yaml import parse_yaml, read_text
+from secure_apfed.config.plain_yaml import load_text, parse_yaml
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.frames import require_dense
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.files import PathLike, read_bytes, read_json, refuse_replacing_input, to_csv
+from secure_apfed.files import PathLike, load_bytes, load_json, refuse_replacing_input, to_csv
 from secure_apfed.formats import MODEL_CARD
-from secure_apfed.learning.descent import without_prefix
+from secure_apfed.learning.descent import remove_prefix
 from secure_apfed.models import family_for, output_shape
 from secure_apfed.peer_text import quote_text
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.seeds import undisturbed
+from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings
-from secure_apfed.solo.fitted import Fitted, modules_in
+from secure_apfed.solo.fitted import FittedModel, modules_in
 from secure_apfed.tasks import TASKS, Classification, Task
 
 
@@ -72,13 +72,13 @@ class SoloModel:
     threshold: float | None = None
     task: Task = field(default_factory=Classification)
 
-    def decide(self, probabilities_NK: Tensor) -> Tensor:
+    def decide_classes(self, probabilities_NK: Tensor) -> Tensor:
         """Return the indices (N,) in `classes` that these probabilities decide for."""
         if self.threshold is None:
             return probabilities_NK.argmax(1)
         return (probabilities_NK[:, 1] >= self.threshold).long()
 
-    @undisturbed()
+    @isolate_torch_modes()
     @torch.no_grad()
     def predict(self, features: Tensor) -> Tensor:
         """Return the predictions for encoded features (N, *shape), such as probabilities (N, K)."""
@@ -89,9 +89,9 @@ class SoloModel:
             )
         dtype = next(self.network.parameters()).dtype
         scores_NK: Tensor = self.network(features.to(dtype))
-        return self.task.told(scores_NK)
+        return self.task.decode_outputs(scores_NK)
 
-    def read(self, frame: pd.DataFrame) -> Tensor:
+    def predict_frame(self, frame: pd.DataFrame) -> Tensor:
         """Return the predictions for raw rows, in float64; further columns are ignored.
 
         Raises:
@@ -101,11 +101,11 @@ class SoloModel:
         require_dense(frame, party="the input")
         counts = CellCounts()
         features = self.encoding.encode(frame, counts=counts)
-        counts.warn(source="the input")
+        counts.warn_of_unseen_cells(source="the input")
         return self.predict(features).double()
 
 
-@undisturbed()
+@isolate_torch_modes()
 def load_model(path: PathLike) -> SoloModel:
     """Load the model of a finished run folder.
 
@@ -115,21 +115,21 @@ def load_model(path: PathLike) -> SoloModel:
     """
     path = Path(path)
     folder = RunFolder(path)
-    folder.check(folder.config, folder.card, folder.model)
-    card = read_json(folder.card, dict[str, Any], of=MODEL_CARD)
+    folder.check_digests(folder.config, folder.card, folder.model)
+    card = load_json(folder.card, dict[str, Any], of=MODEL_CARD)
     if not card.get("predicts_alone"):
         raise ModelError(
             f"{path} holds a run of {quote_text(card.get('method'))}, whose model needs "
             "every party to predict; docs/which-method.md says which predict alone"
         )
-    parts = read_json(folder.card, _Parts, of=MODEL_CARD)
+    parts = load_json(folder.card, _Parts, of=MODEL_CARD)
     if not folder.model.exists():
         raise ModelError(f"{folder.model} is missing; the run did not finish")
-    stored = read_bytes(folder.model)
-    task = _task(parts, folder.card)
-    outputs = task.outputs(len(parts.classes))
+    stored = load_bytes(folder.model)
+    task = _build_task(parts, folder.card)
+    outputs = task.count_outputs(len(parts.classes))
     try:
-        network = _network(parts, load(stored), outputs)
+        network = _build_network(parts, load(stored), outputs)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
@@ -142,7 +142,7 @@ def load_model(path: PathLike) -> SoloModel:
     return SoloModel(network, parts.classes, parts.encoding, card, parts.threshold, task)
 
 
-def _task(parts: _Parts, card: Path) -> Task:
+def _build_task(parts: _Parts, card: Path) -> Task:
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
             f"{card} tells of task {quote_text(parts.task, most=40)}, {len(parts.classes)} classes "
@@ -150,12 +150,12 @@ def _task(parts: _Parts, card: Path) -> Task:
             f"this version; tasks are {', '.join(TASKS)}: restore the file from a copy"
         )
     try:
-        return TASKS[parts.task].of(parts.targets)
+        return TASKS[parts.task].from_targets(parts.targets)
     except DataError as error:
         raise ModelError(f"{card}: {error}") from error
 
 
-def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.Module:
+def _build_network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.Module:
     """Build encoder and head; take no more memory than the tensors, whatever the card asks for."""
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
@@ -164,21 +164,21 @@ def _network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.M
         )
     shape = parts.encoding.shape
 
-    def fresh(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
+    def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
         family = family_for(parts.model, shape)
         with torch.device("meta"):
-            encoder = family.encoder(shape, parts.model)
+            encoder = family.make_encoder(shape, parts.model)
         # real rows go through it: to ask a network without numbers loads torch's compiler
-        encoder.load_state_dict(without_prefix("encoder", state), assign=True)
+        encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
         size = math.prod(output_shape(encoder, shape))
         with torch.device("meta"):
-            return encoder, family.head(size, outputs, parts.model)
+            return encoder, family.make_head(size, outputs, parts.model)
 
-    encoder, head = modules_in(tensors, fresh)
-    if isinstance(encoder, Fitted):
-        encoder.require(math.prod(shape), outputs)
-    elif isinstance(head, nn.Sequential) and isinstance(head[0], Fitted):
-        head[0].require(math.prod(output_shape(encoder, shape)), outputs)
+    encoder, head = modules_in(tensors, build_parts)
+    if isinstance(encoder, FittedModel):
+        encoder.require_shape(math.prod(shape), outputs)
+    elif isinstance(head, nn.Sequential) and isinstance(head[0], FittedModel):
+        head[0].require_shape(math.prod(output_shape(encoder, shape)), outputs)
     nn.ModuleDict({"encoder": encoder, "head": head}).load_state_dict(tensors, assign=True)
     return nn.Sequential(encoder, head).eval()
 
@@ -190,24 +190,24 @@ _Write = Callable[[pd.DataFrame], None]
 def _csv_rows(path: Path) -> Iterator[_Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
 
-        def write(frame: pd.DataFrame) -> None:
+        def write_frame(frame: pd.DataFrame) -> None:
             file.write(to_csv(frame, header=not file.tell()))
 
-        yield write
+        yield write_frame
 
 
 @contextmanager
 def _json_rows(path: Path) -> Iterator[_Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
 
-        def write(frame: pd.DataFrame) -> None:
+        def write_frame(frame: pd.DataFrame) -> None:
             # pandas' own JSON rounds; every digit counts, and what is not finite is null
             finite = frame.replace([math.inf, -math.inf], math.nan).astype(object)
             rows = finite.where(finite.notna(), None).to_dict("records")
             text = json.dumps(rows, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
             file.write(("," if file.tell() else "[") + text[1:-1])
 
-        yield write
+        yield write_frame
         file.write("]" if file.tell() else "[]")
 
 
@@ -219,13 +219,13 @@ def _parquet_rows(path: Path) -> Iterator[_Write]:
     with ExitStack() as stack:
         opened: list[Any] = []
 
-        def write(frame: pd.DataFrame) -> None:
+        def write_frame(frame: pd.DataFrame) -> None:
             table = pa.Table.from_pandas(frame, preserve_index=False)
             if not opened:
                 opened.append(stack.enter_context(ParquetWriter(path, table.schema)))
             opened[0].write_table(table)
 
-        yield write
+        yield write_frame
 
 
 _KINDS = {".csv": _csv_rows, ".parquet": _parquet_rows, ".json": _json_rows}
@@ -255,7 +255,7 @@ def row_writer(path: Path) -> Iterator[_Write]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class RowComparison:
     """A comparison of predicted rows with those of training; images have no drift, since their
     encoding keeps no figures.
     """
@@ -268,7 +268,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Predicted:
+class Predictions:
     """The predictions for the rows of a file, by ID or number from 0.
 
     They are probabilities (N, K) of `classes` and the decided indices (N,) in them, or a number
@@ -278,11 +278,11 @@ class Predicted:
     ids: tuple[str, ...]
     outputs: Tensor
     what: str
-    compared: Compared
+    compared: RowComparison
     classes: tuple[str, ...] = ()
     decided: Tensor | None = None
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Return each row's ID, class and the probability of every class, or ID and number."""
         if self.decided is None:
             return pd.DataFrame({"id": self.ids, self.what: self.outputs.tolist()})
@@ -292,7 +292,7 @@ class Predicted:
         return pd.DataFrame({"id": self.ids, "class": decided, **columns})
 
     def as_json(self) -> dict[str, Any]:
-        rows = self.frame()
+        rows = self.to_frame()
         if self.decided is None:
             return {**self.compared.as_json(), "predictions": rows.to_dict("records")}
         predicted = [
@@ -301,28 +301,30 @@ class Predicted:
         ]
         return {"classes": list(self.classes), **self.compared.as_json(), "predictions": predicted}
 
-    def write(self, path: Path) -> None:
+    def write_file(self, path: Path) -> None:
         with row_writer(path) as write:
-            write(self.frame())
+            write(self.to_frame())
 
 
-@undisturbed()
-def predict_file(folder: Path, path: Path, *, id_columns: Sequence[str] | None = None) -> Predicted:
+@isolate_torch_modes()
+def predict_file(
+    folder: Path, path: Path, *, id_columns: Sequence[str] | None = None
+) -> Predictions:
     """Predict the rows of a file (CSV, Parquet, .npy or IDX) by the model of a finished run.
 
     Rows are named by these columns; None takes those of training, where that was on own tables.
     """
     predictor = _Predictor(load_model(folder))
-    blocks = list(predictor.blocks(path, _named(folder, id_columns)))
+    blocks = list(predictor.predict_blocks(path, _find_id_columns(folder, id_columns)))
     ids = tuple(itertools.chain.from_iterable(names for names, _ in blocks))
-    whole = predictor.predicted(ids, torch.cat([outputs for _, outputs in blocks]))
-    return replace(whole, compared=predictor.compared())
+    whole = predictor.build_predictions(ids, torch.cat([outputs for _, outputs in blocks]))
+    return replace(whole, compared=predictor.compare_rows())
 
 
-@undisturbed()
+@isolate_torch_modes()
 def predict_into(
     folder: Path, path: Path, output: Path, *, id_columns: Sequence[str] | None = None
-) -> Compared:
+) -> RowComparison:
     """Predict the rows of a file into another, which appears when it is complete.
 
     Raises:
@@ -331,9 +333,9 @@ def predict_into(
     refuse_replacing_input(output, "--output", path, folder)
     predictor = _Predictor(load_model(folder))
     with row_writer(output) as write:
-        for ids, outputs in predictor.blocks(path, _named(folder, id_columns)):
-            write(predictor.predicted(ids, outputs).frame())
-    return predictor.compared()
+        for ids, outputs in predictor.predict_blocks(path, _find_id_columns(folder, id_columns)):
+            write(predictor.build_predictions(ids, outputs).to_frame())
+    return predictor.compare_rows()
 
 
 class _Predictor:
@@ -345,34 +347,38 @@ class _Predictor:
         encoding = model.encoding
         self._drift = DriftMeter(encoding) if isinstance(encoding, ColumnEncoding) else None
 
-    def blocks(self, path: Path, named: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    def predict_blocks(
+        self, path: Path, named: Sequence[str]
+    ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
         counts = None if self._drift is None else self._drift.counts
         blocks = load_blocks(path, self.model.encoding, id_columns=named, counts=counts)
         for ids, features in blocks:
             outputs = self.model.predict(features)
             self._rows += len(ids)
             if self._drift is not None:
-                self._drift.add(features)
+                self._drift.add_batch(features)
             yield ids, outputs
 
-    def predicted(self, ids: tuple[str, ...], outputs: Tensor) -> Predicted:
+    def build_predictions(self, ids: tuple[str, ...], outputs: Tensor) -> Predictions:
         what = self.model.task.tells
-        compared = Compared(rows=len(ids))
-        whole = Predicted(ids=ids, outputs=outputs, what=what, compared=compared)
+        compared = RowComparison(rows=len(ids))
+        whole = Predictions(ids=ids, outputs=outputs, what=what, compared=compared)
         if outputs.ndim == 1:
             return whole
-        return replace(whole, classes=self.model.classes, decided=self.model.decide(outputs))
+        return replace(
+            whole, classes=self.model.classes, decided=self.model.decide_classes(outputs)
+        )
 
-    def compared(self) -> Compared:
-        drift = () if self._drift is None else self._drift.result()
-        return Compared(rows=self._rows, drift=drift)
+    def compare_rows(self) -> RowComparison:
+        drift = () if self._drift is None else self._drift.compute_drifts()
+        return RowComparison(rows=self._rows, drift=drift)
 
 
-def _named(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
+def _find_id_columns(folder: Path, id_columns: Sequence[str] | None) -> tuple[str, ...]:
     files = RunFolder(folder)
     if id_columns is not None or not files.config.exists():
         return tuple(id_columns or ())
-    raw, _ = parse_yaml(read_text(files.config), str(files.config))
+    raw, _ = parse_yaml(load_text(files.config), str(files.config))
     try:  # without methods, whose modules take a while
         data = DataSettings.model_validate(raw["data"])
     except (KeyError, TypeError, ValidationError):

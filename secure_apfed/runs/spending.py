@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from secure_apfed.config import Config
-from secure_apfed.defences import statements
+from secure_apfed.defences import describe_defences
 from secure_apfed.methods import Session
 from secure_apfed.names import UPDATES
 from secure_apfed.privacy.accountants import GaussianRelease
@@ -46,7 +46,7 @@ class ReleaseMeter:
         self._promise: Promise | None = None
         self._charges_known = -1
 
-    def add(self, name: str, ledger: PrivacyLedger) -> None:
+    def add_ledger(self, name: str, ledger: PrivacyLedger) -> None:
         """Count this ledger from now on, unless it is one of private updates, which stay here."""
         if not name.endswith(UPDATES):
             self._ledgers[name] = ledger
@@ -65,7 +65,7 @@ class ReleaseMeter:
             self._promise = promise_of_party(
                 self._config,
                 self._role,
-                [ledger.account() for ledger in self._ledgers.values()],
+                [ledger.summarise_cost() for ledger in self._ledgers.values()],
             )
         return self._promise
 
@@ -75,18 +75,24 @@ def spent_in(session: Session, labels: LabelMechanism, *, delta: float) -> Priva
 
     `delta`: used if nobody releases.
     """
-    released = worst_of(_releasing(session)) or _of_nobody_here(session, delta)
-    spent = session.learner.training.account(released) if session.learner.training else released
-    return spent if labels.unsafe else spent.with_labels(labels)
+    released = find_worst_spent(_list_release_ledgers(session)) or _compute_remote_cost(
+        session, delta
+    )
+    spent = (
+        session.learner.training.add_training_cost(released)
+        if session.learner.training
+        else released
+    )
+    return spent if labels.unsafe else spent.include_labels(labels)
 
 
-def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
+def _compute_remote_cost(session: Session, delta: float) -> PrivacySpent:
     """Return the cost if no ledger here counts what leaves: nothing, or what the passives report.
 
     Epsilon is infinite while something leaves that nobody here counts, and until all passives have
     reported.
     """
-    nothing = PrivacySpent.nothing(delta=delta)
+    nothing = PrivacySpent.for_no_release(delta=delta)
     method = session.entered.own.config.method
     happens = method.happens
     if "tables are decomposed" in happens:
@@ -101,7 +107,7 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
         unheard = [name for name in session.contract.passives if name not in charged]
         if not unheard:
             worst = max(charged, key=lambda name: charged[name].epsilon)
-            return charged[worst].spent(worst)
+            return charged[worst].to_privacy_cost(worst)
         why = f"{' and '.join(unheard)} did not say yet what was charged there"
     elif method.figure != "epsilon_x":
         why = f"no representation is sent; what else leaves is counted by {method.figure} alone"
@@ -110,9 +116,9 @@ def _of_nobody_here(session: Session, delta: float) -> PrivacySpent:
     return replace(nothing, epsilon_x=math.inf, mu=math.inf, accountants={}, trace=(why,))
 
 
-def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
+def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
     """Return the same beside the figures of every accountant that is installed; takes seconds."""
-    worst = _worst(_releasing(session))
+    worst = _pick_worst_ledger(_list_release_ledgers(session))
     if not 0 < spent.epsilon_x < math.inf:
         return spent
     if worst is not None:
@@ -124,16 +130,16 @@ def cross_checked(spent: PrivacySpent, session: Session) -> PrivacySpent:
     return replace(spent, accountants=cross_check(once, releases=spent.releases, delta=spent.delta))
 
 
-def worst_of(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
-    worst = _worst(ledgers)
-    return worst.spent() if worst else None
+def find_worst_spent(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
+    worst = _pick_worst_ledger(ledgers)
+    return worst.get_privacy_spent() if worst else None
 
 
-def _worst(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
-    return max(ledgers, key=lambda ledger: ledger.spent().epsilon_x, default=None)
+def _pick_worst_ledger(ledgers: Iterable[PrivacyLedger]) -> PrivacyLedger | None:
+    return max(ledgers, key=lambda ledger: ledger.get_privacy_spent().epsilon_x, default=None)
 
 
-def _releasing(session: Session) -> list[PrivacyLedger]:
+def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     """Return the ledgers of representations, without those of private updates and of
     contributions.
     """
@@ -148,7 +154,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     """
     seeded = config.guard.noise != "secret"
     learner = session.learner
-    also = statements(config.defences, config.method)
+    also = describe_defences(config.defences, config.method)
     votes = "passives vote" in config.method.happens
     if session.contract.secure_sum.get("noise") and not votes:
         kind = sum_kind(config.secure_sum)
@@ -177,7 +183,7 @@ def guarantee_of(
     """
     parts = [released]
     if not math.isinf(labels.epsilon):
-        parts += [labels.statement(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
+        parts += [labels.describe_guarantee(), LABEL_ASSUMPTIONS, *([_SEEDED] if seeded else [])]
     elif not private_training and released != NOTHING_RELEASED:
-        parts.append(labels.statement())
+        parts.append(labels.describe_guarantee())
     return "; ".join([*parts, *also])

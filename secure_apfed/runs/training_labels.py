@@ -24,12 +24,12 @@ from apfed_protocols.randomness import derive_key
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import open_regular, read_text
-from secure_apfed.learning.descent import ActiveNetworks, Compute, without_prefix
-from secure_apfed.methods import PartyState, Secrets, Session
+from secure_apfed.files import load_text, open_regular
+from secure_apfed.learning.descent import ActiveNetworks, Compute, remove_prefix
+from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
 from secure_apfed.names import log_file
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
-from secure_apfed.seeds import shuffled
+from secure_apfed.seeds import shuffle_rows
 
 _OPEN = -1
 _BATCH = 1000
@@ -57,27 +57,27 @@ class TrainingLabels:
                 f"{config.train.epochs} epochs and {rows} rows; use randomised_response"
             )
         # The parts depend on the seed and on nothing else, least of all on labels.
-        order = shuffled(torch.arange(rows), config.seed, "label stages")
+        order = shuffle_rows(torch.arange(rows), config.seed, "label stages")
         self._parts = order.tensor_split(stages)
         assert data.table.labels is not None
         self._answers_N = torch.full((rows,), _OPEN, dtype=data.table.labels.dtype)
         self._stage = 0
 
-    def due(self, epoch: int) -> bool:
+    def is_due(self, epoch: int) -> bool:
         stages = self.mechanism.stages
         epochs = self._config.train.epochs
         return self._stage < stages and epoch == first_epoch_of(
             self._stage, stages=stages, epochs=epochs
         )
 
-    def answer(self, networks: ActiveNetworks | None) -> None:
+    def answer_stage(self, networks: ActiveNetworks | None) -> None:
         part = self._parts[self._stage]
         rows = self.held.labelled_rows[part]
-        prior_NK = None if networks is None else self._prior(networks, rows)
+        prior_NK = None if networks is None else self._predict_prior(networks, rows)
         key = derive_key(self._key, b"labels", self._stage.to_bytes(4, "big"))
         assert self.held.table.labels is not None
         true_N = self.held.table.labels[rows]
-        answers = self.mechanism.answer(true_N, key=key, prior_NK=prior_NK)
+        answers = self.mechanism.randomise_labels(true_N, key=key, prior_NK=prior_NK)
         if self._log and not self.mechanism.unsafe:
             self._write_ahead(self._log, answers)
         self._answers_N[part] = answers
@@ -86,7 +86,7 @@ class TrainingLabels:
     def _write_ahead(self, log: Path, answers: Tensor) -> None:
         """Note these answers before anything is trained on them; refuse others for the stage."""
         digest = derive_key(self._key, b"label answers", answers.numpy().tobytes()).hex()
-        noted = read_text(log).split() if log.exists() else []
+        noted = load_text(log).split() if log.exists() else []
         if len(noted) <= self._stage:
             with os.fdopen(open_regular(log, create=True), "a", encoding="ascii") as lines:
                 lines.write(digest + "\n")
@@ -99,22 +99,22 @@ class TrainingLabels:
                 "would spend epsilon_y twice; restore the newest checkpoint, or begin a new run"
             )
 
-    def _prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
+    def _predict_prior(self, networks: ActiveNetworks, rows: Tensor) -> Tensor:
         """Return the model's class probabilities for rows with unseen labels; dropout is off."""
-        compute = Compute.of(self._config.train)
+        compute = Compute.from_settings(self._config.train)
         modules = (networks.encoder, networks.head)
         for module in modules:
             module.eval()
-        with torch.no_grad(), compute.forward(self._config.seed, "label prior"):
+        with torch.no_grad(), compute.prepare_forward(self._config.seed, "label prior"):
             scores = [
-                networks.head(networks.encoder(compute.place(self.held.table.features[some])))
+                networks.head(networks.encoder(compute.move_tensor(self.held.table.features[some])))
                 for some in rows.split(_BATCH)
             ]
         for module in modules:
             module.train()
         return torch.cat(scores).double().softmax(1).cpu()
 
-    def data(self) -> OwnData:
+    def build_data(self) -> OwnData:
         """Return the active's data with the answers in place of the labels, and no label beside
         them.
 
@@ -147,7 +147,7 @@ class TrainingLabels:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the answers; nothing is drawn again."""
         if self.mechanism.unsafe:
-            self.answer(None)
+            self.answer_stage(None)
             return
         answers_N = tensors.get("answers", torch.empty(0))
         sound = answers_N.dtype == torch.int64 and answers_N.shape == self._answers_N.shape
@@ -166,9 +166,9 @@ class TrainingLabels:
         self._stage = stage
 
 
-def answered_labels(
-    config: Config, held: OwnData, active: Secrets
-) -> tuple[TrainingLabels, PartyState | None]:
+def load_training_labels(
+    config: Config, held: OwnData, active: PartySecrets
+) -> tuple[TrainingLabels, PartyCheckpoint | None]:
     """Return the labels that the active may train on, new or from its checkpoint, and that
     checkpoint.
     """
@@ -179,17 +179,17 @@ def answered_labels(
         key=active.noise_key,
         log=log_file(active.logs, "labels", name, "log") if active.logs else None,
     )
-    state = active.keeper.latest() if active.keeper else None
+    state = active.keeper.load_latest() if active.keeper else None
     if state:
-        labels.load_tensors(without_prefix("labels", state.tensors))
+        labels.load_tensors(remove_prefix("labels", state.tensors))
     else:
-        labels.answer(None)
+        labels.answer_stage(None)
     return labels, state
 
 
-def gone_back(
-    state: PartyState | None, labels: TrainingLabels, session: Session
-) -> PartyState | None:
+def restore_older_state(
+    state: PartyCheckpoint | None, labels: TrainingLabels, session: Session
+) -> PartyCheckpoint | None:
     """Return the active's state where the session resumes, with its labels as they were then.
 
     The state is older than its newest where another party lost its own. A stage of labels that was
@@ -200,12 +200,12 @@ def gone_back(
     if state is None or resumes is None or state.step == resumes.step:
         return state
     assert keeper is not None
-    older = keeper.latest(until=resumes.step)
+    older = keeper.load_latest(until=resumes.step)
     assert older is not None  # it said itself that it holds this step
     if not labels.mechanism.unsafe:
-        labels.load_tensors(without_prefix("labels", older.tensors))
+        labels.load_tensors(remove_prefix("labels", older.tensors))
         if labels.mechanism.stages > 1:
-            data = labels.data()
+            data = labels.build_data()
             assert data.table.labels is not None
             session.learner.relabel(data.table.labels, data.train_rows)
     return older

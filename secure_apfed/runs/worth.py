@@ -37,8 +37,8 @@ __all__ = [
     "WhoHelped",
     "check_leaving_out",
     "leave_out",
+    "leave_out_settings",
     "measure_worth",
-    "without_settings",
 ]
 
 
@@ -125,12 +125,12 @@ def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
-            make_sum(without_settings(config, left_out), "who helped", "active", others)
+            make_sum(leave_out_settings(config, left_out), "who helped", "active", others)
     except (ConfigError, LocalProtocolError) as error:
         raise ConfigError(f"who helped: without {left_out}: {error}") from error
 
 
-def without_settings(config: Config, passive: str) -> Config:
+def leave_out_settings(config: Config, passive: str) -> Config:
     """Return the settings of the same run without what they say of this passive.
 
     Nothing is kept for attacks, and none is mounted.
@@ -207,7 +207,7 @@ def measure_worth(
     on_done(len(data.passives), len(data.passives))
     return WhoHelped(
         measure=result.measure,
-        reached=_known(result.scores[variant]),
+        reached=_replace_nan(result.scores[variant]),
         rows=len(result.said[variant].truth),
         party_seeds=config.party_seeds,
         passives=tuple(found),
@@ -219,8 +219,8 @@ def _measure_one(
     config: Config, data: VerticalData, passive: str, result: RunResult, variant: str
 ) -> PassiveWorth:
     try:
-        with _repeated_once(passive):
-            without = run(without_settings(config, passive), None, data=leave_out(data, passive))
+        with _merge_warnings(passive):
+            without = run(leave_out_settings(config, passive), None, data=leave_out(data, passive))
     except ConfigError as error:
         raise ConfigError(f"who helped: without {passive}: {error}") from error
     gain = None
@@ -229,16 +229,16 @@ def _measure_one(
         gain = gain_between(result.said[variant], without.said[variant], measure)
     return PassiveWorth(
         passive=passive,
-        without=_known(without.scores[variant]),
+        without=_replace_nan(without.scores[variant]),
         value=None if gain is None else gain.value,
-        low=None if gain is None else _known(gain.low),
-        high=None if gain is None else _known(gain.high),
+        low=None if gain is None else _replace_nan(gain.low),
+        high=None if gain is None else _replace_nan(gain.high),
         wire_bytes=result.wire_bytes - without.wire_bytes,
     )
 
 
 @contextmanager
-def _repeated_once(passive: str) -> Iterator[None]:
+def _merge_warnings(passive: str) -> Iterator[None]:
     """Warn of each kind of warning in this block once, and say that the passive was left out."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -252,6 +252,6 @@ def _repeated_once(passive: str) -> Iterator[None]:
         warnings.warn(f"without {passive}: {first}{others}", kind, stacklevel=2)
 
 
-def _known(value: float) -> float | None:
+def _replace_nan(value: float) -> float | None:
     """Return a figure for a file, where NaN has no place."""
     return None if math.isnan(value) else value

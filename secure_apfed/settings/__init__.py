@@ -50,7 +50,7 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
 
-    def terms(self) -> dict[str, Any]:
+    def collect_terms(self) -> dict[str, Any]:
         """Return what all parties sign, plain: every key but those that are marked as decided
         alone.
 
@@ -62,10 +62,12 @@ class Settings(BaseModel):
             if any(isinstance(mark, DecidedBy) for mark in field.metadata):
                 del told[name]
             elif isinstance(value, Settings):
-                told[name] = value.terms()
+                told[name] = value.collect_terms()
             elif isinstance(value, Mapping):
                 told[name] |= {
-                    key: part.terms() for key, part in value.items() if isinstance(part, Settings)
+                    key: part.collect_terms()
+                    for key, part in value.items()
+                    if isinstance(part, Settings)
                 }
         return told
 

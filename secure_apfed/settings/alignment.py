@@ -131,9 +131,9 @@ class AlignmentSettings(Settings):
             return "opprf"
         return "vole" if self.dealer else "ecdh"
 
-    def terms(self) -> dict[str, Any]:
+    def collect_terms(self) -> dict[str, Any]:
         """Return the protocol that is run, and none of a party's own choices."""
-        return super().terms() | {"protocol": self.backend}
+        return super().collect_terms() | {"protocol": self.backend}
 
     def for_a_trial(self) -> "AlignmentSettings":
         """Return the same for tables of random IDs, whose overlaps nobody needs to hide.

@@ -175,7 +175,7 @@ class PartySettings(Settings):
     encoding: Path | None = None
 
     @property
-    def called(self) -> str:
+    def table_name(self) -> str:
         return "its query" if self.file is None else str(self.file)
 
     @model_validator(mode="after")
@@ -298,7 +298,7 @@ class DataSettings(Settings):
     ] = None
     positive: Annotated[str | None, NOBODY] = None
 
-    def terms(self) -> dict[str, Any]:
+    def collect_terms(self) -> dict[str, Any]:
         """Return who holds labels and, if several do, how they number the classes."""
         told = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
@@ -308,11 +308,11 @@ class DataSettings(Settings):
         return self.model_dump(mode="json", include=told)
 
     @property
-    def named_views(self) -> tuple[str, ...]:
+    def explicit_views(self) -> tuple[str, ...]:
         return self.views if isinstance(self.views, tuple) else ()
 
     @property
-    def named_classes(self) -> tuple[str, ...]:
+    def explicit_classes(self) -> tuple[str, ...]:
         return self.classes if isinstance(self.classes, tuple) else ()
 
     @property

@@ -93,12 +93,12 @@ class MethodSettings(Settings, ABC):
     own_objective: ClassVar[ObjectiveSettings | None] = None
 
     @classmethod
-    def of(cls, config: "RunSettings") -> Self:
+    def from_run_settings(cls, config: "RunSettings") -> Self:
         """Return the settings of this method in those of a run that uses it."""
         assert isinstance(config.method, cls)
         return config.method
 
-    def check(self, config: "RunSettings") -> None:
+    def check_run(self, config: "RunSettings") -> None:
         """Refuse what a run says beside these settings and this method does not take.
 
         Raises:
@@ -119,7 +119,7 @@ class MethodSettings(Settings, ABC):
         del config, labelled, classes, passives
         return 0
 
-    def noise(self, config: "RunSettings") -> NoiseSettings | None:
+    def find_noise(self, config: "RunSettings") -> NoiseSettings | None:
         """Return the noise that passives add to the gradients or votes that they send; None:
         none.
         """
@@ -136,7 +136,7 @@ class MethodSettings(Settings, ABC):
         """
         return math.inf
 
-    def rehearsed(self, steps: int, epochs: int) -> Self:
+    def for_rehearsal(self, steps: int, epochs: int) -> Self:
         """Return the same for a rehearsal of this many steps in place of a run of this many
         epochs.
         """

@@ -78,17 +78,17 @@ class Protection:
     numbers: Mapping[str, float] = field(default_factory=dict)
     read: Callable[[Any], Any] | None = None
 
-    def strength(self, value: Any) -> float:
+    def compute_strength(self, value: Any) -> float:
         """Return how much a value protects: more is more; what is not known is the least."""
         if self.less == "other":
             ranks = (-rank for rank, group in enumerate(self.order) if value in group)
             return next(ranks, -math.inf)
         if value is None and isinstance(self.null, str):
             return math.inf if self.null == "most" else -math.inf
-        number = self._number(self.null if value is None else value)
+        number = self._convert_to_number(self.null if value is None else value)
         return number if self.less == "lower" else -number
 
-    def _number(self, value: Any) -> float:
+    def _convert_to_number(self, value: Any) -> float:
         if isinstance(value, str):
             return self.numbers.get(value, math.nan)
         if isinstance(value, Mapping | tuple | list):
@@ -97,7 +97,7 @@ class Protection:
 
     def is_less(self, value: Any, than: Any) -> bool:
         """Return whether a value protects less than another; what cannot be compared does."""
-        return not self.strength(value) >= self.strength(than)
+        return not self.compute_strength(value) >= self.compute_strength(than)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Key:
         if not isinstance(self.mark, Protection):
             return False
         if self.default is NO_DEFAULT:
-            return self.mark.less == "other" and self.mark.strength(self.value) < 0
+            return self.mark.less == "other" and self.mark.compute_strength(self.value) < 0
         return self.mark.is_less(self.value, self.default)
 
 
@@ -186,8 +186,8 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
     return tuple(
         Departure(
             setting=key.path,
-            value=_spell(key.value),
-            default=_spell(key.default),
+            value=_format_value(key.value),
+            default=_format_value(key.default),
             whom=key.mark.whom if isinstance(key.mark, Protection) else "not known",
             means=key.mark.means if isinstance(key.mark, Protection) else _UNKNOWN,
         )
@@ -203,10 +203,14 @@ def find_keys(settings: Settings, default: Any = None, where: str = "") -> Itera
             continue
         path = f"{where}{name}"
         value = getattr(settings, name)
-        usual = getattr(default, name) if isinstance(default, type(settings)) else _usual(declared)
+        usual = (
+            getattr(default, name)
+            if isinstance(default, type(settings))
+            else _find_default(declared)
+        )
         mark = _mark_of(declared)
         if mark is not None:
-            yield _key(path, settings, default, value, usual, mark)
+            yield _make_key(path, settings, default, value, usual, mark)
         elif isinstance(value, Settings):
             yield from find_keys(value, usual, f"{path}.")
         elif not _settings_in(declared.annotation):
@@ -229,7 +233,7 @@ def find_key_types(
         if mark is not None or not inner:
             yield f"{where}{name}", mark
             continue
-        many = get_origin(_without_marks(declared.annotation)) in (dict, tuple)
+        many = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
         for part in inner:
             yield from find_key_types(part, f"{where}{name}.{'*.' if many else ''}")
 
@@ -238,7 +242,7 @@ def list_keys(kind: type[Settings], where: str = "") -> Iterator[str]:
     """Yield the dotted path of every key that such settings may have; `*` stands for any name."""
     for name, declared in kind.model_fields.items():
         yield f"{where}{name}"
-        many = get_origin(_without_marks(declared.annotation)) in (dict, tuple)
+        many = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
         for part in _settings_in(declared.annotation):
             yield from list_keys(part, f"{where}{name}.{'*.' if many else ''}")
 
@@ -268,11 +272,12 @@ def require_limits(
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
             mark = _mark_to_limit(pattern, side, limit, known, file)
-            found = [key for key in keys if _matches(pattern, key.path)]
+            found = [key for key in keys if _is_match(pattern, key.path)]
             values = [(key.path, key.value) for key in found] or [(pattern, None)]
             wrong += [
-                f"{party}: {path} is {_spell(value) if found else 'not set in this run'}, and "
-                f"{side}.{pattern} of {file} asks for {_spell(limit)}"
+                f"{party}: {path} is {_format_value(value) if found else 'not set in this run'}, "
+                "and "
+                f"{side}.{pattern} of {file} asks for {_format_value(limit)}"
                 f"{_AT[side] if mark.less != 'other' else ' or what protects more'}: it protects "
                 f"{mark.whom} (less: {mark.means}); ask {ask} for other settings, or change "
                 f"{side}.{pattern} in {file}"
@@ -291,7 +296,7 @@ def _mark_to_limit(
 ) -> Protection:
     """Return the mark of the key that a limit names; ConfigError: it cannot be limited so."""
     where = f"{file}: {side}.{pattern}"
-    marks = [mark for path, mark in known.items() if _matches(path, pattern) or path == pattern]
+    marks = [mark for path, mark in known.items() if _is_match(path, pattern) or path == pattern]
     if not marks:
         guess = did_you_mean(pattern, known)
         raise ConfigError(f"{where}: no setting has that name{f'; {guess}' if guess else ''}")
@@ -306,14 +311,15 @@ def _mark_to_limit(
         names = [name for group in mark.order for name in group if name is not None]
         if limit not in names:
             raise ConfigError(
-                f"{where}: expected one of {', '.join(map(_spell, names))}, got {_spell(limit)}"
+                f"{where}: expected one of {', '.join(map(_format_value, names))}, got "
+                f"{_format_value(limit)}"
             )
     elif isinstance(limit, bool | str):
-        raise ConfigError(f"{where}: expected a number, got {_spell(limit)}")
+        raise ConfigError(f"{where}: expected a number, got {_format_value(limit)}")
     return mark
 
 
-def _matches(pattern: str, path: str) -> bool:
+def _is_match(pattern: str, path: str) -> bool:
     """Return whether a path is of a pattern, of which `*` is any one name."""
     wanted = pattern.split(".")
     given = path.split(".")
@@ -321,7 +327,9 @@ def _matches(pattern: str, path: str) -> bool:
     return len(wanted) == len(given) and all(same)
 
 
-def _key(path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any) -> Key:
+def _make_key(
+    path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any
+) -> Key:
     read = mark.read if isinstance(mark, Protection) else None
     if read is None:
         return Key(path=path, value=value, default=usual, mark=mark)
@@ -329,7 +337,7 @@ def _key(path: str, settings: Settings, default: Any, value: Any, usual: Any, ma
     return Key(path=path, value=read(settings), default=read(defaults), mark=mark)
 
 
-def _usual(declared: FieldInfo) -> Any:
+def _find_default(declared: FieldInfo) -> Any:
     return NO_DEFAULT if declared.is_required() else declared.get_default(call_default_factory=True)
 
 
@@ -346,7 +354,7 @@ def _mark_of(declared: FieldInfo) -> Any:
     return next(given, NOBODY if constant else None)
 
 
-def _without_marks(annotation: Any) -> Any:
+def _strip_annotations(annotation: Any) -> Any:
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     return annotation
@@ -356,11 +364,11 @@ def _settings_in(annotation: Any) -> list[type[Settings]]:
     """Return the classes of settings that a value of this type is, or holds."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    parts: Sequence[Any] = get_args(_without_marks(annotation))
+    parts: Sequence[Any] = get_args(_strip_annotations(annotation))
     return [kind for part in parts for kind in _settings_in(part)]
 
 
-def _spell(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Return a value as a settings file has it, shortened."""
     if value is NO_DEFAULT:
         return _NO_DEFAULT

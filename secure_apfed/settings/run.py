@@ -50,7 +50,7 @@ class TranscriptSettings(Settings):
 
     keep: Literal["auto", "none", "first_and_last", "all"] = "auto"
 
-    def epochs(self, most: int) -> int:
+    def count_epochs(self, most: int) -> int:
         """Return how many of `most` epochs are kept; for `RunSettings.kept`, which is not
         "auto".
         """
@@ -183,7 +183,7 @@ class RunSettings(Settings, ABC):
         return tuple(named) if isinstance(named, list) else named  # strict once it was looked at
 
     @property
-    def kept(self) -> TranscriptSettings:
+    def effective_transcript(self) -> TranscriptSettings:
         """The settings of the transcript, with "auto" resolved."""
         if self.transcript.keep != "auto":
             return self.transcript

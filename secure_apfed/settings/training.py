@@ -280,7 +280,7 @@ class TrainSettings(Settings):
         return self.labels == "after"
 
     @property
-    def trains_unaligned(self) -> bool:
+    def trains_unaligned_rows(self) -> bool:
         """True if rows that no passive knows go through the exchange's epochs.
 
         Without the task loss they would train nothing there; local models read them afterwards.

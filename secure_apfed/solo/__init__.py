@@ -36,18 +36,18 @@ from secure_apfed.solo.classical import (
     Spreading,
     SpreadingStudent,
 )
-from secure_apfed.solo.fitted import Fitted, View, average_of
+from secure_apfed.solo.fitted import FittedModel, View, average_of
 from secure_apfed.solo.interface import (
     Baseline,
     FloatArray,
     Predictor,
     SoloTask,
+    cache_fits,
     fit_name,
     fit_once,
-    fits_kept_meanwhile,
-    held_out,
     measure_of_classes,
-    scored_once,
+    score_once,
+    split_folds,
 )
 from secure_apfed.solo.networks import Autoencoder, MixMatch, Network
 
@@ -63,11 +63,11 @@ __all__ = [
     "Predictor",
     "SoloTask",
     "average_held_out",
-    "chosen",
+    "choose_baseline",
+    "convert_predictor",
     "every_baseline",
     "find_baseline",
     "has_collapsed",
-    "keep_fitted",
     "likelihood_of",
     "list_local_models",
     "mean_of",
@@ -75,7 +75,7 @@ __all__ = [
     "measure_of_classes",
     "pick_models",
     "rank_of",
-    "scored_held_out",
+    "score_out_of_fold",
     "surely_better",
     "validation_of",
 ]
@@ -122,7 +122,7 @@ def measure_collapse(predictor: Predictor, task: SoloTask) -> float:
     unlabelled = np.setdiff1d(np.arange(len(task.features)), task.labelled)
     if len(unlabelled) < _FEWEST_UNLABELLED:
         return 0.0
-    predicted = predictor.scores(task.features[unlabelled]).argmax(axis=1)
+    predicted = predictor.compute_scores(task.features[unlabelled]).argmax(axis=1)
     predicted_K = np.bincount(predicted, minlength=task.classes) / len(predicted)
     labels_K = np.bincount(task.labels, minlength=task.classes) / len(task.labels)
     return float(np.abs(predicted_K - labels_K).sum() / 2)
@@ -142,11 +142,11 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
         ModelError: it cannot be fitted to these rows.
     """
 
-    def measure() -> FloatArray:
+    def compute_collapse() -> FloatArray:
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
     name = f"apart-{fit_name(baseline, task)}"
-    (apart,) = scored_once(name, task, measure, of_run=baseline.of_run)
+    (apart,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
     return bool(apart > MOST_APART)
 
 
@@ -158,9 +158,9 @@ class LocalModel:
     task: SoloTask
 
     @classmethod
-    def choose(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
+    def choose_best(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
         """Return the best of a task by its held-out labels; see `chosen`."""
-        return cls(baseline=chosen(task, among=among), task=task.few)
+        return cls(baseline=choose_baseline(task, among=among), task=task.few)
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ class LocalModel:
         """Fit it, or return what was fitted before within `fits_kept_meanwhile`."""
         return fit_once(self.baseline, self.task)
 
-    def keep(self) -> nn.Module:
+    def build_network(self) -> nn.Module:
         """Return it, fitted, as a network whose parameters are its own."""
         kept = self.fit().kept
         assert kept is not None  # every baseline has a model
@@ -180,9 +180,9 @@ class LocalModel:
         return has_collapsed(self.baseline, self.task)
 
     def score_held_out(self) -> Scored | None:
-        return scored_held_out(self.baseline, self.task)
+        return score_out_of_fold(self.baseline, self.task)
 
-    def rank(self) -> tuple[float, float]:
+    def compute_rank(self) -> tuple[float, float]:
         """Return the rank by the task's measure on the labels held out, and their likelihood."""
         scored = self.score_held_out()
         return rank_of(scored, self.task.measure), likelihood_of(scored)
@@ -216,7 +216,7 @@ def pick_models(
         try:
             group = collapsed if model.has_collapsed() else standing
         except ModelError:
-            left_out.append(_name_unfitted(model))
+            left_out.append(_describe_fit_failure(model))
         else:
             group.append(model)
     if standing:
@@ -232,13 +232,13 @@ def _rank_models(models: Iterable[ModelT], left_out: list[str]) -> list[ModelT]:
     ranks: dict[ModelT, tuple[float, float]] = {}
     for model in models:
         try:
-            ranks[model] = model.rank()
+            ranks[model] = model.compute_rank()
         except ModelError:
-            left_out.append(_name_unfitted(model))
+            left_out.append(_describe_fit_failure(model))
     return sorted(ranks, key=ranks.__getitem__, reverse=True)
 
 
-def _name_unfitted(model: LocalModel) -> str:
+def _describe_fit_failure(model: LocalModel) -> str:
     return f"{model.name}: it cannot be fitted"
 
 
@@ -265,41 +265,41 @@ class MeanOfModels(Baseline):
         self.reads_measure = most is not None
         self._most = most
 
-    def members(self, task: SoloTask) -> list[LocalModel]:
+    def pick_members(self, task: SoloTask) -> list[LocalModel]:
         """Return the models that are averaged: none that has collapsed, unless all have."""
         models = [LocalModel(baseline=baseline, task=task) for baseline in list_local_models()]
         return pick_models(models, most=self._most)[0]
 
     def fit(self, task: SoloTask) -> Predictor:
         """Fit all models, and average what they say."""
-        with fits_kept_meanwhile():
-            predictors = [member.fit() for member in self.members(task)]
+        with cache_fits():
+            predictors = [member.fit() for member in self.pick_members(task)]
         return mean_of(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
         """Average what the models say of the labels held out."""
-        return average_held_out(self.members(task))
+        return average_held_out(self.pick_members(task))
 
 
 def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
     """Return the mean of the probabilities of these models, all of the same rows."""
 
-    def score(rows_BF: FloatArray) -> FloatArray:
+    def score_rows(rows_BF: FloatArray) -> FloatArray:
         shares = [probabilities_of(each.of_block(rows_BF)) for each in predictors]
         return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
-    def keep() -> Fitted:
-        view = View.unchanged(features)
-        return average_of([(view, keep_fitted(each)) for each in predictors])
+    def build_network() -> FittedModel:
+        view = View.for_whole_row(features)
+        return average_of([(view, convert_predictor(each)) for each in predictors])
 
-    return Predictor(score, keep)
+    return Predictor(score_rows, build_network)
 
 
-def keep_fitted(predictor: Predictor) -> Fitted:
+def convert_predictor(predictor: Predictor) -> FittedModel:
     """Return a local model as a fitted one, whose parameters are its own."""
     assert predictor.kept is not None  # every local model can be kept
     kept = predictor.kept()
-    assert isinstance(kept, Fitted)
+    assert isinstance(kept, FittedModel)
     return kept
 
 
@@ -318,7 +318,7 @@ def find_baseline(name: str) -> Baseline:
     return next(baseline for baseline in (*_ALL, *_MEANS) if baseline.name == name)
 
 
-def chosen(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseline:
+def choose_baseline(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseline:
     """Return the baseline with the best validation, as a study would find it best.
 
     That is by the task's measure. `among`: the baselines to choose among; None: all single models
@@ -329,10 +329,10 @@ def chosen(task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Baseli
     """
     task = task.few
     ranked: dict[Baseline, tuple[float, float]] = {}
-    with fits_kept_meanwhile():
+    with cache_fits():
         for baseline in every_baseline().values() if among is None else among:
             with suppress(ModelError):
-                ranked[baseline] = LocalModel(baseline=baseline, task=task).rank()
+                ranked[baseline] = LocalModel(baseline=baseline, task=task).compute_rank()
         best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
         for baseline in best_first:
             if not has_collapsed(baseline, task):
@@ -351,11 +351,11 @@ def likelihood_of(scored: Scored | None) -> float:
 
 def validation_of(scored: Scored | None, measure: Measure) -> float | None:
     """Return the measure on the labels held out; None: there are none, or they define none."""
-    value = math.nan if scored is None else measure.of(scored)
+    value = math.nan if scored is None else measure.compute_value(scored)
     return None if math.isnan(value) else value
 
 
-def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
+def score_out_of_fold(baseline: Baseline, task: SoloTask) -> Scored | None:
     """Return the scores of held-out labels, each part by a model fitted without it.
 
     There are three parts, fewer where a class has fewer labels, and from 400 labels on only one;
@@ -365,30 +365,30 @@ def scored_held_out(baseline: Baseline, task: SoloTask) -> Scored | None:
     task = task.few
     if isinstance(baseline, MeanOfModels):
         return baseline.score_held_out(task)
-    parts = held_out(task.labels, FOLDS, task.seed)
+    parts = split_folds(task.labels, FOLDS, task.seed)
     if not parts:
         return None
 
     def out_of_fold() -> FloatArray:
         """Return the scores of the labelled rows of the parts, one part after the other."""
-        tasks = [task.without(part) for part in parts]
+        tasks = [task.drop_labels(part) for part in parts]
         # The whole task, too, where they learn at the same time: it takes hardly longer, and is
         # asked for next. Where they do not, it is not reached.
         fitted = baseline.fit_together([*tasks, task])
         scores = [
-            predictor.scores(task.labelled_rows[part])
+            predictor.compute_scores(task.labelled_rows[part])
             for part, predictor in zip(parts, fitted, strict=False)
         ]
         return np.concatenate(scores)
 
     name = f"without-{len(parts)}-of-{FOLDS}-{baseline.name}"
-    scores_nK = scored_once(name, task, out_of_fold, of_run=baseline.of_run)
+    scores_nK = score_once(name, task, out_of_fold, of_run=baseline.of_run)
     truth_n = task.labels[np.concatenate(parts)]
     return Scored(truth=truth_n, scores=probabilities_of(scores_nK))
 
 
 def rank_of(scored: Scored | None, measure: Measure) -> float:
-    return measure.rank(None if scored is None else measure.of(scored))
+    return measure.rank_value(None if scored is None else measure.compute_value(scored))
 
 
 def surely_better(one: Scored | None, other: Scored | None, measure: Measure, *, seed: int) -> bool:

@@ -14,18 +14,24 @@ from typing import Any
 import numpy as np
 
 from secure_apfed.labellers import Spreading as LabelSpreading
-from secure_apfed.labellers.kinds import graph_of, left_out, nearest_of, placed, rows_of_norm_one
+from secure_apfed.labellers.kinds import (
+    graph_of,
+    nearest_of,
+    rows_of_norm_one,
+    scatter_columns,
+    spread_without_own,
+)
 from secure_apfed.solo.fitted import (
     LEAST,
     UNSEEN,
     Cosines,
-    Fitted,
-    Kind,
+    FittedModel,
+    ModelKind,
     Nearest,
-    grown,
-    layered,
-    of_forest,
-    unscaled,
+    assemble_trees,
+    build_regression_layers,
+    convert_forest,
+    unscale_layer,
 )
 from secure_apfed.solo.interface import (
     ENOUGH_LABELS,
@@ -34,8 +40,8 @@ from secure_apfed.solo.interface import (
     IntArray,
     Predictor,
     SoloTask,
-    held_out,
-    scored_once,
+    score_once,
+    split_folds,
 )
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
@@ -60,19 +66,23 @@ _TREES = 200
 _BOOSTING_PARTS = 2
 
 
-def classifier(scale: Any, model: Any, classes: int, kind: Callable[[], Kind]) -> Predictor:
+def build_classifier(
+    scale: Any, model: Any, classes: int, kind: Callable[[], ModelKind]
+) -> Predictor:
     return Predictor(
-        lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: Fitted(kind())
+        lambda x_BF: table_of(model, scale.transform(x_BF), classes), lambda: FittedModel(kind())
     )
 
 
-def regression(scale: Any, model: Any, classes: int) -> Predictor:
+def build_regression(scale: Any, model: Any, classes: int) -> Predictor:
     """Return the predictor of a fitted logistic regression on standardised rows."""
 
-    def kind() -> Kind:
-        return layered(scale, model.coef_, model.intercept_, model.classes_, classes)
+    def build_layers() -> ModelKind:
+        return build_regression_layers(
+            scale, model.coef_, model.intercept_, model.classes_, classes
+        )
 
-    return classifier(scale, model, classes, kind)
+    return build_classifier(scale, model, classes, build_layers)
 
 
 def table_of(model: Any, scaled_BF: FloatArray, classes: int) -> FloatArray:
@@ -89,7 +99,7 @@ def scale_of(task: SoloTask) -> Any:
     return StandardScaler().fit(task.features)
 
 
-def logistic(strength: float) -> Any:
+def make_logistic_regression(strength: float) -> Any:
     """Return an unfitted logistic regression; the larger `strength` (C), the less it is held."""
     from sklearn.linear_model import LogisticRegression
 
@@ -108,20 +118,20 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
     """Choose the strength of a regression; cached, since several baselines ask for the same."""
     labels_n = np.frombuffer(labels, dtype=np.int64)
     scaled_nF = np.frombuffer(rows, dtype=np.float64).reshape(len(labels_n), -1)
-    parts = held_out(labels_n, _FOLDS, seed)
+    parts = split_folds(labels_n, _FOLDS, seed)
     if not parts:
         return 1.0
 
-    def likelihood(strength: float) -> float:
+    def compute_likelihood(strength: float) -> float:
         total = 0.0
         for part in parts:
             kept = np.setdiff1d(np.arange(len(labels_n)), part)
-            model = logistic(strength).fit(scaled_nF[kept], labels_n[kept])
+            model = make_logistic_regression(strength).fit(scaled_nF[kept], labels_n[kept])
             table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
             total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
         return total
 
-    return max(_STRENGTHS, key=likelihood)
+    return max(_STRENGTHS, key=compute_likelihood)
 
 
 class Logistic(Baseline):
@@ -136,7 +146,9 @@ class Logistic(Baseline):
         scale = scale_of(task)
         scaled_nF = scale.transform(task.labelled_rows)
         strength = best_strength(scaled_nF, task.labels, task.seed)
-        return regression(scale, logistic(strength).fit(scaled_nF, task.labels), task.classes)
+        return build_regression(
+            scale, make_logistic_regression(strength).fit(scaled_nF, task.labels), task.classes
+        )
 
 
 class SelfTraining(Baseline):
@@ -154,13 +166,15 @@ class SelfTraining(Baseline):
         scale = scale_of(task)
         scaled_NF = scale.transform(task.features)
         strength = best_strength(scaled_NF[task.labelled], task.labels, task.seed)
-        model = logistic(min(strength, _MOST_STRENGTH))
+        model = make_logistic_regression(min(strength, _MOST_STRENGTH))
         if len(task.labelled) == len(scaled_NF):
-            return regression(scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes)
+            return build_regression(
+                scale, model.fit(scaled_NF[task.labelled], task.labels), task.classes
+            )
         labels_N = np.full(len(scaled_NF), -1)
         labels_N[task.labelled] = task.labels
         taught = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
-        return regression(scale, taught.fit(scaled_NF, labels_N).estimator_, task.classes)
+        return build_regression(scale, taught.fit(scaled_NF, labels_N).estimator_, task.classes)
 
 
 class ExtraTrees(Baseline):
@@ -176,16 +190,16 @@ class ExtraTrees(Baseline):
         from sklearn.ensemble import ExtraTreesClassifier
 
         scale = scale_of(task)
-        forest = ExtraTreesClassifier(_TREES, random_state=task.state(self.name))
+        forest = ExtraTreesClassifier(_TREES, random_state=task.derive_random_state(self.name))
         forest.fit(scale.transform(task.labelled_rows), task.labels)
 
-        def kind() -> Kind:
+        def build_trees() -> ModelKind:
             said = [np.zeros((of.tree_.node_count, task.classes)) for of in forest.estimators_]
             for said_VK, of in zip(said, forest.estimators_, strict=True):
                 said_VK[:, forest.classes_] = of.tree_.value[:, 0]
-            return of_forest(forest, said, task.classes, scale)
+            return convert_forest(forest, said, task.classes, scale)
 
-        return classifier(scale, forest, task.classes, kind)
+        return build_classifier(scale, forest, task.classes, build_trees)
 
 
 class GradientBoosting(Baseline):
@@ -203,17 +217,19 @@ class GradientBoosting(Baseline):
         scaled_nF = scale.transform(task.labelled_rows)
         labels_n = task.labels
         loss_R = np.zeros(_BOOSTING_ROUNDS)
-        for part in held_out(labels_n, _BOOSTING_PARTS, task.seed):
+        for part in split_folds(labels_n, _BOOSTING_PARTS, task.seed):
             kept = np.setdiff1d(np.arange(len(labels_n)), part)
-            model = self._fitted(task, scaled_nF[kept], labels_n[kept], _BOOSTING_ROUNDS)
+            model = self._fit_booster(task, scaled_nF[kept], labels_n[kept], _BOOSTING_ROUNDS)
             place = np.searchsorted(model.classes_, labels_n[part])
             told = model.staged_predict_proba(scaled_nF[part])
             loss_R -= [np.log(of[np.arange(len(part)), place] + LEAST).sum() for of in told]
         rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
-        model = self._fitted(task, scaled_nF, labels_n, rounds)
-        return classifier(scale, model, task.classes, lambda: self._kind(model, scale, task))
+        model = self._fit_booster(task, scaled_nF, labels_n, rounds)
+        return build_classifier(
+            scale, model, task.classes, lambda: self._build_trees(model, scale, task)
+        )
 
-    def _fitted(
+    def _fit_booster(
         self, task: SoloTask, scaled_nF: FloatArray, labels_n: IntArray, rounds: int
     ) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier
@@ -224,12 +240,12 @@ class GradientBoosting(Baseline):
             max_leaf_nodes=_LEAVES,
             min_samples_leaf=least,
             early_stopping=False,
-            random_state=task.state(self.name),
+            random_state=task.derive_random_state(self.name),
         )
         return model.fit(scaled_nF, labels_n)
 
     @staticmethod
-    def _kind(model: Any, scale: Any, task: SoloTask) -> Kind:
+    def _build_trees(model: Any, scale: Any, task: SoloTask) -> ModelKind:
         """Return the trees of a fitted model; two classes have one tree a round, of the second."""
         seen = model.classes_
         trees = []
@@ -255,7 +271,7 @@ class GradientBoosting(Baseline):
                         "values": values_VK,
                     }
                 )
-        return grown(
+        return assemble_trees(
             trees, bias=bias, raw=True, single=False, features=len(scale.mean_), scale=scale
         )
 
@@ -279,9 +295,11 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
     scale = scale_of(task)
     scaled_RF = scale.transform(task.features[rows])
     width = 1 / scaled_RF.shape[1]
-    cosines = RBFSampler(gamma=width / 2, n_components=_COSINES, random_state=task.state("cosines"))
+    cosines = RBFSampler(
+        gamma=width / 2, n_components=_COSINES, random_state=task.derive_random_state("cosines")
+    )
     cosines.fit(scaled_RF)
-    ridge = RidgeCV(alphas=_LAMBDAS).fit(_columns(scaled_RF, cosines), np.hstack(targets))
+    ridge = RidgeCV(alphas=_LAMBDAS).fit(_stack_columns(scaled_RF, cosines), np.hstack(targets))
     weights = np.split(np.atleast_2d(ridge.coef_), len(targets))
     biases = np.split(np.atleast_1d(ridge.intercept_), len(targets))
     return [
@@ -293,16 +311,20 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
 def _regression_on_cosines(
     scale: Any, cosines: Any, weights_KC: FloatArray, bias_K: FloatArray
 ) -> Predictor:
-    def scores(features_BF: FloatArray) -> FloatArray:
-        columns_BC = _columns(scale.transform(features_BF), cosines)
+    def score_rows(features_BF: FloatArray) -> FloatArray:
+        columns_BC = _stack_columns(scale.transform(features_BF), cosines)
         return np.asarray(columns_BC @ weights_KC.T + bias_K, dtype=np.float64)
 
-    def kept() -> Fitted:
+    def build_network() -> FittedModel:
         features = len(scale.mean_)
-        directions_CF, phases_C = unscaled(scale, cosines.random_weights_.T, cosines.random_offset_)
-        linear_KF, shifted_K = unscaled(scale, weights_KC[:, :features] / np.sqrt(features), bias_K)
+        directions_CF, phases_C = unscale_layer(
+            scale, cosines.random_weights_.T, cosines.random_offset_
+        )
+        linear_KF, shifted_K = unscale_layer(
+            scale, weights_KC[:, :features] / np.sqrt(features), bias_K
+        )
         waves_CK = np.sqrt(2 / _COSINES) * weights_KC[:, features:].T
-        return Fitted(
+        return FittedModel(
             Cosines(
                 {
                     "directions": directions_CF.T,
@@ -314,10 +336,10 @@ def _regression_on_cosines(
             )
         )
 
-    return Predictor(scores, kept)
+    return Predictor(score_rows, build_network)
 
 
-def _columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
+def _stack_columns(scaled_BF: FloatArray, cosines: Any) -> FloatArray:
     return np.hstack([scaled_BF / np.sqrt(scaled_BF.shape[1]), cosines.transform(scaled_BF)])
 
 
@@ -349,21 +371,21 @@ class Spreading(Baseline):
     def fit(self, task: SoloTask) -> Predictor:
         from sklearn.neighbors import NearestNeighbors
 
-        labels_NK = scored_once("spread", task, lambda: _spread(task))
+        labels_NK = score_once("spread", task, lambda: _spread_labels(task))
         reached_RK = labels_NK[labels_NK.any(axis=1)]
         rows_RF = task.features[labels_NK.any(axis=1)]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
         nearest.fit(rows_RF)
 
-        def scores(features_BF: FloatArray) -> FloatArray:
+        def score_rows(features_BF: FloatArray) -> FloatArray:
             found = nearest.kneighbors(features_BF, return_distance=False)
             return np.asarray(reached_RK[found].mean(axis=1), dtype=np.float64)
 
-        def kept() -> Fitted:
+        def build_network() -> FittedModel:
             near = [nearest.n_neighbors]
-            return Fitted(Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": near}))
+            return FittedModel(Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": near}))
 
-        return Predictor(scores, kept)
+        return Predictor(score_rows, build_network)
 
 
 class SpreadingStudent(Baseline):
@@ -373,16 +395,16 @@ class SpreadingStudent(Baseline):
     title = "Label spreading, ridge student"
 
     def fit(self, task: SoloTask) -> Predictor:
-        labels_NK = scored_once("spread", task, lambda: _spread(task))
+        labels_NK = score_once("spread", task, lambda: _spread_labels(task))
         reached = np.flatnonzero(labels_NK.any(axis=1))
         return fit_ridge(task, reached, labels_NK[reached])
 
 
-def _spread(task: SoloTask) -> FloatArray:
+def _spread_labels(task: SoloTask) -> FloatArray:
     """Return labels (N, K) of all training rows; 0 in rows that no label reached."""
     features_NF = task.features
     known_nK = task.indicators
-    nearest_NN = scored_once(
+    nearest_NN = score_once(
         "nearest",
         task,
         lambda: nearest_of(features_NF, max(_NEAR)).astype(np.float64),
@@ -393,7 +415,7 @@ def _spread(task: SoloTask) -> FloatArray:
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
 
-        def told(said_nK: FloatArray) -> tuple[int, float]:
+        def rate_predictions(said_nK: FloatArray) -> tuple[int, float]:
             """Return how many labels the others predict, and how likely: a large alpha makes shares
             flat.
             """
@@ -402,12 +424,12 @@ def _spread(task: SoloTask) -> FloatArray:
             return right, float(np.log(said_nK[known_nK > 0]).sum())
 
         worth = {
-            (near, alpha): told(said_nK)
+            (near, alpha): rate_predictions(said_nK)
             for near, graph_NN in graphs.items()
             for alpha, said_nK in zip(
-                _ALPHAS, left_out(graph_NN, task.labelled, known_nK, _ALPHAS), strict=True
+                _ALPHAS, spread_without_own(graph_NN, task.labelled, known_nK, _ALPHAS), strict=True
             )
         }
         near, alpha = max([(near, alpha), *worth], key=worth.__getitem__)
-    placed_NK = placed(len(features_NF), task.labelled, known_nK)
-    return rows_of_norm_one(LabelSpreading(alpha=alpha).along(graphs[near], placed_NK))
+    placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
+    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graphs[near], placed_NK))

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.learning.descent import prefixed, without_prefix
+from secure_apfed.learning.descent import add_prefix, remove_prefix
 from secure_apfed.models import WithFeatures
 
 LEAST = 1e-12
@@ -32,11 +32,11 @@ _MOST_MEMBERS = 256
 _LEAST_DEVIATION = 1e-9
 
 
-class Kind(nn.Module, ABC):
+class ModelKind(nn.Module, ABC):
     """The base of the kinds."""
 
     @abstractmethod
-    def shape(self) -> tuple[int, int]:
+    def get_shape(self) -> tuple[int, int]:
         """Return F and K."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Kind(nn.Module, ABC):
         """Return shares (B, K), which are at least 0; a row of zeros says nothing."""
 
 
-class Simple(Kind):
+class Simple(ModelKind):
     """The base of the kinds that hold named tensors and no other model; `tensors`: these, by
     name.
     """
@@ -59,10 +59,10 @@ class Simple(Kind):
             self.register_buffer(name, torch.as_tensor(tensors[name], dtype=torch.float64))
         if not all(bool(of.isfinite().all()) for of in self.buffers()):
             raise ModelError(f"a model of {type(self).__name__} holds what is not finite")
-        self._check()
+        self._check_tensors()
 
     @abstractmethod
-    def _check(self) -> None:
+    def _check_tensors(self) -> None:
         """Raise ModelError on tensors that do not fit together."""
 
 
@@ -76,7 +76,7 @@ class Layers(Simple):
         super().__init__(tensors)
 
     @classmethod
-    def of(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
+    def from_weights(cls, layers: Sequence[tuple[ArrayLike, ArrayLike]]) -> "Layers":
         """Build layers from weights (out, in) and biases (out,)."""
         return cls(
             {
@@ -86,7 +86,7 @@ class Layers(Simple):
             }
         )
 
-    def _check(self) -> None:
+    def _check_tensors(self) -> None:
         shapes = [tuple(of.shape) for of in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
@@ -97,7 +97,7 @@ class Layers(Simple):
         ):
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
-    def shape(self) -> tuple[int, int]:
+    def get_shape(self) -> tuple[int, int]:
         parts = list(self.buffers())
         return parts[0].shape[1], len(parts[-1])
 
@@ -118,7 +118,7 @@ class Cosines(Simple):
     waves: Tensor
     bias: Tensor
 
-    def _check(self) -> None:
+    def _check_tensors(self) -> None:
         (features, cosines), (classes,) = self.directions.shape, self.bias.shape
         if (self.phases.shape, self.linear.shape, self.waves.shape) != (
             (cosines,),
@@ -127,7 +127,7 @@ class Cosines(Simple):
         ):
             raise ModelError("cosines and their weights are of different shapes")
 
-    def shape(self) -> tuple[int, int]:
+    def get_shape(self) -> tuple[int, int]:
         return len(self.directions), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -143,14 +143,14 @@ class Nearest(Simple):
     shares: Tensor
     neighbours: Tensor
 
-    def _check(self) -> None:
+    def _check_tensors(self) -> None:
         held = len(self.rows)
         fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == held
         if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= held:
             raise ModelError("remembered rows and their shares do not belong together")
         self._number = int(self.neighbours)
 
-    def shape(self) -> tuple[int, int]:
+    def get_shape(self) -> tuple[int, int]:
         return self.rows.shape[1], self.shares.shape[1]
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class Trees(Simple):
     centre: Tensor
     scale: Tensor
 
-    def _check(self) -> None:
+    def _check_tensors(self) -> None:
         nodes = len(self.feature)
         features = len(self.centre)
         inside = all(
@@ -223,7 +223,7 @@ class Trees(Simple):
             raise ModelError("these tensors make no trees")
         self._number, self._raw, self._single = (int(of) for of in flags)
 
-    def shape(self) -> tuple[int, int]:
+    def get_shape(self) -> tuple[int, int]:
         return len(self.centre), len(self.bias)
 
     def forward(self, x_BF: Tensor) -> Tensor:
@@ -277,8 +277,8 @@ class Member(nn.Module):
         if not all(bool(tensor.isfinite().all()) for tensor in self.buffers()):
             raise ModelError("a model that is averaged with others holds what is not finite")
         (self.kind,) = kinds
-        self.add_module(self.kind, SIMPLE[self.kind](without_prefix(self.kind, tensors)))
-        features, self.classes = self.model.shape()
+        self.add_module(self.kind, SIMPLE[self.kind](remove_prefix(self.kind, tensors)))
+        features, self.classes = self.model.get_shape()
         if self.columns.shape != (2,) or bool((self.columns < 0).any()):
             raise ModelError("a model that is averaged with others reads no columns")
         weight = dict(self.named_buffers(recurse=False)).get("weight", torch.ones(1))
@@ -302,7 +302,7 @@ class Member(nn.Module):
         return shares_of_one(self.model(read_BF))
 
 
-class Average(Kind):
+class Average(ModelKind):
     """The weighted mean of what several models say, each of its own columns of a row.
 
     Args:
@@ -317,19 +317,19 @@ class Average(Kind):
         if not parts or numbers != set(expected) or len(expected) > _MOST_MEMBERS:
             raise ModelError(f"an average is of 1 to {_MOST_MEMBERS} models, numbered from 0")
         for number in expected:
-            self.add_module(number, Member(without_prefix(number, parts)))
-        if len({member.classes for member in self.members()}) != 1:
+            self.add_module(number, Member(remove_prefix(number, parts)))
+        if len({member.classes for member in self.list_members()}) != 1:
             raise ModelError("models that are averaged tell different classes")
 
-    def members(self) -> list[Member]:
+    def list_members(self) -> list[Member]:
         return [member for member in self.children() if isinstance(member, Member)]
 
-    def shape(self) -> tuple[int, int]:
-        members = self.members()
+    def get_shape(self) -> tuple[int, int]:
+        members = self.list_members()
         return max(member.end for member in members), members[0].classes
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        members = self.members()
+        members = self.list_members()
         said_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]
         if len(set(weights)) == 1:
@@ -362,12 +362,12 @@ class View:
     scale: np.ndarray
 
     @classmethod
-    def unchanged(cls, features: int) -> "View":
+    def for_whole_row(cls, features: int) -> "View":
         """Return the view of a whole row as it is."""
         return cls(first=0, end=features, centre=np.zeros(features), scale=np.ones(features))
 
     @classmethod
-    def standardised(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
+    def from_rows(cls, rows_NF: np.ndarray, *, first: int, end: int) -> "View":
         """Return the view of these columns to mean 0 and deviation 1 over these rows."""
         columns_NF = rows_NF[:, first:end]
         scale = columns_NF.std(axis=0)
@@ -379,13 +379,13 @@ class View:
             scale=np.where(constant, 1.0, scale),
         )
 
-    def read(self, rows_NF: np.ndarray) -> np.ndarray:
+    def standardise_columns(self, rows_NF: np.ndarray) -> np.ndarray:
         """Return these columns of rows (N, F), standardised, (N, end - first)."""
         columns_NF: np.ndarray = rows_NF[:, self.first : self.end]
         return np.asarray((columns_NF - self.centre) / self.scale)
 
 
-def average_of(models: Sequence[tuple[View, "Fitted"]]) -> "Fitted":
+def average_of(models: Sequence[tuple[View, "FittedModel"]]) -> "FittedModel":
     """Return the average of fitted models, each of the columns that it reads."""
     tensors: dict[str, ArrayLike | Tensor] = {}
     for number, (view, model) in enumerate(models):
@@ -394,10 +394,10 @@ def average_of(models: Sequence[tuple[View, "Fitted"]]) -> "Fitted":
         tensors[f"{number}.scale"] = view.scale
         for name, tensor in model.state_dict().items():
             tensors[f"{number}.{name}"] = tensor
-    return Fitted(Average(tensors))
+    return FittedModel(Average(tensors))
 
 
-def blend(view: View, model: "Fitted", others: "Fitted") -> "Fitted":
+def blend_models(view: View, model: "FittedModel", others: "FittedModel") -> "FittedModel":
     """Return the average of a model and of an average of others, with half the weight each.
 
     Args:
@@ -407,18 +407,22 @@ def blend(view: View, model: "Fitted", others: "Fitted") -> "Fitted":
         ModelError: `others` is no average of equal weights, or `model` is one.
     """
     average = others.get_submodule(others.kind)
-    if not isinstance(average, Average) or {member.share for member in average.members()} != {1.0}:
+    if not isinstance(average, Average) or {member.share for member in average.list_members()} != {
+        1.0
+    }:
         raise ModelError("only an average of equal weights is averaged with one more model")
-    number = len(average.members())
+    number = len(average.list_members())
     blended = average_of([(view, model)]).state_dict()
     tensors: dict[str, ArrayLike | Tensor] = dict(average.state_dict())
-    for name, tensor in without_prefix("average.0", blended).items():
+    for name, tensor in remove_prefix("average.0", blended).items():
         tensors[f"{number}.{name}"] = tensor
     tensors[f"{number}.weight"] = np.array([float(number)])
-    return Fitted(Average(tensors))
+    return FittedModel(Average(tensors))
 
 
-def scores_of_network(columns: int, classes: int, *, are_shares: bool) -> tuple[View, "Fitted"]:
+def scores_of_network(
+    columns: int, classes: int, *, are_shares: bool
+) -> tuple[View, "FittedModel"]:
     """Return a model that reads a network's class scores (B, K), and the columns that they are in.
 
     Args:
@@ -429,7 +433,7 @@ def scores_of_network(columns: int, classes: int, *, are_shares: bool) -> tuple[
     end = columns + classes
     view = View(first=columns, end=end, centre=np.zeros(classes), scale=np.ones(classes))
     if not are_shares:
-        return view, Fitted(Layers.of([(np.eye(classes), np.zeros(classes))]))
+        return view, FittedModel(Layers.from_weights([(np.eye(classes), np.zeros(classes))]))
     shares = Cosines(
         {
             "directions": np.zeros((classes, 1)),
@@ -439,19 +443,19 @@ def scores_of_network(columns: int, classes: int, *, are_shares: bool) -> tuple[
             "bias": np.zeros(classes),
         }
     )
-    return view, Fitted(shares)
+    return view, FittedModel(shares)
 
 
-class Fitted(nn.Module):
+class FittedModel(nn.Module):
     """A fitted model: rows (B, *shape) of any float dtype -> log-probabilities (B, K), float64."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ModelKind) -> None:
         super().__init__()
         self.kind = next(name for name, of in KINDS.items() if type(kind) is of)
         self.add_module(self.kind, kind)
 
     @classmethod
-    def in_tensors(cls, tensors: Mapping[str, Tensor]) -> "Fitted | None":
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "FittedModel | None":
         """Return the model in a state; None: there is none. Raises ModelError: a damaged one."""
         kinds = {name.partition(".")[0] for name in tensors} & set(KINDS)
         if not kinds:
@@ -460,7 +464,7 @@ class Fitted(nn.Module):
         if kinds or any(not key.startswith(f"{name}.") for key in tensors):
             raise ModelError("the tensors of a fitted model are of several models")
         try:
-            return cls(KINDS[name](without_prefix(name, tensors)))
+            return cls(KINDS[name](remove_prefix(name, tensors)))
         except (ValueError, TypeError, IndexError, RuntimeError) as error:
             raise ModelError(
                 f"the tensors of a fitted model do not fit together: {error}"
@@ -473,9 +477,9 @@ class Fitted(nn.Module):
     @property
     def _shape(self) -> tuple[int, int]:
         """F and K."""
-        return self.get_submodule(self.kind).shape()  # type: ignore[operator, no-any-return]  # torch types submodules as tensors
+        return self.get_submodule(self.kind).get_shape()  # type: ignore[operator, no-any-return]  # torch types submodules as tensors
 
-    def require(self, features: int, classes: int) -> None:
+    def require_shape(self, features: int, classes: int) -> None:
         """Raise ModelError: it reads other rows, or tells other classes."""
         if self._shape != (features, classes):
             raise ModelError(
@@ -506,7 +510,7 @@ STUDENT_HEAD = "student_head"
 """Names of the two halves of a network whose scores stand beside the row."""
 
 
-def scored_beside(encoder: nn.Module, head: nn.Module) -> WithFeatures:
+def join_scores_to_row(encoder: nn.Module, head: nn.Module) -> WithFeatures:
     """Return what gives the row and, behind it, a network's class scores."""
     halves = OrderedDict({STUDENT_ENCODER: encoder, STUDENT_HEAD: head})
     return WithFeatures(nn.Sequential(halves))
@@ -525,21 +529,21 @@ def modules_in(
     Raises:
         ModelError: a damaged fitted model.
     """
-    fitted = Fitted.in_tensors(without_prefix("encoder", tensors))
+    fitted = FittedModel.from_tensors(remove_prefix("encoder", tensors))
     if fitted is not None:
         return fitted, fitted.plain_head()
     encoder: nn.Module
     head: nn.Module
-    represented = without_prefix("encoder.represented", tensors)
+    represented = remove_prefix("encoder.represented", tensors)
     if any(name.startswith(f"{STUDENT_HEAD}.") for name in represented):
         encoder = _network_beside(represented, fresh)
         head = nn.Module()  # a fitted model, which is read below
     elif represented:
-        within, head = fresh(prefixed("encoder", represented))
+        within, head = fresh(add_prefix("encoder", represented))
         encoder = WithFeatures(within)
     else:
         encoder, head = fresh(tensors)
-    fitted = Fitted.in_tensors(without_prefix("head.0", tensors))
+    fitted = FittedModel.from_tensors(remove_prefix("head.0", tensors))
     return encoder, head if fitted is None else fitted.as_head()
 
 
@@ -548,14 +552,14 @@ def _network_beside(
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
     """Return what gives the row and the scores of a network in this state; see `scored_beside`."""
-    head_state = without_prefix(STUDENT_HEAD, represented)
-    encoder_state = without_prefix(STUDENT_ENCODER, represented)
-    encoder, head = fresh(prefixed("encoder", encoder_state) | prefixed("head", head_state))
+    head_state = remove_prefix(STUDENT_HEAD, represented)
+    encoder_state = remove_prefix(STUDENT_ENCODER, represented)
+    encoder, head = fresh(add_prefix("encoder", encoder_state) | add_prefix("head", head_state))
     head.load_state_dict(head_state, assign=True)
-    return scored_beside(encoder, head)
+    return join_scores_to_row(encoder, head)
 
 
-def layered(
+def build_regression_layers(
     scale: Any,
     coefficients: ArrayLike,
     offsets: ArrayLike,
@@ -572,12 +576,12 @@ def layered(
     if len(weight) == 1:
         weight = np.vstack([np.zeros_like(weight), weight])
         bias = np.append(0.0, bias)
-    weight, bias = unscaled(scale, weight, bias)
+    weight, bias = unscale_layer(scale, weight, bias)
     w_KF = np.zeros((classes, weight.shape[1]))
     b_K = np.full(classes, UNSEEN)
     w_KF[np.asarray(seen)] = weight
     b_K[np.asarray(seen)] = bias
-    return Layers.of([*below, (w_KF, b_K)])
+    return Layers.from_weights([*below, (w_KF, b_K)])
 
 
 def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -587,16 +591,18 @@ def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarr
         for of in network.modules()
         if isinstance(of, nn.Linear)
     ]
-    return [unscaled(scale, *layers[0]), *layers[1:]]
+    return [unscale_layer(scale, *layers[0]), *layers[1:]]
 
 
-def unscaled(scale: Any, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unscale_layer(
+    scale: Any, weight: np.ndarray, bias: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return a layer on standardised rows as one on unscaled rows."""
     weight = weight / scale.scale_
     return weight, bias - weight @ scale.mean_
 
 
-def grown(
+def assemble_trees(
     trees: Sequence[Mapping[str, np.ndarray]],
     *,
     bias: np.ndarray,
@@ -624,7 +630,7 @@ def grown(
             **{name: np.concatenate(of).astype(np.float64) for name, of in parts.items()},
             "roots": starts[:-1].astype(np.float64),
             "bias": bias,
-            "levels": [max(_depth(tree) for tree in trees)],
+            "levels": [max(_compute_depth(tree) for tree in trees)],
             "raw": [raw],
             "single": [single],
             "centre": np.zeros(features) if scale is None else scale.mean_,
@@ -633,14 +639,16 @@ def grown(
     )
 
 
-def _depth(tree: Mapping[str, np.ndarray]) -> int:
+def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
     depth = np.zeros(len(tree["left"]), dtype=np.int64)
     for node in np.flatnonzero(tree["left"] >= 0):  # parents stand before their children
         depth[[tree["left"][node], tree["right"][node]]] = depth[node] + 1
     return int(depth.max(initial=0))
 
 
-def of_forest(forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None) -> Trees:
+def convert_forest(
+    forest: Any, values: Sequence[np.ndarray], classes: int, scale: Any = None
+) -> Trees:
     """Return scikit-learn's forest as trees; `values` holds each tree's shares (V, K) by node."""
     trees = [
         {
@@ -652,7 +660,7 @@ def of_forest(forest: Any, values: Sequence[np.ndarray], classes: int, scale: An
         }
         for of, shares in zip(forest.estimators_, values, strict=True)
     ]
-    return grown(
+    return assemble_trees(
         trees,
         bias=np.zeros(classes),
         raw=False,

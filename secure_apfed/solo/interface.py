@@ -32,7 +32,7 @@ from secure_apfed.errors import DataError
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
 from secure_apfed.models import Shape
-from secure_apfed.seeds import Draws, derive_seed, seeded
+from secure_apfed.seeds import Draws, derive_seed, seed_draws
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 
@@ -88,7 +88,7 @@ class SoloTask:
         labels_N = data.table.labels if labels_N is None else labels_N
         assert labels_N is not None
         labelled = torch.isin(rows_U, data.labelled_rows).nonzero().flatten()
-        return cls.of(
+        return cls.from_arrays(
             data.table.features[rows_U],
             labelled,
             labels_N[rows_U[labelled]],
@@ -100,7 +100,7 @@ class SoloTask:
         )
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         features: ArrayLike,
         labelled: ArrayLike,
@@ -129,7 +129,7 @@ class SoloTask:
         )
 
     def __post_init__(self) -> None:
-        checked_rows(self.features, self.shape)
+        check_flat_rows(self.features, self.shape)
         rows = len(self.features)
         at = self.labelled
         if at.ndim != 1 or at.shape != self.labels.shape:
@@ -183,11 +183,11 @@ class SoloTask:
         if rows <= MOST_ROWS or known == rows:
             return np.arange(rows)
         others = np.setdiff1d(np.arange(rows), self.labelled)
-        draw = np.random.default_rng(self.state("few rows"))
+        draw = np.random.default_rng(self.derive_random_state("few rows"))
         drawn = draw.permutation(others)[: max(0, MOST_ROWS - known)]
         return np.concatenate([self.labelled, np.sort(drawn)])
 
-    def pick(self, rows: IntArray) -> Self:
+    def select_rows(self, rows: IntArray) -> Self:
         """Return the task of some of its rows, distinct and ascending, with their labels."""
         is_kept_n = np.isin(self.labelled, rows)
         return replace(
@@ -197,12 +197,12 @@ class SoloTask:
             labels=self.labels[is_kept_n],
         )
 
-    def without(self, part: IntArray) -> Self:
+    def drop_labels(self, part: IntArray) -> Self:
         """Return the same task without these of the labels, whose rows stay."""
         kept = np.setdiff1d(np.arange(len(self.labels)), part)
         return replace(self, labelled=self.labelled[kept], labels=self.labels[kept])
 
-    def state(self, *purpose: str | int) -> int:
+    def derive_random_state(self, *purpose: str | int) -> int:
         """Return a seed for scikit-learn, which takes 32 bits, for one purpose of this task."""
         return derive_seed(self.seed, "solo", *purpose) % 2**32
 
@@ -226,7 +226,7 @@ class Predictor:
     of_block: Callable[[FloatArray], FloatArray] = field(repr=False)
     kept: Callable[[], nn.Module] | None = field(default=None, repr=False)
 
-    def scores(self, features_BF: FloatArray) -> FloatArray:
+    def compute_scores(self, features_BF: FloatArray) -> FloatArray:
         """Return scores (B, K) of rows, computed in blocks: a model may make thousands of numbers a
         row.
         """
@@ -254,7 +254,7 @@ class Baseline(ABC):
         return map(self.fit, tasks)
 
 
-def checked_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
+def check_flat_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
     """Return the rows; DataError: they are not finite, or not rows of this shape, flattened."""
     width = math.prod(shape)
     if features_BF.ndim != 2 or features_BF.shape[1] != width or not len(features_BF):
@@ -270,7 +270,7 @@ def checked_rows(features_BF: FloatArray, shape: Shape) -> FloatArray:
     return features_BF
 
 
-def held_out(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
+def split_folds(labels_n: IntArray, folds: int, seed: int) -> list[IntArray]:
     """Return disjoint parts of the labelled rows, as positions in `labels_n`.
 
     Each class is spread over the parts as evenly as it goes. There are `folds` parts, or as many as
@@ -300,7 +300,7 @@ _PREDICTORS: ContextVar[dict[str, Predictor] | None] = ContextVar("predictors", 
 
 
 @contextmanager
-def fits_kept_by(store: FitStore) -> Iterator[None]:
+def use_fit_store(store: FitStore) -> Iterator[None]:
     """Let this store keep and tell fits while the block runs."""
     before = _STORE.set(store)
     try:
@@ -310,21 +310,21 @@ def fits_kept_by(store: FitStore) -> Iterator[None]:
 
 
 @contextmanager
-def fits_kept_meanwhile() -> Iterator[None]:
+def cache_fits() -> Iterator[None]:
     """Keep fits in memory while the block runs, if no store is named.
 
     It serves one task and parts of its labels.
     """
     kept: dict[str, bytes] = {}
 
-    def once(name: str, make: Callable[[], bytes]) -> bytes:
+    def make_once(name: str, make: Callable[[], bytes]) -> bytes:
         if name not in kept:
             kept[name] = make()
         return kept[name]
 
     before = _PREDICTORS.set({} if _PREDICTORS.get() is None else _PREDICTORS.get())
     try:
-        with fits_kept_by(_STORE.get() or once):
+        with use_fit_store(_STORE.get() or make_once):
             yield
     finally:
         _PREDICTORS.reset(before)
@@ -343,13 +343,13 @@ def fit_once(baseline: Baseline, task: SoloTask) -> Predictor:
     if fitted is None:
         return baseline.fit(task)
     name = f"{fit_name(baseline, task)}-{_about_run(task, baseline.of_run)}"
-    name += f"-{_digest(task, labels=True)}"
+    name += f"-{_digest_task(task, labels=True)}"
     if name not in fitted:
         fitted[name] = baseline.fit(task)
     return fitted[name]
 
 
-def fitted_once(
+def fit_network_once(
     name: str,
     task: SoloTask,
     fresh: Callable[[], nn.Module],
@@ -362,17 +362,17 @@ def fitted_once(
     Of the task the fit reads rows and seed, and labels and classes where it says so (`labels`), but
     no settings of the run. `fresh` makes a network of the shape that `fit` returns.
     """
-    draws, store = seeded(task.seed, "solo", name), _STORE.get()
+    draws, store = seed_draws(task.seed, "solo", name), _STORE.get()
     if store is None:
         return fit(draws).eval()
-    content = store(f"{name}-{_digest(task, labels)}", lambda: save(fit(draws).state_dict()))
+    content = store(f"{name}-{_digest_task(task, labels)}", lambda: save(fit(draws).state_dict()))
     with torch.device("meta"):
         network = fresh()
     network.load_state_dict(load(content), assign=True)
     return network.eval()
 
 
-def scored_once(
+def score_once(
     name: str,
     task: SoloTask,
     score: Callable[[], FloatArray],
@@ -390,7 +390,7 @@ def scored_once(
         return score()
     about = _about_run(task, of_run)
     make = lambda: save({"scores": torch.from_numpy(score())})  # noqa: E731
-    kept = load(store(f"{name}-{about}-{_digest(task, labels)}", make))["scores"]
+    kept = load(store(f"{name}-{about}-{_digest_task(task, labels)}", make))["scores"]
     return np.asarray(kept.numpy())
 
 
@@ -400,7 +400,7 @@ def _about_run(task: SoloTask, of_run: bool) -> str:
     return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
 
-def _digest(task: SoloTask, labels: bool) -> str:
+def _digest_task(task: SoloTask, labels: bool) -> str:
     """Return the SHA-256 (hex) of all that such a fit depends on."""
     read = (task.features, task.labelled, task.labels) if labels else (task.features,)
     about = (task.features.shape, task.seed, task.classes if labels else None)

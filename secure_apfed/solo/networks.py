@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.learning.descent import Compute, Trainer, eager
+from secure_apfed.learning.descent import Compute, Trainer, make_eager_class
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.models import Shape, encoder_and_head
-from secure_apfed.seeds import Draws, seeded, shuffled
-from secure_apfed.solo.classical import best_strength, logistic, scale_of, table_of
-from secure_apfed.solo.fitted import Fitted, Layers, layered, layers_of
-from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fitted_once
+from secure_apfed.seeds import Draws, seed_draws, shuffle_rows
+from secure_apfed.solo.classical import best_strength, make_logistic_regression, scale_of, table_of
+from secure_apfed.solo.fitted import FittedModel, Layers, build_regression_layers, layers_of
+from secure_apfed.solo.interface import Baseline, FloatArray, Predictor, SoloTask, fit_network_once
 
-_ADAM = eager(torch.optim.Adam)
-_ADAMW = eager(torch.optim.AdamW)
+_ADAM = make_eager_class(torch.optim.Adam)
+_ADAMW = make_eager_class(torch.optim.AdamW)
 _MOST_STEPS = 1_000
 _FIRST_LOOK = 300
 _LOOK_EVERY = 100
@@ -76,15 +76,15 @@ class Network(Baseline):
         rows.
         """
         attempt = _attempt_that_learns(task)
-        attempt.finish()
+        attempt.finish_training()
         network = attempt.network.eval()
 
         @torch.no_grad()
-        def scores(features_BF: FloatArray) -> FloatArray:
-            scores_BK: Tensor = network(_rows(features_BF, task.shape, attempt.compute))
+        def score_rows(features_BF: FloatArray) -> FloatArray:
+            scores_BK: Tensor = network(_place_rows(features_BF, task.shape, attempt.compute))
             return scores_BK.double().softmax(1).cpu().numpy()
 
-        return Predictor(scores, lambda: network)
+        return Predictor(score_rows, lambda: network)
 
 
 def _attempt_that_learns(task: SoloTask) -> "_Attempt":
@@ -106,9 +106,9 @@ class _Attempt:
 
     def __init__(self, task: SoloTask, rate: float) -> None:
         train = task.train.model_copy(update={"learning_rate": rate})
-        self.compute = Compute.of(train)
+        self.compute = Compute.from_settings(train)
         self._seed = task.seed
-        with seeded(task.seed, "solo", "network"):
+        with seed_draws(task.seed, "solo", "network"):
             encoder, head = encoder_and_head(task.model, task.shape, task.classes)
         self._trainer = Trainer(
             "the active alone",
@@ -117,7 +117,7 @@ class _Attempt:
             seed=task.seed,
         )
         self.network = nn.Sequential(encoder, head)
-        rows_nF = _rows(task.labelled_rows, task.shape, self.compute)
+        rows_nF = _place_rows(task.labelled_rows, task.shape, self.compute)
         # What an encoder without weights makes of the rows is the same at every step.
         learns = next(encoder.parameters(), None) is not None or len(rows_nF) > BLOCK
         with self._trainer.forward_pass("rows"):
@@ -128,7 +128,7 @@ class _Attempt:
         self._queue = torch.empty(0, dtype=torch.int64)
         self._steps = 0
 
-    def finish(self) -> None:
+    def finish_training(self) -> None:
         loss = math.inf
         while self._steps < _MOST_STEPS and loss > _LEARNT:
             loss = self.go_on(_LOOK_EVERY)
@@ -140,16 +140,16 @@ class _Attempt:
 
     def go_on(self, steps: int) -> float:
         """Take some steps; return the mean loss of the last `_LOOK_EVERY`."""
-        losses = [self._step() for _ in range(steps)][-_LOOK_EVERY:]
+        losses = [self._take_step() for _ in range(steps)][-_LOOK_EVERY:]
         return sum(losses) / len(losses)
 
-    def _step(self) -> float:
+    def _take_step(self) -> float:
         if len(self._queue) < self._size:
             order = torch.arange(len(self._y_n))
-            self._queue = shuffled(order, self._seed, "solo", "batches", self._steps)
+            self._queue = shuffle_rows(order, self._seed, "solo", "batches", self._steps)
         batch = self._queue[: self._size]
         self._queue = self._queue[self._size :]
-        self._trainer.begin()
+        self._trainer.zero_grad()
         with self._trainer.forward_pass(self._steps):
             loss = F.cross_entropy(self._learner(self._x_nF[batch]).float(), self._y_n[batch])
         loss.backward()
@@ -158,8 +158,8 @@ class _Attempt:
         return float(loss.detach())
 
 
-def _rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
-    return compute.place(torch.from_numpy(features_BF).reshape(-1, *shape))
+def _place_rows(features_BF: FloatArray, shape: Shape, compute: Compute) -> Tensor:
+    return compute.move_tensor(torch.from_numpy(features_BF).reshape(-1, *shape))
 
 
 class Autoencoder(Baseline):
@@ -178,32 +178,32 @@ class Autoencoder(Baseline):
         scaled_NF = scale.transform(task.features)
 
         # The code is of all rows, whichever of their labels are held out.
-        encoder = fitted_once(
+        encoder = fit_network_once(
             self.name,
             task,
             fresh=lambda: _fresh_coder(scaled_NF.shape[1]),
-            fit=lambda draws: _pretrained(torch.from_numpy(scaled_NF).float(), draws),
+            fit=lambda draws: _pretrain_encoder(torch.from_numpy(scaled_NF).float(), draws),
             labels=False,
         )
-        codes_ND = _codes(encoder, scaled_NF)
+        codes_ND = _encode_rows(encoder, scaled_NF)
         code_scale = StandardScaler().fit(codes_ND)
         codes_nD = code_scale.transform(codes_ND[task.labelled])
-        model = logistic(best_strength(codes_nD, task.labels, task.seed))
+        model = make_logistic_regression(best_strength(codes_nD, task.labels, task.seed))
         model.fit(codes_nD, task.labels)
 
-        def scores(features_BF: FloatArray) -> FloatArray:
-            codes_BD = code_scale.transform(_codes(encoder, scale.transform(features_BF)))
+        def score_rows(features_BF: FloatArray) -> FloatArray:
+            codes_BD = code_scale.transform(_encode_rows(encoder, scale.transform(features_BF)))
             return table_of(model, codes_BD, task.classes)
 
-        def kept() -> Fitted:
+        def build_network() -> FittedModel:
             below = layers_of(encoder, scale)
-            return Fitted(
-                layered(
+            return FittedModel(
+                build_regression_layers(
                     code_scale, model.coef_, model.intercept_, model.classes_, task.classes, below
                 )
             )
 
-        return Predictor(scores, kept)
+        return Predictor(score_rows, build_network)
 
 
 def _fresh_coder(features: int) -> nn.Module:
@@ -212,15 +212,15 @@ def _fresh_coder(features: int) -> nn.Module:
     )
 
 
-def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
+def _pretrain_encoder(x_NF: Tensor, draws: Draws) -> nn.Module:
     features = x_NF.shape[1]
     with draws:
         encoder = _fresh_coder(features)
         decoder = nn.Sequential(
             nn.Linear(_CODE, _CODER_WIDTH), nn.ReLU(), nn.Linear(_CODER_WIDTH, features)
         )
-    draw = draws.on()
-    weights_P, gradient_P = flattened([encoder, decoder])
+    draw = draws.get_generator()
+    weights_P, gradient_P = flatten_parameters([encoder, decoder])
     adam = _ADAM([weights_P], lr=_CODER_RATE)
     for _ in range(_CODER_STEPS):
         x_BF = x_NF[torch.randint(len(x_NF), (_CODER_BATCH,), generator=draw)]
@@ -229,11 +229,11 @@ def _pretrained(x_NF: Tensor, draws: Draws) -> nn.Module:
         gradient_P.zero_()
         loss.backward()
         adam.step()
-    return parted(encoder)
+    return separate_parameters(encoder)
 
 
 @torch.no_grad()
-def _codes(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
+def _encode_rows(encoder: nn.Module, scaled_BF: FloatArray) -> FloatArray:
     codes_BD: Tensor = encoder(torch.from_numpy(scaled_BF).float())
     return codes_BD.double().numpy()
 
@@ -268,31 +268,33 @@ class MixMatch(Baseline):
             )
         scale = scale_of(tasks[0])
         x_NF = torch.from_numpy(scale.transform(tasks[0].features)).float()
-        rows = [_Rows.of(task, x_NF) for task in tasks]
+        rows = [_Rows.from_task(task, x_NF) for task in tasks]
         trained: list[nn.Module] = []
 
-        def fitted(draws: Draws, place: int) -> nn.Module:
+        def fit_network(draws: Draws, place: int) -> nn.Module:
             if not trained:
-                trained.extend(_trained(rows, draws))
+                trained.extend(_train_networks(rows, draws))
             return trained[place]
 
-        def predictor(place: int) -> Predictor:
-            network = fitted_once(
+        def build_predictor(place: int) -> Predictor:
+            network = fit_network_once(
                 self.name,
                 tasks[place],
-                fresh=lambda: _fresh(x_NF.shape[1], tasks[0].classes),
-                fit=lambda draws: fitted(draws, place),
+                fresh=lambda: _make_network(x_NF.shape[1], tasks[0].classes),
+                fit=lambda draws: fit_network(draws, place),
             )
 
             @torch.no_grad()
-            def scores(features_BF: FloatArray) -> FloatArray:
+            def score_rows(features_BF: FloatArray) -> FloatArray:
                 scaled_BF = torch.from_numpy(scale.transform(features_BF)).float()
                 logits_BK: Tensor = network(scaled_BF)
                 return logits_BK.double().softmax(1).numpy()
 
-            return Predictor(scores, lambda: Fitted(Layers.of(layers_of(network, scale))))
+            return Predictor(
+                score_rows, lambda: FittedModel(Layers.from_weights(layers_of(network, scale)))
+            )
 
-        return [predictor(place) for place in range(len(tasks))]
+        return [build_predictor(place) for place in range(len(tasks))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +308,7 @@ class _Rows:
     others: Tensor
 
     @classmethod
-    def of(cls, task: SoloTask, x_NF: Tensor) -> Self:
+    def from_task(cls, task: SoloTask, x_NF: Tensor) -> Self:
         unlabelled = torch.ones(len(x_NF), dtype=torch.bool)
         unlabelled[task.labelled] = False
         x_nF = x_NF[task.labelled]
@@ -314,7 +316,7 @@ class _Rows:
         return cls(x_nF, y_nK, x_NF[unlabelled] if bool(unlabelled.any()) else x_nF)
 
 
-def _fresh(features: int, classes: int) -> nn.Sequential:
+def _make_network(features: int, classes: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(features, _WIDTH),
         nn.ReLU(),
@@ -324,7 +326,7 @@ def _fresh(features: int, classes: int) -> nn.Sequential:
     )
 
 
-class _SideBySide(nn.Module):
+class _ParallelNetworks(nn.Module):
     """A set of copies of one network that train apart; rows (G, B, F) -> logits (G, B, K)."""
 
     def __init__(self, network: nn.Sequential, copies: int) -> None:
@@ -342,7 +344,7 @@ class _SideBySide(nn.Module):
         return _one_by_one(hidden_GBW, *last)
 
     @torch.no_grad()
-    def apart(self, network: nn.Sequential) -> list[nn.Module]:
+    def split_networks(self, network: nn.Sequential) -> list[nn.Module]:
         """Return each copy as a network by itself, of the shape of this one."""
         found: list[nn.Module] = []
         for place in range(len(self.weights[0])):
@@ -363,47 +365,47 @@ def _one_by_one(x_GBF: Tensor, weight_GWF: Tensor, bias_GW: Tensor) -> Tensor:
     return torch.stack([F.linear(x_BF, weight, bias) for x_BF, weight, bias in of_each])
 
 
-def _trained(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
+def _train_networks(parts: Sequence[_Rows], draws: Draws) -> list[nn.Module]:
     """Train one network on each part, all with the same random numbers."""
     features = parts[0].labelled.shape[1]
     classes = parts[0].labels.shape[1]
     with draws:
-        network = _fresh(features, classes)
-    draw = draws.on()
-    networks = _SideBySide(network, len(parts))
-    weights_P, gradient_P = flattened([networks])
+        network = _make_network(features, classes)
+    draw = draws.get_generator()
+    networks = _ParallelNetworks(network, len(parts))
+    weights_P, gradient_P = flatten_parameters([networks])
     average_P = weights_P.detach().clone()
     adam = _ADAMW([weights_P], lr=_RATE, weight_decay=_DECAY)
-    frequency_G1K = _frequencies([part.labels for part in parts])
+    frequency_G1K = _compute_frequencies([part.labels for part in parts])
     guessed_G1K = frequency_G1K.clone()
     for step in range(_STEPS):
-        rows = _drawn([len(part.labelled) for part in parts], draw)
-        x_GBF = _augmented(_taken([part.labelled for part in parts], rows), draw)
-        y_GBK = _taken([part.labels for part in parts], rows)
-        rows = _drawn([len(part.others) for part in parts], draw)
-        others_GBF = _taken([part.others for part in parts], rows)
-        guesses = [_augmented(others_GBF, draw) for _ in range(_GUESSES)]
-        mean_GBK = _guess(networks, guesses)
-        guessed_G1K.lerp_(_frequencies(mean_GBK), 1 - _AVERAGE)
-        targets_GBK = _sharpened(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
+        rows = _draw_rows([len(part.labelled) for part in parts], draw)
+        x_GBF = _augment_rows(_take_rows([part.labelled for part in parts], rows), draw)
+        y_GBK = _take_rows([part.labels for part in parts], rows)
+        rows = _draw_rows([len(part.others) for part in parts], draw)
+        others_GBF = _take_rows([part.others for part in parts], rows)
+        guesses = [_augment_rows(others_GBF, draw) for _ in range(_GUESSES)]
+        mean_GBK = _guess_labels(networks, guesses)
+        guessed_G1K.lerp_(_compute_frequencies(mean_GBK), 1 - _AVERAGE)
+        targets_GBK = _sharpen_guess(mean_GBK * frequency_G1K / guessed_G1K.clamp_min(1e-6))
         x_GMF = torch.cat([x_GBF, *guesses], dim=1)
         y_GMK = torch.cat([y_GBK, *([targets_GBK] * _GUESSES)], dim=1)
         weight = _WEIGHT * min(1.0, 2 * step / _STEPS)
-        loss = _loss(networks, *_mixed(x_GMF, y_GMK, draw), weight=weight)
+        loss = _compute_loss(networks, *_mix_pairs(x_GMF, y_GMK, draw), weight=weight)
         gradient_P.zero_()
         loss.backward()
         adam.step()
         average_P.lerp_(weights_P.detach(), 1 - min(_AVERAGE, step / (step + 10)))
     weights_P.data.copy_(average_P)
-    return networks.apart(network)
+    return networks.split_networks(network)
 
 
-def _frequencies(labels: Iterable[Tensor]) -> Tensor:
+def _compute_frequencies(labels: Iterable[Tensor]) -> Tensor:
     """Return the mean of each table (B, K) of labels, (G, 1, K)."""
     return torch.stack([y_BK.mean(0) for y_BK in labels])[:, None]
 
 
-def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
+def _draw_rows(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
     """Draw places (B,) among so many rows, of each part by the same random numbers."""
     state = draw.get_state()
     drawn = []
@@ -413,31 +415,31 @@ def _drawn(sizes: Sequence[int], draw: torch.Generator) -> list[Tensor]:
     return drawn
 
 
-def _taken(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+def _take_rows(tables: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
     return torch.stack([table[at] for table, at in zip(tables, rows, strict=True)])
 
 
-def _augmented(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
+def _augment_rows(x_GBF: Tensor, draw: torch.Generator) -> Tensor:
     shape = x_GBF.shape[1:]
     noisy_GBF = x_GBF + _NOISE * torch.randn(shape, generator=draw)
     return noisy_GBF * (torch.rand(shape, generator=draw) >= _DROPPED)
 
 
 @torch.no_grad()
-def _guess(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
+def _guess_labels(networks: nn.Module, augmented: list[Tensor]) -> Tensor:
     """Return the mean guess over the augmentations, Eq. (6)."""
     scores_GAK: Tensor = networks(torch.cat(augmented, dim=1)).softmax(-1)
     copies, _, classes = scores_GAK.shape
     return scores_GAK.reshape(copies, len(augmented), -1, classes).mean(1)
 
 
-def _sharpened(guess_GBK: Tensor) -> Tensor:
+def _sharpen_guess(guess_GBK: Tensor) -> Tensor:
     """Sharpen the guesses, Eq. (7)."""
     sharp_GBK = guess_GBK ** (1 / _TEMPERATURE)
     return sharp_GBK / sharp_GBK.sum(-1, keepdim=True)
 
 
-def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def _mix_pairs(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Mix pairs of rows, nearer to the first row of a pair (MixUp), Eqs. (8) to (11)."""
     shape_M2 = torch.full((x_GMF.shape[1], 2), _MIX)
     # A beta's share is a two-way Dirichlet's first.
@@ -450,7 +452,7 @@ def _mixed(x_GMF: Tensor, y_GMK: Tensor, draw: torch.Generator) -> tuple[Tensor,
     )
 
 
-def _loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
+def _compute_loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -> Tensor:
     """Return cross-entropy of the labelled rows plus squared error of the guessed ones, Eqs. (2) to
     (5).
     """
@@ -462,7 +464,7 @@ def _loss(networks: nn.Module, x_GMF: Tensor, y_GMK: Tensor, *, weight: float) -
     return torch.stack(losses).sum()
 
 
-def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
+def flatten_parameters(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
     """Return one parameter (P,), and its gradient, of which those of the networks are views.
 
     Of a network with a few small layers most of a step's time is spent between the parameters, not
@@ -480,7 +482,7 @@ def flattened(networks: Iterable[nn.Module]) -> tuple[nn.Parameter, Tensor]:
     return flat_P, gradient_P
 
 
-def parted(network: nn.Module) -> nn.Module:
+def separate_parameters(network: nn.Module) -> nn.Module:
     """Give each parameter its own memory again, without a gradient; return the network."""
     for weight in network.parameters():
         weight.data = weight.data.clone()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.exchange import Envelope, Kind, Transcript, pack
+from secure_apfed.exchange import Envelope, Kind, Transcript, pack_tensors
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.run import TranscriptSettings
@@ -45,7 +45,7 @@ def _data(draw: torch.Generator) -> tuple[VerticalData, Mapping[str, Tensor]]:
             ids=tuple(f"id-{person}" for person in order.tolist()),
             features=view[order],
             labels=labels[order] if name == "active" else None,
-            encoding=ColumnEncoding.plain([f"c{at}" for at in range(view.shape[1])]),
+            encoding=ColumnEncoding.for_numeric_columns([f"c{at}" for at in range(view.shape[1])]),
         )
         alignment[name] = order.argsort()[shared]
     data = VerticalData(
@@ -71,7 +71,7 @@ def note(
     transcript: Transcript, kind: Kind, sender: str, receiver: str, step: int, **tensors: Tensor
 ) -> None:
     """Put a message into a transcript."""
-    note_payload(transcript, kind, sender, receiver, step, pack(tensors))
+    note_payload(transcript, kind, sender, receiver, step, pack_tensors(tensors))
 
 
 def note_payload(
@@ -87,7 +87,7 @@ def note_payload(
         sequence=step,
         payload=payload,
     )
-    transcript.record(envelope, 0)
+    transcript.record_envelope(envelope, 0)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,11 @@ from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_from
 from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.recorded import truth_of, view_of
-from apfed_attacks.run import Trial, mount
-from apfed_attacks.view import Knowledge, batches
+from apfed_attacks.run import Trial, run_attacks
+from apfed_attacks.view import Knowledge, iter_batches
 from apfed_protocols.sums.frames import Frame, FrameKind
 from secure_apfed.config import AttackChoice, Config
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import Envelope, Kind, pack_tensors
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from tests.attacks.conftest import PASSIVES, note, note_payload
@@ -58,7 +58,7 @@ def live_config(method: str, *, views: int = 4, **changes: dict[str, Any]) -> Co
 
 
 def attacked(recording: Recording, name: str, seed: int = 0, **options: Any) -> tuple[Any, ...]:
-    return mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+    return run_attacks(recording, [AttackChoice(name=name, options=options)], seed=seed)
 
 
 def attacked_by(
@@ -71,7 +71,7 @@ def attacked_by(
 ) -> Any:
     """The result of one adversary alone."""
     attack = ATTACKS[name].model_validate(options)
-    return Trial(attack, recording, (adversary,), victim, seed=seed).result()
+    return Trial(attack, recording, (adversary,), victim, seed=seed).compute_result()
 
 
 def play(
@@ -79,14 +79,14 @@ def play(
 ) -> AttackResult:
     """The attack on passive-1 in a session of its own, after so many honest epochs."""
     run = LiveRun(config, rules=rules)
-    run.train(epochs)
+    run.train_epochs(epochs)
     return play_from(run, attack, "passive-1", seed=0)
 
 
 def with_opened(recording: Recording, opened: Mapping[int, Tensor]) -> Recording:
     """The same, with these in the place of the sums that the active decoded, by step."""
-    transcript = recording.transcript
-    kept: Any = SimpleNamespace(kept=transcript.kept, opened=opened)
+    envelopes = recording.transcript.envelopes_by_epoch
+    kept: Any = SimpleNamespace(envelopes_by_epoch=envelopes, sums_by_step=opened)
     return replace(recording, transcript=kept)
 
 
@@ -98,7 +98,7 @@ def noise_opened(recording: Recording, seed: int = 0) -> Recording:
         {
             step: torch.randn(z.shape, generator=draw)
             for epoch in view.epochs
-            for step, _, z in batches(view, epoch)
+            for step, _, z in iter_batches(view, epoch)
         },
     )
 
@@ -108,7 +108,7 @@ def _projected(recording: Recording, seed: int) -> Iterator[tuple[Any, Tensor, T
     view = view_of(recording, ["active"], knowledge=Knowledge(classes=3))
     features = truth_of(recording).features["passive-1"].flatten(1).double()
     for epoch in view.epochs:
-        for step, rows_B, z_BD in batches(view, epoch):
+        for step, rows_B, z_BD in iter_batches(view, epoch):
             width = z_BD.flatten(1).shape[1]
             weights = normal(features.shape[1], width, seed=seed)
             noise = 0.1 * normal(len(rows_B), width, seed=step)
@@ -144,7 +144,7 @@ def with_contributions(recording: Recording, *, planted: bool, seed: int = 0) ->
     """
     name = "plain" if planted else "plain + pairwise masks"
     draw = np.random.default_rng(seed)
-    kept = {epoch: list(sent) for epoch, sent in recording.transcript.kept.items()}
+    kept = {epoch: list(sent) for epoch, sent in recording.transcript.envelopes_by_epoch.items()}
     epoch_of = {one.step: epoch for epoch, sent in kept.items() for one in sent}
     for step, rows_B, z_BD, projected_BD in _projected(recording, seed):
         words = draw.integers(2**32, size=projected_BD.shape, dtype=np.uint32)
@@ -171,7 +171,7 @@ def with_contributions(recording: Recording, *, planted: bool, seed: int = 0) ->
         )
         kept[epoch_of[step]].append(envelope)
     by_epoch = {epoch: tuple(sent) for epoch, sent in kept.items()}
-    transcript: Any = SimpleNamespace(kept=by_epoch, opened={})
+    transcript: Any = SimpleNamespace(envelopes_by_epoch=by_epoch, sums_by_step={})
     return replace(recording, transcript=transcript)
 
 
@@ -223,7 +223,7 @@ def ask(
         for passive in empty.data.passives:
             note(empty.transcript, Kind.REQUEST, "active", passive.name, epoch, **tensors)
         if opened:
-            empty.transcript.keep_opened(epoch, opened[epoch][rows].double())
+            empty.transcript.record_sum(epoch, opened[epoch][rows].double())
     network = "identity" if METHODS[method].settings.averages else "mlp"
     sums = {"clip": 8.0, "scheme": "plain", "masks": "pairwise"}
     return _with(empty, method=method, model={"network": network}, secure_sum=sums)
@@ -251,7 +251,7 @@ def decomposed(empty: Recording, *, true: bool, seed: int = 0) -> Recording:
     vectors = np.linalg.svd(whole, full_matrices=False)[0]
     empty.transcript.begin_epoch(0)
     note(empty.transcript, Kind.REQUEST, "active", "passive-1", 0, rows=rows)
-    empty.transcript.keep_opened(0, torch.from_numpy(vectors))
+    empty.transcript.record_sum(0, torch.from_numpy(vectors))
     return of_vectors(empty)
 
 
@@ -289,12 +289,12 @@ def ballot_of(
     transcript.begin_epoch(0)
     for passive in PASSIVES:
         if method == "votes_encrypted":
-            payload = msgpack.packb([pack(named), b"ciphertexts"])
+            payload = msgpack.packb([pack_tensors(named), b"ciphertexts"])
             note_payload(transcript, Kind.ENCRYPTED_LABELS, "active", passive, 0, payload)
         else:
             note(transcript, Kind.LABELS, "active", passive, 0, **named, labels=labels)
         if method == "votes_randomised":
             note(transcript, Kind.VOTES, passive, "active", 0, votes=answers)
-    transcript.keep_opened(0, votes.double())
+    transcript.record_sum(0, votes.double())
     candidates = {"candidates": 20} if method == "votes_encrypted" else {}
     return _with(empty, method={"name": method, "epsilon": 4.0, **candidates})

@@ -27,8 +27,8 @@ from apfed_attacks.live.runs import LiveRun, play_from
 from apfed_attacks.live.strategy import ActiveAttack, AnsweringAttack
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import truth_of
-from apfed_attacks.run import Trial, mount
-from apfed_attacks.view import Played, batches
+from apfed_attacks.run import Trial, run_attacks
+from apfed_attacks.view import PlayedAttack, iter_batches
 from secure_apfed.config import AttackChoice
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
@@ -36,7 +36,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.alignment import AlignmentSettings
 from tests.attacks import test_attacks_features as on_features
 from tests.attacks import test_attacks_people as on_people
@@ -111,7 +111,7 @@ def _through(*layers: Callable[[], nn.Module], released: bool = True) -> Make:
     """passive-1 releases what its encoder makes of its features, or noise."""
 
     def made(make: Any) -> Any:
-        with seeded(3, "encoder"):
+        with seed_draws(3, "encoder"):
             encoder = nn.Sequential(*(layer() for layer in layers))
 
         def leak(labels: Tensor, own: Tensor, draw: torch.Generator, epoch: int) -> Tensor:
@@ -658,7 +658,7 @@ OfSeed = Callable[[Any, int], Any]
 
 
 def _network(seed: int, features: int, hidden: int, classes: int) -> nn.Module:
-    with seeded(seed, "never trained"):
+    with seed_draws(seed, "never trained"):
         return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
@@ -708,14 +708,16 @@ def _ballot(method: str, *, true_labels: bool = True) -> OfSeed:
 def _hijacked(trial: Trial) -> Trial:
     """Play the attack against a victim that releases what was recorded, whatever it hears."""
     assert isinstance(trial.attack, AnsweringAttack)
-    knowledge, truth = trial.known()
-    view = trial.view(knowledge)
+    knowledge, truth = trial.reveal_knowledge()
+    view = trial.build_view(knowledge)
     terms = RepresentationTerms(shape=(6,), dtype="float32", minimum_norm=0, maximum_norm=1e4)
-    strategy = trial.attack.begin(terms, knowledge, truth.features[trial.parties[0]], trial.seed)
+    strategy = trial.attack.start_answering(
+        terms, knowledge, truth.features[trial.parties[0]], trial.seed
+    )
     for epoch in view.epochs:
-        for step, rows_B, z_BD in batches(view, epoch):
-            strategy.answer(step, rows_B, z_BD)
-    return replace(trial, played=Played(trial.attack.name, strategy.notes()))
+        for step, rows_B, z_BD in iter_batches(view, epoch):
+            strategy.forge_gradient(step, rows_B, z_BD)
+    return replace(trial, played=PlayedAttack(trial.attack.name, strategy.collect_notes()))
 
 
 OUTSIDER = ("outsider", "active")
@@ -854,7 +856,7 @@ def test_where_nothing_leaked_nothing_is_told(
     for seed in SEEDS:
         trial = Trial(attack, make(make_recording, seed), by[:1], by[1], seed=seed)
         trial = _hijacked(trial) if isinstance(attack, AnsweringAttack) else trial
-        advantages.append(_advantage(trial.result()))
+        advantages.append(_advantage(trial.compute_result()))
     assert why_not_zero(advantages) is None
 
 
@@ -927,7 +929,9 @@ def _in_order(data: VerticalData) -> dict[str, torch.Tensor]:
 class _Deaf(LiveRun):
     draw: torch.Generator
 
-    def ask(self, rows_B: torch.Tensor, z_BD: torch.Tensor, **deviations: Any) -> torch.Tensor:
+    def request_sum(
+        self, rows_B: torch.Tensor, z_BD: torch.Tensor, **deviations: Any
+    ) -> torch.Tensor:
         return torch.randn(z_BD.shape, generator=self.draw)
 
 
@@ -1028,7 +1032,7 @@ def recorded(method: str) -> Recording:
 
 def attacked_in(method: str, name: str, **options: Any) -> tuple[AttackResult, ...]:
     options = {"iterations": 3, **CHEAP.get(name, {}), **options}
-    return mount(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
+    return run_attacks(recorded(method), [AttackChoice(name=name, options=options)], seed=0)
 
 
 @pytest.mark.sampled(every=19)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from apfed_attacks.features.contrastive_inversion import Question, contrastive_sum, explain_sums
-from apfed_attacks.features.decoder_extraction import _procrustes
+from apfed_attacks.features.decoder_extraction import _align_procrustes
 from apfed_attacks.features.feature_space import decoder_for, simulator_for, slope_penalty
 from apfed_attacks.features.hijack import FeatureSpaceHijack, Hijack, ReversedHijack
 from apfed_attacks.features.regression import Regression
@@ -21,13 +21,13 @@ from apfed_attacks.live.runs import JointRun, play_answers
 from apfed_attacks.recorded import reveal_features, truth_of, view_of
 from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
-from apfed_attacks.view import Agreed, Knowledge, KnownRows
+from apfed_attacks.view import AgreedTerms, Knowledge, KnownRows
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
-from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.training import ContrastiveSettings
 from tests.attacks.recordings import ask, attacked, attacked_by, live_config, normal, with_opened
 
@@ -46,16 +46,18 @@ def _gradient(h_BD: Tensor, p_BD: Tensor, anchors: str = "both") -> Tensor:
     return gradient
 
 
-def _agreed(anchors: Any = "both", *, weight: float = 1.0, clip: float | None = None) -> Agreed:
-    return Agreed(objective=ContrastiveSettings(anchors=anchors), weight=weight, clip=clip)
+def _agreed(
+    anchors: Any = "both", *, weight: float = 1.0, clip: float | None = None
+) -> AgreedTerms:
+    return AgreedTerms(objective=ContrastiveSettings(anchors=anchors), weight=weight, clip=clip)
 
 
 H_BD = normal(64, 32, seed=0)
 P_BD = normal(64, 32, seed=1)
 
 
-def _likeness(sum_BD: Tensor, agreed: Agreed, truth_BD: Tensor, passives: int = 1) -> Any:
-    found = explain_sums([Question.of(H_BD, sum_BD)], [agreed] * passives, 300)
+def _likeness(sum_BD: Tensor, agreed: AgreedTerms, truth_BD: Tensor, passives: int = 1) -> Any:
+    found = explain_sums([Question.from_batch(H_BD, sum_BD)], [agreed] * passives, 300)
     return found, float(F.cosine_similarity(found, truth_BD).mean())
 
 
@@ -91,9 +93,11 @@ def opened_by(recording: Recording, passives: tuple[str, ...]) -> Mapping[int, T
     draw = torch.Generator().manual_seed(7)
     encoders = [torch.randn(features[name].shape[1], 6, generator=draw) for name in PASSIVES]
     opened: dict[int, Tensor] = {}
-    for item in (item for epoch in recording.transcript.kept.values() for item in epoch):
+    for item in (
+        item for epoch in recording.transcript.envelopes_by_epoch.values() for item in epoch
+    ):
         if item.kind is Kind.REPRESENTATIONS and item.step not in opened:
-            tensors, _ = unpack(item.payload, SPEC, sender=item.sender)
+            tensors, _ = unpack_tensors(item.payload, SPEC, sender=item.sender)
             gradients = [
                 _gradient(tensors["z"], features[name][tensors["rows"]] @ mix)
                 for name, mix in zip(PASSIVES, encoders, strict=True)
@@ -145,7 +149,7 @@ def skewed(make_recording: Any) -> Recording:
 
     recording: Recording = make_recording(leak, method="tvfl")
     table, *others = recording.data.passives
-    encoding = ColumnEncoding.plain(["above", "below"])
+    encoding = ColumnEncoding.for_numeric_columns(["above", "below"])
     victim = replace(table, features=_skewed(table.features), encoding=encoding)
     return replace(recording, data=replace(recording.data, passives=(victim, *others)))
 
@@ -160,7 +164,7 @@ def skewed_and_inverted(recording: Recording) -> Any:
         decoded_likeness=0.1,
         starts=3,
     )
-    result = Trial(attack, recording, ("active",), "passive-1", seed=0).result()
+    result = Trial(attack, recording, ("active",), "passive-1", seed=0).compute_result()
     expected = {"mean of the public rows", "decoded x", f"decoded h{DECOY}"}
     assert set(result.baselines) == expected
     return result
@@ -218,7 +222,7 @@ def test_a_feature_that_is_the_same_in_all_pairs_stays_there_and_spoils_no_other
     shadow_N = np.arange(30) < 12
     turn_FF = np.linalg.qr(draw.normal(size=(4, 4)))[0]
     regress = Regression(torch.arange(30), x_NF[:12], shadow_N, hidden=4, iterations=1, seed=0)
-    found = _procrustes(regress, 3 * x_NF @ turn_FF + 7)
+    found = _align_procrustes(regress, 3 * x_NF @ turn_FF + 7)
     assert np.abs(found - x_NF[12:])[:, [0, 1, 3]].max() < 1e-12
     assert np.abs(found[:, 2] - 0.5).max() < 1e-12
 
@@ -244,7 +248,9 @@ def _data() -> VerticalData:
             ids=ids,
             features=values,
             labels=labels if name == "active" else None,
-            encoding=ColumnEncoding.plain([f"c{at}" for at in range(values.shape[1])]),
+            encoding=ColumnEncoding.for_numeric_columns(
+                [f"c{at}" for at in range(values.shape[1])]
+            ),
         )
         for name, values in (("active", own), ("passive-1", secret), ("passive-2", other))
     ]
@@ -265,7 +271,7 @@ def _config(epochs: int) -> Any:
 
 def _times(factor: float) -> Any:
     """Answers with so many times what it was sent."""
-    return SimpleNamespace(answer=lambda step, rows_B, z_BD: z_BD * factor)
+    return SimpleNamespace(forge_gradient=lambda step, rows_B, z_BD: z_BD * factor)
 
 
 def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps: int) -> Any:
@@ -276,9 +282,9 @@ def _decoded(adversary: Hijack, encoder: nn.Module, secret: torch.Tensor, steps:
         rows = torch.arange(64) + 64 * (step % batches)
         z = encoder(secret[rows])
         sgd.zero_grad()
-        (z * adversary.answer(step, rows, z)).sum().div(64).backward()
+        (z * adversary.forge_gradient(step, rows, z)).sum().div(64).backward()
         sgd.step()
-    return adversary.space.decoded(encoder(secret).detach())
+    return adversary.space.decode_rows(encoder(secret).detach())
 
 
 def played_hijack(strength: float, epochs: int = 60) -> Any:
@@ -297,8 +303,8 @@ def test_what_others_get_is_the_honest_gradient() -> None:
         run = JointRun(_config(1), data, alignment=everybody)
         if deviates:
             run.hand_over("passive-1", _times(0))
-        run.train(1)
-        (kept,) = run.recording.transcript.kept.values()
+        run.train_epochs(1)
+        (kept,) = run.recording.transcript.envelopes_by_epoch.values()
         states.append([item.payload for item in kept if item.kind is Kind.GRADIENTS][:2])
     (honest, other), (chosen, same) = states
     assert other == same
@@ -309,7 +315,7 @@ def test_a_gradient_that_is_not_finite_is_refused() -> None:
     run = JointRun(_config(1), _data())
     run.hand_over("passive-1", _times(float("nan")))
     with pytest.raises(RemoteProtocolError, match="not finite"):
-        run.train(1)
+        run.train_epochs(1)
 
 
 # The reversed hijack: by a passive, through a sum.
@@ -320,7 +326,7 @@ def explained_by_hijack(strength: float, steps: int) -> float:
 
     One skewed feature: its distribution alone says which way up it is.
     """
-    with seeded(0, "victim"):
+    with seed_draws(0, "victim"):
         known, secret = torch.distributions.Exponential(1.0).sample((2, 1000, 1))
         encoder = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 8))
     attack = ReversedHijack(strength=strength, penalty=0.1, rounds=2, hidden=64, ahead=300)

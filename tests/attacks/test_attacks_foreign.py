@@ -17,12 +17,12 @@ from torch import nn
 
 from apfed_attacks import ATTACKS, AttackError, Recorder, evaluate, foreign, pace
 from apfed_attacks.pace import EvaluationProgress
-from apfed_attacks.run import guesses
-from apfed_attacks.view import AdversaryView, Exchange, Knowledge, KnownRows, Opened, Played
+from apfed_attacks.run import compute_guesses
+from apfed_attacks.view import AdversaryView, Exchange, Knowledge, KnownRows, Opened, PlayedAttack
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ApfedError
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import Envelope, Kind, pack_tensors
 
 A = 240
 DRAW = np.random.default_rng(0)
@@ -40,13 +40,13 @@ TWICE = [(np.arange(A), h) for h in NOISE]
 def test_gradients_of_logits_are_labels_and_luck_is_chance() -> None:
     found = evaluate(h=LOGITS, gradients=ERROR, labels=Y, attacks=FAST)
     for one in (one for one in found.findings if one.result.attack != "model_completion"):
-        assert one.found
+        assert one.is_significant
         assert one.baseline == pytest.approx(1 / 3)
         assert one.score > 0.98
         assert np.mean(one.null) == pytest.approx(1 / 3, abs=0.1)
     assert found["model_completion"].verdict == "nothing found"
     assert set(found.to_frame()["attack"]) | set(found.lacking) == set(FAST)
-    told = found.why().splitlines()
+    told = found.explain_omission().splitlines()
     assert told == [f"{name}: {reason}" for name, reason in found.lacking.items()]
     with pytest.raises(AttackError, match="temporal: needs steps=, with h of two passes"):
         found["temporal"]
@@ -127,7 +127,9 @@ def test_arrays_that_do_not_belong_together_are_refused(given: Any, says: str) -
 
 def _sent(kind: Kind, sender: str, **tensors: torch.Tensor) -> Envelope:
     ends: Any = {"sender": sender, "receiver": "a" if sender == "v" else "v"}
-    return Envelope(session="x", step=0, kind=kind, sequence=0, payload=pack(tensors), **ends)
+    return Envelope(
+        session="x", step=0, kind=kind, sequence=0, payload=pack_tensors(tensors), **ends
+    )
 
 
 def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
@@ -160,7 +162,7 @@ def _views(name: str, rows: torch.Tensor, h: torch.Tensor) -> Any:
             description=Exchange(name="x", returns_gradients=True, **claims),
             envelopes={0: messages, 1: messages},
             opened={0: h} if more else {},
-            played=Played(name) if more and kind.behaviour == "malicious" else None,
+            played=PlayedAttack(name) if more and kind.behaviour == "malicious" else None,
             features={"a": torch.ones(8, 2)} if more else {},
             knowledge=Knowledge(classes=2, victim="v", **told),
         )
@@ -199,7 +201,7 @@ def test_a_recorder_keeps_h_and_gradients_and_changes_nothing() -> None:
             kept.append(network(torch.tensor(X[rows]).float()))
             kept[-1].retain_grad()
             F.cross_entropy(top(kept[-1]), torch.tensor(Y)[rows]).backward()
-    arrays = record.arrays()
+    arrays = record.to_arrays()
     assert np.array_equal(np.concatenate(arrays["steps"]), np.arange(A))
     for h, gradient, seen in zip(arrays["h"], arrays["gradients"], kept[1::2], strict=True):
         assert np.array_equal(h, seen.detach())
@@ -226,19 +228,19 @@ def test_a_recorder_refuses_what_it_would_record_wrongly() -> None:
         with pytest.raises(AttackError, match=r"told of rows \(2,\)"):
             bottom(x)
         with pytest.raises(AttackError, match="nothing was recorded"):
-            record.arrays()
+            record.to_arrays()
         for says in (None, None, "the recorder is full"):
             record.step([0, 1, 2])
             with pytest.warns(UserWarning, match=says) if says else torch.no_grad():
                 bottom(x)
-        assert record.arrays()["gradients"] is None
+        assert record.to_arrays()["gradients"] is None
     assert not bottom._forward_hooks
 
 
 # Time, and what a stranger reads.
 
 
-ORIGINAL = guesses
+ORIGINAL = compute_guesses
 GUESSES = dict[Any, Any]()
 
 
@@ -267,7 +269,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock({"label_gradients": 10.0})
     monkeypatch.setattr(pace, "time", clock)
-    monkeypatch.setattr(foreign, "guesses", clock.guesses)
+    monkeypatch.setattr(foreign, "compute_guesses", clock.guesses)
     return clock
 
 
@@ -307,7 +309,7 @@ def test_what_does_not_fit_into_the_budget_is_named(
     for name, reason in found.not_tried.items():
         assert f"of seconds={seconds:g}" in reason
         assert name in str(found)
-        assert f"{name}: not tried, {reason}" in found.why(name.split()[0])
+        assert f"{name}: not tried, {reason}" in found.explain_omission(name.split()[0])
         assert name in found.as_json()["not_tried"]
     if not mounted:
         assert "Labels: not attacked, so nothing is known of a leak" in found.verdicts[0]
@@ -318,7 +320,7 @@ def test_what_does_not_fit_into_the_budget_is_named(
 def test_an_attack_that_proves_slow_ends_after_the_pass_that_shows_it(clock: Clock) -> None:
     found = evaluate(**{**SEEN, "attacks": FEW[:1]}, exchanges=5, seconds=30.0)
     assert found.findings == ()
-    assert "after 1 of 6 passes the rest needs about 50 s" in found.why()
+    assert "after 1 of 6 passes the rest needs about 50 s" in found.explain_omission()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, math.nan, True, "10", [1]])
@@ -392,7 +394,7 @@ def test_refusals_are_one_line_and_why_tells_each(clock: Clock) -> None:
     counts = [int(count) for count in re.findall(r"\((\d+)\)", line)]
     assert sum(counts) == len(found.lacking)
     assert "needs gradients= (" in line
-    assert found.why("temporal") == f"temporal: {found.lacking['temporal']}"
+    assert found.explain_omission("temporal") == f"temporal: {found.lacking['temporal']}"
     for name, says in (("model_completion", "was mounted"), ("nonsense", "was not asked for")):
         with pytest.raises(AttackError, match=says):
-            found.why(name)
+            found.explain_omission(name)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from apfed_attacks.columns import TRUST, corrected
+from apfed_attacks.columns import TRUST, correct_priors
 from apfed_attacks.labels.completion import own_bottom
 from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, view_of
@@ -282,7 +282,7 @@ PRIOR = _probed(OWN)
 @pytest.mark.parametrize("trust", [trust for trust in TRUST if trust < 1])
 def test_noise_corrects_little(trust: float) -> None:
     noise = _told(0, 30)
-    found = _accuracy(corrected(PRIOR, noise, _known(), trust))
+    found = _accuracy(correct_priors(PRIOR, noise, _known(), trust))
     assert found == pytest.approx(_accuracy(PRIOR), abs=0.05)
     # Noise of unit variance beside own columns does more harm.
     assert found > _accuracy(_probed(np.hstack([noise, OWN])))
@@ -291,11 +291,11 @@ def test_noise_corrects_little(trust: float) -> None:
 def test_what_holds_the_label_is_believed_as_far_as_it_is_trusted() -> None:
     before = PRIOR.copy()
     released = _told(6, 6)
-    found = [_accuracy(corrected(PRIOR, released, _known(), trust)) for trust in TRUST]
+    found = [_accuracy(correct_priors(PRIOR, released, _known(), trust)) for trust in TRUST]
     assert found == sorted(found)
     assert found[0] > _accuracy(PRIOR)
     assert found[-1] > _accuracy(PRIOR) + 0.15
-    np.testing.assert_allclose(corrected(PRIOR, released, _known(), 0.0), PRIOR, atol=1e-9)
+    np.testing.assert_allclose(correct_priors(PRIOR, released, _known(), 0.0), PRIOR, atol=1e-9)
     np.testing.assert_array_equal(PRIOR, before)
 
 
@@ -303,7 +303,7 @@ def test_a_class_that_nobody_knows_is_not_guessed() -> None:
     prior = np.zeros((ROWS, 5))
     known = np.where(_known() == 1, -1, _known())
     prior[:, [0, 2]] = 0.5
-    found = corrected(prior, _told(1, 30), known, 0.3)
+    found = correct_priors(prior, _told(1, 30), known, 0.3)
     assert set(found.argmax(axis=1)) == {0, 2}
     assert found[:, [1, 3, 4]].max() < 1e-6
 
@@ -316,6 +316,6 @@ def test_a_class_that_nobody_knows_is_not_guessed() -> None:
 def test_scores_are_probabilities(released: Array) -> None:
     for prior in (TRUTH, np.full((ROWS, CLASSES), 1 / CLASSES)):
         for known in (_known(), _known(0), _known(ROWS)):
-            found = corrected(prior, released, known, max(TRUST))
+            found = correct_priors(prior, released, known, max(TRUST))
             assert np.isfinite(found).all()
             np.testing.assert_allclose(found.sum(axis=1), 1)

@@ -17,8 +17,8 @@ from apfed_attacks.features.isolation import Isolation
 from apfed_attacks.live.runs import ALL_RULES, LiveRun, Poison, PoisonedVotes, Rule, VotesRun
 from apfed_attacks.live.strategy import ActiveAttack
 from apfed_attacks.recorded import reveal_features, view_of
-from apfed_attacks.view import AttackError, Knowledge, Played
-from apfed_experiments.leaks.live import Remembering
+from apfed_attacks.view import AttackError, Knowledge, PlayedAttack
+from apfed_experiments.leaks.live import RecordingRun
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -44,22 +44,24 @@ def test_only_apfed_has_an_active_that_receives_sums(method: str) -> None:
 
 def test_a_question_within_the_rules_is_answered_and_recorded() -> None:
     run = _run("apfed_r", views=4)
-    answer = run.ask(torch.arange(8), SPREAD)
-    parts = [run.contributed(name) for name in run.passives]
+    answer = run.request_sum(torch.arange(8), SPREAD)
+    parts = [run.get_contribution(name) for name in run.passives]
     assert torch.allclose(answer, torch.stack(parts).sum(dim=0).float(), atol=1e-6)
-    assert torch.equal(run.recording.transcript.opened[0], answer)
+    assert torch.equal(run.recording.transcript.sums_by_step[0], answer)
     people: list[int] = []  # honest training goes on
-    run.train(1, before=lambda step, rows_B: people.append(len(run.sent(rows_B))))
+    run.train_epochs(
+        1, before=lambda step, rows_B: people.append(len(run.find_sent_positions(rows_B)))
+    )
     assert sum(people) == len(run.learner.training_rows)
     with pytest.raises(AttackError, match="holds no contrasted representations"):
-        run.representations("passive-1", torch.arange(3))
+        run.encode_people("passive-1", torch.arange(3))
 
 
 def test_leaving_rules_out_changes_nothing_in_an_honest_run() -> None:
     states = []
     for rules in (UNPROTECTED, ALL_RULES):
         live = _run("apfed_c", rules=rules, train={"precision": "float64"})
-        live.train(2)
+        live.train_epochs(2)
         states.append(live.session.tensors())
     for party, tensors in states[0].items():
         for name, value in tensors.items():
@@ -116,15 +118,15 @@ def test_where_the_sum_is_one_passives_nothing_is_isolated() -> None:
 
 def _recovered(run: LiveRun, **options: Any) -> tuple[Any, Any]:
     """Play, and return what was recovered beside the truth before the question."""
-    run.train(2)
+    run.train_epochs(2)
     attack = ChosenRepresentations(**options)
     everybody = torch.arange(len(run.alignment["active"]))
-    truth = [run.representations(name, everybody) for name in run.passives]
+    truth = [run.encode_people(name, everybody) for name in run.passives]
     shadow = reveal_features(run.recording, "passive-1", 10, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
-    played = Played(attack.name, attack.play(run, knowledge, 0))
+    played = PlayedAttack(attack.name, attack.run_live(run, knowledge, 0))
     view = view_of(run.recording, ["active"], knowledge=knowledge, played=played)
-    people, found = attack.representations(view)
+    people, found = attack.recover_representations(view)
     return found, torch.stack([z[people] for z in truth])
 
 
@@ -180,11 +182,11 @@ def test_one_point_among_decoys_is_answered_and_tells() -> None:
 
 def isolation_error(rules: Collection[Rule], *, sums: Any = None, **way: Any) -> float:
     """Relative error of what was isolated from the victim's real contribution."""
-    run = Remembering(live_config("apfed_c", secure_sum=sums or {}), rules=rules)
-    run.train(1)
+    run = RecordingRun(live_config("apfed_c", secure_sum=sums or {}), rules=rules)
+    run.train_epochs(1)
     shadow = reveal_features(run.recording, "passive-1", 30, 0)
     knowledge = Knowledge(classes=10, victim="passive-1", shadow=shadow)
-    found = Isolation(**way).play(run, knowledge, 0)["isolated"]
+    found = Isolation(**way).run_live(run, knowledge, 0)["isolated"]
     assert run.truth is not None
     return float((found - run.truth).norm() / run.truth.norm())
 
@@ -255,7 +257,7 @@ class Echo:
         self.asked: list[Tensor] = []
         self.draw = torch.Generator().manual_seed(1)
 
-    def ask(self, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+    def request_sum(self, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         assert len(rows_B) == len(z_BD) <= self.batch_size
         assert len(rows_B.unique()) == len(rows_B)
         self.asked.append(rows_B)
@@ -328,10 +330,10 @@ def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
     aligned: dict[str, Any],
 ) -> None:
     run = open_run(aligned, "sum")
-    ballot, votes = run.ask(labels=one_against_all(run, int(run.ballot.rows[7])))
+    ballot, votes = run.request_votes(labels=one_against_all(run, int(run.ballot.rows[7])))
     columns_U = np.zeros(len(ballot.rows))
     for name in run.voters:
-        columns_U += run.voter(name).vote(ballot)[:, 0]
+        columns_U += run.get_voter(name).cast_votes(ballot)[:, 0]
     # To the rounding of the sum.
     assert np.abs(votes[:, 0] - columns_U).max() < 1e-3
     assert (columns_U > 0.01).sum() < 100  # of 300: it names neighbours
@@ -340,18 +342,18 @@ def test_one_label_against_all_reads_a_column_of_the_passives_matrices(
 @pytest.mark.parametrize("opening", ASKED)
 def test_a_second_question_in_a_session_is_refused(aligned: dict[str, Any], opening: str) -> None:
     run = open_run(aligned, opening)
-    run.ask()
+    run.request_votes()
     with pytest.raises(RemoteProtocolError, match="votes once more in one session"):
-        run.ask(labels=one_against_all(run, int(run.ballot.rows[0])))
+        run.request_votes(labels=one_against_all(run, int(run.ballot.rows[0])))
 
 
 @pytest.mark.parametrize("opening", ["sum, noise", "each"])
 def test_a_resumed_run_charges_again_and_stops_at_its_budget(
     aligned: dict[str, Any], opening: str, tmp_path: Path
 ) -> None:
-    open_run(aligned, opening, logs=tmp_path).ask()
+    open_run(aligned, opening, logs=tmp_path).request_votes()
     with pytest.raises(BudgetExhaustedError, match="release 2 of one row would cost epsilon"):
-        open_run(aligned, opening, logs=tmp_path).ask()
+        open_run(aligned, opening, logs=tmp_path).request_votes()
 
 
 def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
@@ -360,10 +362,10 @@ def test_without_noise_a_run_answers_as_often_as_agreed_over_all_its_sessions(
     agreed = 3  # one, and rules.spare_answers
     for person in range(agreed):
         run = open_run(aligned, "sum", logs=tmp_path)
-        run.ask(labels=one_against_all(run, int(run.ballot.rows[person])))
+        run.request_votes(labels=one_against_all(run, int(run.ballot.rows[person])))
     run = open_run(aligned, "sum", logs=tmp_path)
     with pytest.raises(RemoteProtocolError, match="more than 3 times"):
-        run.ask(labels=one_against_all(run, int(run.ballot.rows[agreed])))
+        run.request_votes(labels=one_against_all(run, int(run.ballot.rows[agreed])))
 
 
 @pytest.mark.sampled(every=2)
@@ -374,10 +376,10 @@ def test_poisoned_votes_are_not_refused_and_show_where_answers_are_single(
     honest = open_run(aligned, opening)
     spoilt = open_run(aligned, opening)
     passive = spoilt.voters[0]
-    voter = spoilt.voter(passive)
+    voter = spoilt.get_voter(passive)
     voter.labeller = PoisonedVotes(honest=voter.labeller, way=way)
-    honest.learn()
-    spoilt.learn()
+    honest.learn_from_votes()
+    spoilt.learn_from_votes()
     before = honest.learner.agreement
     after = spoilt.learner.agreement
     assert bool(after) is (opening == "each")  # sums show no single passive

@@ -19,7 +19,7 @@ def directions_of(party: str) -> set[str]:
     config = small_config("votes")
     data = load_data(config.data, seed=0)
     role: PartyRole = "active" if party == ACTIVE else "passive"
-    record = OwnRecord(party, role, config, data.own(party), active=ACTIVE)
+    record = OwnRecord(party, role, config, data.select_party(party), active=ACTIVE)
     found = measure_own(record, [AttackChoice(name=name) for name in ATTACKS], seed=0)
     assert not any(one.applicable for one in found)
     return {Direction.from_result(one).title for one in found}

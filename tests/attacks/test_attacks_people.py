@@ -51,26 +51,26 @@ def test_all_models_at_once_are_the_models_one_by_one(
 ) -> None:
     features, labels = _rows()
     shadows = _shadows(between, max_gradient_norm=bound)
-    rows_SH = membership.halves(6, 40, 0)
-    together = shadows.scores(features, labels, rows_SH)
-    apart = shadows.one_by_one(features, labels, rows_SH)
+    rows_SH = membership.draw_halves(6, 40, 0)
+    together = shadows.train_and_score(features, labels, rows_SH)
+    apart = shadows.score_one_by_one(features, labels, rows_SH)
     assert together.shape == (6, 40, 2)
     torch.testing.assert_close(together, apart, atol=2e-5, rtol=1e-4)
     assert not torch.allclose(together[0], together[1])
 
 
 def test_halves_are_pairs_of_complements() -> None:
-    rows_SH = membership.halves(4, 10, 3)
+    rows_SH = membership.draw_halves(4, 10, 3)
     for first, second in ((0, 1), (2, 3)):
         assert sorted([*rows_SH[first].tolist(), *rows_SH[second].tolist()]) == list(range(10))
     assert not torch.equal(rows_SH[0], rows_SH[2])
-    assert membership.halves(3, 11, 0).shape == (3, 5)
+    assert membership.draw_halves(3, 11, 0).shape == (3, 5)
 
 
 def test_batch_norm_is_refused() -> None:
     shadows = replace(_shadows(), make=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
     with pytest.raises(AttackError, match="networks without buffers"):
-        shadows.scores(*_rows(), membership.halves(2, 40, 0))
+        shadows.train_and_score(*_rows(), membership.draw_halves(2, 40, 0))
 
 
 def test_logit_confidence_is_stable_for_sure_models() -> None:

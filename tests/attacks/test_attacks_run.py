@@ -16,12 +16,12 @@ from sklearn.metrics import r2_score, recall_score, roc_auc_score
 import apfed_attacks
 import apfed_attacks.run
 from apfed_attacks import ATTACKS
-from apfed_attacks.interface import AttackResult, Guess, Prediction, headlines
-from apfed_attacks.labels.completion import named
+from apfed_attacks.interface import AttackResult, Guess, Prediction, select_headlines
+from apfed_attacks.labels.completion import name_clusters
 from apfed_attacks.labels.representations import ModelCompletion
 from apfed_attacks.recorded import reveal_labels, truth_of, view_of
-from apfed_attacks.run import expand, full_suite, mount, prepare
-from apfed_attacks.scoring import DECOY, SCALES, explained, score
+from apfed_attacks.run import expand_choices, full_suite, prepare_attack, run_attacks
+from apfed_attacks.scoring import DECOY, SCALES, compute_r2, score_guess
 from apfed_attacks.view import AttackError, Knowledge
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
@@ -54,15 +54,15 @@ def test_no_attack_imports_what_only_the_experimenter_holds() -> None:
 
 def test_each_passive_mounts_the_attack_and_the_worst_is_the_headline(make_recording: Any) -> None:
     heard: list[tuple[AttackResult, Guess]] = []
-    results = mount(
+    results = run_attacks(
         make_recording("labels"), [COMPLETION], seed=0, on_score=lambda *each: heard.append(each)
     )
     assert [result.adversary for result in results] == ["passive-1", "passive-2"]
     assert [result for result, _ in heard] == list(results)
     assert all(len(guess.positions) for _, guess in heard)
-    nothing = mount(make_recording("nothing", method="single_view"), [COMPLETION], seed=0)
-    assert headlines(nothing) == nothing[:1]
-    (worst,) = headlines(results)
+    nothing = run_attacks(make_recording("nothing", method="single_view"), [COMPLETION], seed=0)
+    assert select_headlines(nothing) == nothing[:1]
+    (worst,) = select_headlines(results)
     assert worst.advantage == max(result.advantage or 0 for result in results)
     assert {f"recall of class {k}" for k in range(3)} < set(worst.risk)
     assert AttackResult(**json.loads(json.dumps(worst.as_json()))) == worst
@@ -77,7 +77,7 @@ def test_features_that_do_not_vary_are_a_result_and_stop_no_other_attack(
     flat = replace(table, features=torch.full_like(table.features, 0.1))
     recording = replace(recording, data=replace(recording.data, table=flat))
     names = ("inverse_network", "model_completion")
-    results = mount(recording, [AttackChoice(name=name) for name in names], seed=0)
+    results = run_attacks(recording, [AttackChoice(name=name) for name in names], seed=0)
     (first, *_), (last, *_) = results, results[::-1]
     assert (first.attack, first.victim, first.applicable) == (names[0], "active", False)
     assert first.reason == "r2 is undefined: what was guessed is the same for all rows"
@@ -100,7 +100,7 @@ def test_what_an_entry_may_not_say_is_told_before_any_attack_runs(
 ) -> None:
     choices = [COMPLETION, AttackChoice(name=name, options=options)]
     with pytest.raises(ConfigError, match=re.escape(says)):
-        mount(None, choices, seed=0)  # type: ignore[arg-type]  # it must not be touched
+        run_attacks(None, choices, seed=0)  # type: ignore[arg-type]  # it must not be touched
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def _judged(parts: Any, rows: torch.Tensor, **guessed: dict[str, Any]) -> Attack
         kind: {name: Prediction(values) for name, values in of.items()}
         for kind, of in guessed.items()
     }
-    return score(ModelCompletion(), view, Guess(positions=rows, **guess), truth, 0)
+    return score_guess(ModelCompletion(), view, Guess(positions=rows, **guess), truth, 0)
 
 
 def test_a_perfect_guess_is_compared_with_its_floor(parts: Any) -> None:
@@ -220,7 +220,11 @@ def test_a_method_is_attacked_by_what_it_declares(
             view_of(recording, [party], knowledge=Knowledge(classes=3, victim=victim))
             for party, victim in (("passive-1", "active"), ("active", "passive-1"))
         ]
-        found = [prepare(choice).why_not(view) for choice in full_suite() for view in views]
+        found = [
+            prepare_attack(choice).explain_inapplicability(view)
+            for choice in full_suite()
+            for view in views
+        ]
         reasons[method] = [reason and reason.replace(method, "it") for reason in found]
     assert reasons[like] == reasons["unheard"]
     assert None in reasons[like]
@@ -228,8 +232,8 @@ def test_a_method_is_attacked_by_what_it_declares(
 
 def test_all_stands_for_the_full_suite() -> None:
     named = AttackChoice(name="temporal", options={"labels_per_class": 2})
-    assert expand([AttackChoice(name="all")]) == full_suite()
-    assert expand([named, AttackChoice(name="all")]) == (named, *full_suite())
+    assert expand_choices([AttackChoice(name="all")]) == full_suite()
+    assert expand_choices([named, AttackChoice(name="all")]) == (named, *full_suite())
     assert {choice.name for choice in full_suite()} == set(ATTACKS)
     known = [choice.options["labels_per_class"] for choice in full_suite(["model_completion"])]
     assert known == [0, 1, 4, 40]
@@ -264,7 +268,7 @@ def test_clusters_get_the_names_that_fit_the_truth_best_or_their_sizes() -> None
     assert (LABELS.values(shuffled, labels).argmax(1) == labels).all()
     labels = np.array([0] * 6 + [1] * 3 + [2])
     shuffled = np.eye(3)[np.array([1, 2, 0])[labels]]
-    found = named(shuffled, (0.6, 0.3, 0.1))
+    found = name_clusters(shuffled, (0.6, 0.3, 0.1))
     assert found["clusters named by the truth"].clusters
     assert (found["clusters named by priors"].values.argmax(1) == labels).all()
 
@@ -274,8 +278,8 @@ def test_figures_of_features_equal_scikit_learns_weighted_by_variance_and_decibe
     truth = draw.normal(size=(50, 4)) * np.array([1, 2, 3, 0])
     guess = truth + draw.normal(size=(50, 4)) * np.array([1, 1, 1, 0])
     expected = r2_score(truth, guess, multioutput="variance_weighted")
-    assert explained(guess, truth) == pytest.approx(expected)
-    assert explained(guess, np.ones((50, 4))) is None
+    assert compute_r2(guess, truth) == pytest.approx(expected)
+    assert compute_r2(guess, np.ones((50, 4))) is None
     # The peak ratio is in decibels of the range.
     truth = np.array([[0.0, 1.0], [0.5, 1.0]])
     assert FEATURES.measure(truth + 0.1, truth)["psnr"] == pytest.approx(20)
@@ -357,8 +361,8 @@ def test_the_printed_attack_finds_a_planted_leak(
     kind = program_of("docs/add-an-attack.md", tmp_path, at=0).NearestMean
     monkeypatch.setattr(apfed_attacks.run, "ATTACKS", {**ATTACKS, kind.name: kind})
     choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
-    leaking = apfed_attacks.run.mount(make_recording("labels"), choice, seed=0)
-    quiet = apfed_attacks.run.mount(make_recording("nothing"), choice, seed=0)
+    leaking = apfed_attacks.run.run_attacks(make_recording("labels"), choice, seed=0)
+    quiet = apfed_attacks.run.run_attacks(make_recording("nothing"), choice, seed=0)
     assert min(result.advantage or 0 for result in leaking) > 0.15
     assert max(result.advantage or 0 for result in quiet) < 0.15
 

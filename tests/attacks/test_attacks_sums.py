@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from apfed_attacks.features.contribution_regression import read_numbers
-from apfed_attacks.features.gradient_projection import unexplained
+from apfed_attacks.features.contribution_regression import decode_numbers
+from apfed_attacks.features.gradient_projection import compute_residuals
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.recorded import truth_of
-from apfed_attacks.view import batches
+from apfed_attacks.view import iter_batches
 from apfed_protocols.sums.frames import Frame, FrameKind
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
@@ -107,7 +107,7 @@ def test_a_projection_under_any_mix_is_found(mix: str) -> None:
     opened = {
         step: features[rows_B] @ weights + normal(len(rows_B), 64, seed=step)
         for epoch in (0, 1)
-        for step, rows_B, _ in batches(active_view(recording), epoch)
+        for step, rows_B, _ in iter_batches(active_view(recording), epoch)
     }
     found = with_opened(recording, opened)
     attack = "gradient_regression"
@@ -139,7 +139,7 @@ def frame_of(values: np.ndarray[Any, Any], name: str) -> Frame:
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<i8"])
 def test_numbers_of_a_plain_contribution_are_read_as_they_were_sent(dtype: str) -> None:
     values = (100 * normal(5, 3, seed=0).numpy()).astype(dtype)
-    found = read_numbers(frame_of(values, "plain"))
+    found = decode_numbers(frame_of(values, "plain"))
     assert found is not None
     assert np.array_equal(found, values.astype(np.float64))
 
@@ -147,25 +147,25 @@ def test_numbers_of_a_plain_contribution_are_read_as_they_were_sent(dtype: str) 
 @pytest.mark.parametrize("dtype", ["<u4", "<u8"])
 def test_masked_words_are_read_as_signed_ones(dtype: str) -> None:
     words = np.array([[1, 2], [3, np.iinfo(dtype).max]], dtype=dtype)
-    found = read_numbers(frame_of(words, "plain + pairwise masks"))
+    found = decode_numbers(frame_of(words, "plain + pairwise masks"))
     assert found is not None
     assert found.tolist() == [[1, 2], [3, -1]]
 
 
 def test_ciphertexts_hold_no_numbers() -> None:
     frame = frame_of(np.zeros((1, 4099), dtype=np.uint8), "ckks")
-    assert read_numbers(frame) is None
+    assert decode_numbers(frame) is None
 
 
 def test_what_was_sent_explains_a_linear_part_and_no_more() -> None:
     sent_ND = normal(300, 4, seed=1)
     own_ND = normal(300, 6, seed=2)
     sums_ND = 5 * sent_ND @ normal(4, 6, seed=3) + own_ND + 7
-    left = unexplained(sums_ND, sent_ND)
+    left = compute_residuals(sums_ND, sent_ND)
     assert torch.corrcoef(torch.stack([left.flatten(), own_ND.flatten()]))[0, 1] > 0.99
 
 
 def test_fewer_rows_than_numbers_keep_their_sums_less_the_mean() -> None:
     sums_ND = normal(4, 6, seed=1)
-    left = unexplained(sums_ND, normal(4, 6, seed=2))
+    left = compute_residuals(sums_ND, normal(4, 6, seed=2))
     assert torch.allclose(left, sums_ND - sums_ND.mean(dim=0))

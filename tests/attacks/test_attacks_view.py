@@ -26,24 +26,24 @@ from apfed_attacks.recorded import (
     truth_of,
     view_of,
 )
-from apfed_attacks.run import Trial, exchanged, with_decoys
+from apfed_attacks.run import Trial, add_decoys, exchange_releases
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import (
     AdversaryView,
     AttackError,
     Exchange,
     Knowledge,
-    Played,
-    gradients,
-    over_time,
-    released_positions,
-    representations,
+    PlayedAttack,
+    collect_gradients,
+    collect_representations,
+    combine_epochs,
+    list_released_positions,
 )
-from apfed_experiments.gains import with_own_people
+from apfed_experiments.gains import sample_people
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Kind, pack
+from secure_apfed.exchange import Kind, pack_tensors
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from tests.attacks.recordings import TWO_TABLES, live_config, noise_opened
@@ -137,7 +137,7 @@ def test_representations_are_those_of_the_epoch_by_position(make_recording: Any)
     view = _view(recording, "passive-2")
     assert view.epochs == (0, 1, 2)
     for epoch, z in enumerate(sent):
-        seen = representations(view, epoch)
+        seen = collect_representations(view, epoch)
         assert torch.equal(seen.positions, truth_of(recording).trained)
         assert torch.equal(seen.z, z[seen.positions].flatten(1))
 
@@ -146,20 +146,20 @@ def test_colluders_hold_tvfls_representations_side_by_side_and_apfeds_once(
     make_recording: Any, recording: Any
 ) -> None:
     joint = make_recording("labels", method="tvfl")
-    alone = representations(_view(joint, "passive-1"), 1)
-    both = representations(_view(joint, "passive-2", "passive-1"), 1)
+    alone = collect_representations(_view(joint, "passive-1"), 1)
+    both = collect_representations(_view(joint, "passive-2", "passive-1"), 1)
     assert torch.equal(both.z, torch.cat([alone.z, 2 * alone.z], dim=1))
-    assert representations(_view(recording, "passive-1", "passive-2"), 1).z.shape[1] == 6
+    assert collect_representations(_view(recording, "passive-1", "passive-2"), 1).z.shape[1] == 6
 
 
 def test_no_representations_and_a_payload_of_another_form_are_errors(recording: Any) -> None:
     with pytest.raises(AttackError, match="aggregator holds no representations of epoch 1"):
-        representations(_view(recording, "aggregator"), 1)
+        collect_representations(_view(recording, "aggregator"), 1)
     view = _view(recording, "passive-1")
-    payload = pack({"rows": torch.zeros(2, dtype=torch.int64), "h": torch.zeros(2, 2)})
+    payload = pack_tensors({"rows": torch.zeros(2, dtype=torch.int64), "h": torch.zeros(2, 2)})
     other = replace(view.envelopes[0][0], payload=payload)
     with pytest.raises(RemoteProtocolError, match="expected"):
-        representations(replace(view, envelopes={0: (other,)}), 0)
+        collect_representations(replace(view, envelopes={0: (other,)}), 0)
 
 
 def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
@@ -171,14 +171,14 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
     recording = make_recording(count_epochs, epochs=3)
     del recording.transcript._epochs[2].sent[-3:]  # the last epoch lost its last batch
     view = _view(recording, "passive-1")
-    seen = over_time(representations, view, view.epochs)
+    seen = combine_epochs(collect_representations, view, view.epochs)
     for found in seen.values():
         assert torch.equal(found.positions, truth_of(recording).trained)
     last = seen["last"].z[:, 0]
     assert set(last.tolist()) == {1.0, 2.0}
     assert set(seen["first"].z[:, 0].tolist()) == {0.0}
     assert torch.equal(seen["mean"].z[:, 0], torch.where(last == 2, 1.0, 0.5).double())
-    assert set(over_time(representations, view, view.epochs[:2])) == {"first", "last"}
+    assert set(combine_epochs(collect_representations, view, view.epochs[:2])) == {"first", "last"}
 
 
 def test_labels_of_training_rows_are_revealed_by_class_and_seed(recording: Any) -> None:
@@ -249,12 +249,12 @@ def test_there_is_no_truth_about_people_whom_the_victim_does_not_hold(pairwise: 
         held = _held(pairwise, party)
         assert torch.equal(whole.features[party].isnan().all(dim=1), ~held)
         assert torch.equal(truth_of(pairwise, party).trained, whole.trained[held[whole.trained]])
-        assert torch.equal(active.holds(party, everybody), held)
+        assert torch.equal(active.has_rows(party, everybody), held)
     assert torch.equal(truth_of(pairwise, "active").trained, whole.trained)
     # A view says who is held as far as the coalition knows.
-    assert active.holds("active", everybody).all()
+    assert active.has_rows("active", everybody).all()
     assert list(passive.held) == ["passive-1"]
-    assert not passive.holds("passive-1", SOME).any()
+    assert not passive.has_rows("passive-1", SOME).any()
 
 
 def test_features_are_revealed_of_people_whom_the_victim_holds(
@@ -317,7 +317,7 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
         seed=0,
         on_score=lambda *each: found.append(each),
     )
-    assert trial.result().applicable
+    assert trial.compute_result().applicable
     (result, guess), *_ = found
     assert _held(pairwise, victim)[guess.positions].all()
     # Labels are guessed of everybody whose representations a passive got.
@@ -328,14 +328,14 @@ def test_only_people_whom_the_victim_holds_are_guessed_and_scored(
 def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None:
     changes: Any = {"alignment": {"mode": "pairwise", "protocol": "circuit"}}
     config = live_config("apfed_c", views=3, train={"epochs": 1}, **changes)
-    data = with_own_people(load_data(config.data, seed=config.seed), 0.5, seed=1)
+    data = sample_people(load_data(config.data, seed=config.seed), 0.5, seed=1)
     live = LiveRun(config, data)
     asked = people_to_ask(live, Knowledge(classes=10, victim="passive-2"), len(live.trained))
     held = live.alignment["passive-2"][live.trained] >= 0
     assert torch.equal(asked.sort().values, live.trained[held].sort().values)
     assert not held.all()
     with pytest.raises(AttackError, match="passive-2 does not hold"):
-        live.representations("passive-2", live.trained[~held])
+        live.encode_people("passive-2", live.trained[~held])
     result = play_answers(ReversedHijack(ahead=5, hidden=16), config, "passive-2", data=data)
     assert result.applicable, result.reason
     assert result.baselines["ridge on x"]["r2"] is not None
@@ -345,14 +345,14 @@ def test_live_only_people_whom_a_party_holds_are_asked_about_or_played() -> None
 
 
 def _decoy(view: AdversaryView, seed: int = 0) -> tuple[AdversaryView, Tensor]:
-    decoy = exchanged(view, seed)
+    decoy = exchange_releases(view, seed)
     assert decoy is not None
     assert decoy.stands_for is not None
     return decoy, decoy.stands_for
 
 
-def _asked_about(people: list[int]) -> Played:
-    return Played("isolation", {"people": torch.tensor(people, dtype=torch.int64)})
+def _asked_about(people: list[int]) -> PlayedAttack:
+    return PlayedAttack("isolation", {"people": torch.tensor(people, dtype=torch.int64)})
 
 
 @pytest.mark.parametrize(("method", "reads"), [("apfed_c", 1), ("tvfl", 2)])
@@ -363,15 +363,15 @@ def test_releases_are_exchanged_alike_in_all_epochs(
     made = make_recording("labels", method=method, gradient=gradient, epochs=3)
     view = _view(made, "passive-1")
     decoy, stands_for = _decoy(view)
-    observed = released_positions(view)
+    observed = list_released_positions(view)
     assert torch.equal(stands_for[observed].sort().values, observed)
     assert float((stands_for[observed] != observed).float().mean()) > 0.95
     for epoch in view.epochs:
-        for read in (representations, gradients)[:reads]:
+        for read in (collect_representations, collect_gradients)[:reads]:
             seen = read(view, epoch)
             moved = read(decoy, epoch)
             assert torch.equal(moved.positions, seen.positions)
-            assert torch.equal(moved.at(stands_for[seen.positions]), seen.z)
+            assert torch.equal(moved.select_positions(stands_for[seen.positions]), seen.z)
     others = [name for name in view.__dataclass_fields__ if name != "stands_for"]
     assert all(getattr(decoy, name) is getattr(view, name) for name in others)
     assert view.stands_for is None
@@ -389,18 +389,18 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     # As test rows: released and never answered.
     kept[:] = [(item, of) for item, of in kept if (item.kind, item.step) != (Kind.GRADIENTS, last)]
     view = _view(made, "passive-1")
-    observed = released_positions(view)
-    trained = gradients(view, 0).positions
+    observed = list_released_positions(view)
+    trained = collect_gradients(view, 0).positions
     rest = observed[~torch.isin(observed, trained)]
     assert len(rest)
     decoy, stands_for = _decoy(view)
     for group in (trained, rest):
         assert torch.equal(stands_for[group].sort().values, group)
-    assert torch.equal(gradients(decoy, 0).positions, trained)
+    assert torch.equal(collect_gradients(decoy, 0).positions, trained)
     # And those whom the victim holds among themselves.
     held = _held(pairwise, "passive-1")
     observed = truth_of(pairwise).trained
-    taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attributed(observed)
+    taken = _decoy(_view(pairwise, "active", victim="passive-1"))[0].attribute_positions(observed)
     assert torch.equal(held[taken], held[observed])
     assert torch.equal(taken.sort().values, observed)
     assert not (taken == observed).any()
@@ -414,7 +414,7 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
     _, stands_for = _decoy(view)
     assert set(stands_for[people].tolist()) == set(people.tolist())
     assert not torch.equal(stands_for[people], people)
-    every = torch.cat([released_positions(view), people]).unique()
+    every = torch.cat([list_released_positions(view), people]).unique()
     assert torch.equal(stands_for[every].sort().values, every)
     assert not (stands_for[every] == every).any()
     # Also where nobody kept their releases.
@@ -427,8 +427,8 @@ def test_people_who_were_asked_about_are_exchanged_among_themselves(
 
 def test_a_view_of_no_two_rows_has_no_decoy(make_recording: Any) -> None:
     empty = make_recording("nothing", epochs=0)
-    assert exchanged(_view(empty, "passive-1"), 0) is None
-    assert exchanged(_view(empty, "active", played=_asked_about([3, 3])), 0) is None
+    assert exchange_releases(_view(empty, "passive-1"), 0) is None
+    assert exchange_releases(_view(empty, "active", played=_asked_about([3, 3])), 0) is None
 
 
 def _guess(positions: list[int], value: float) -> Guess:
@@ -441,20 +441,20 @@ def _guess(positions: list[int], value: float) -> Guess:
 
 
 def test_rows_that_both_guess_are_kept() -> None:
-    both = with_decoys(_guess([2, 5, 7, 8], 0.25), _guess([9, 8, 1, 5, 2], 0.5))
+    both = add_decoys(_guess([2, 5, 7, 8], 0.25), _guess([9, 8, 1, 5, 2], 0.5))
     assert both.positions.tolist() == [2, 5, 8]
     for kept in (both.attacks, both.baselines, both.references):
         assert kept["attack"].values.flatten().tolist() == [2.25, 5.25, 8.25]
     assert both.decoys["attack"].values.flatten().tolist() == [2.5, 5.5, 8.5]
     assert both.decoys["attack"].clusters
-    none = with_decoys(_guess([1, 2], 0.0), _guess([3], 0.0))
+    none = add_decoys(_guess([1, 2], 0.0), _guess([3], 0.0))
     assert not len(none.positions)
     assert none.decoys["attack"].values.shape == (0, 1)
 
 
 def test_decoys_of_a_leak_find_nothing(recording: Any) -> None:
     attack = ATTACKS["model_completion"]()
-    result = Trial(attack, recording, ("passive-2",), "active", seed=0).result()
+    result = Trial(attack, recording, ("passive-2",), "active", seed=0).compute_result()
     decoys = {
         key.removesuffix(DECOY): figures["balanced_accuracy"] or 0
         for key, figures in result.baselines.items()

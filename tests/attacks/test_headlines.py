@@ -7,8 +7,8 @@ import pytest
 
 from apfed_attacks.headlines import (
     Direction,
-    expected_directions,
     headlines_by_direction,
+    list_directions,
     worst_by_kind,
 )
 from apfed_attacks.interface import AttackResult
@@ -105,13 +105,13 @@ _TOLD: Mapping[tuple[Kind, Role], str] = {
 def told_by_who_learns(method: str) -> set[str]:
     """The directions in which the tables of who learns what say that something is read."""
     config = small_config(method)
-    facts = RunFacts.of(config, passives=2, apart=False)
+    facts = RunFacts.from_settings(config, passives=2, apart=False)
     found = set()
     for rule in RULES:
         kind = _TOLD.get((rule.kind, rule.receiver or Role.DEALER))
         named = {part for whole in rule.when.split("; ") for part in whole.split(" or ")}
         of_this_method = facts.happens & named
-        if kind is not None and of_this_method and rule.holds(facts):
+        if kind is not None and of_this_method and rule.holds_for(facts):
             found.add(kind)
     if "the active sends representations" in facts.happens:
         found |= {PASSIVE_READS, LABELS_READ}
@@ -133,7 +133,7 @@ def test_what_who_learns_tells_is_attacked_or_said_not_to_be(method: str) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_run_speaks_of_the_three_directions(method: str) -> None:
-    kinds = {direction.kind for direction in expected_directions(small_config(method))}
+    kinds = {direction.kind for direction in list_directions(small_config(method))}
     assert {ACTIVE_READS, PASSIVE_READS, LABELS_READ} <= kinds
 
 
@@ -158,5 +158,5 @@ def test_what_the_aggregator_reads_is_never_left_out(scheme: str, masks: str, te
 def test_an_aggregator_has_a_headline_where_it_adds(method: str) -> None:
     config = small_config(method)
     adds = config.method.sums or "tables are decomposed" in config.method.happens
-    kinds = {direction.kind for direction in expected_directions(config)}
+    kinds = {direction.kind for direction in list_directions(config)}
     assert (AGGREGATOR_READS in kinds) is adds

@@ -83,4 +83,4 @@ def residues_of(key: bytes) -> NDArray[np.uint64]:
 
 def setup_with(described: HomomorphicSum, key: bytes) -> bytes:
     """What a key holder sends whose public key is this one."""
-    return described.frames(key).setup(key)
+    return described.make_frames(key).pack_setup(key)

@@ -78,13 +78,13 @@ class Intersection:
         self._change = change
         self.hub, *self.members = sets
         self.aligners: dict[str, Aligner] = {
-            self.hub: protocol.hub(self.hub, self.members, sets[self.hub])
+            self.hub: protocol.make_hub(self.hub, self.members, sets[self.hub])
         }
         for name in self.members:
-            self.aligners[name] = protocol.member(name, self.hub, sets[name])
+            self.aligners[name] = protocol.make_member(name, self.hub, sets[name])
         self.roles: dict[str, Conversation] = {**self.aligners}
         if kind.needs_dealer:
-            self.roles[agreed.dealer] = protocol.dealer(self.hub, self.members)
+            self.roles[agreed.dealer] = protocol.make_dealer(self.hub, self.members)
         self.sent: list[tuple[str, Outgoing]] = []
 
     def play(self, *, refusing: bool = False) -> Self:

@@ -50,30 +50,30 @@ class ProductParties:
     ) -> None:
         self.sum = SumOfProducts(agreed)
         self.labels = labels(agreed) if labels_nK is None else labels_nK
-        self.receiver: ProductReceiver = self.sum.receiver(self.labels)
-        self.combiner = self.sum.combiner()
-        self.contributors = {name: self.sum.contributor(name) for name in agreed.contributors}
+        self.receiver: ProductReceiver = self.sum.make_receiver(self.labels)
+        self.combiner = self.sum.make_combiner()
+        self.contributors = {name: self.sum.make_contributor(name) for name in agreed.contributors}
         converse(
             {agreed.receiver: self.receiver, agreed.combiner: self.combiner, **self.contributors}
         )
         if accept:
-            request = self.audited() if agreed.candidates else self.receiver.request()
+            request = self.audited() if agreed.candidates else self.receiver.make_request()
             for role in self.contributors.values():
-                role.accept(request)
+                role.accept_request(request)
 
     def challenges(self) -> dict[str, bytes]:
         """What the passives say once the coin was tossed."""
-        commitment = self.receiver.commitment()
-        converse({name: role.toss(commitment) for name, role in self.contributors.items()})
-        return {name: role.challenge() for name, role in self.contributors.items()}
+        commitment = self.receiver.get_commitment()
+        converse({name: role.toss_coin(commitment) for name, role in self.contributors.items()})
+        return {name: role.pack_challenge() for name, role in self.contributors.items()}
 
     def audited(self) -> bytes:
-        return self.receiver.request(self.challenges())
+        return self.receiver.make_request(self.challenges())
 
     def answers(self, block: int, rows: Mapping[str, Matrix], **noise: Any) -> dict[str, bytes]:
         people = self.sum.people_of(block)
         return {
-            name: role.answer(block, rows[name][people.start : people.stop], **noise)
+            name: role.answer_block(block, rows[name][people.start : people.stop], **noise)
             for name, role in self.contributors.items()
         }
 
@@ -86,7 +86,9 @@ class ProductParties:
         """The protocol over all blocks; the sum in steps of fixed point."""
         scale = self.sum.fixed_point.levels / self.sum.products.row_bound
         blocks = [
-            self.receiver.open(block, self.combiner.combine(block, self.answers(block, rows)))
+            self.receiver.open_block(
+                block, self.combiner.combine_block(block, self.answers(block, rows))
+            )
             for block in range(self.sum.blocks)
         ]
         return (np.concatenate(blocks) * scale).astype(np.float64)

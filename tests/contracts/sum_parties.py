@@ -69,10 +69,10 @@ class Parties:
         self.sum = secure_sum
         agreed = secure_sum.agreement
         self.names = agreed.contributors
-        self.receiver: SumReceiver = secure_sum.receiver()
-        self.combiner: SumCombiner = secure_sum.combiner()
+        self.receiver: SumReceiver = secure_sum.make_receiver()
+        self.combiner: SumCombiner = secure_sum.make_combiner()
         self.contributors: dict[str, SumContributor] = {
-            name: secure_sum.contributor(name) for name in self.names
+            name: secure_sum.make_contributor(name) for name in self.names
         }
         roles = {agreed.receiver: self.receiver, agreed.combiner: self.combiner}
         converse({**roles, **self.contributors})
@@ -144,8 +144,8 @@ class Rearmed:
         self._receiver = receiver
 
     @property
-    def finished(self) -> bool:
-        return self._receiver.finished
+    def is_finished(self) -> bool:
+        return self._receiver.is_finished
 
     def start(self) -> Iterable[Outgoing]:
         return self._receiver.start()
@@ -200,17 +200,17 @@ def shifted(played: Parties, blobs: tuple[bytes, ...], offset: int) -> tuple[byt
     assert isinstance(described, HomomorphicSum)
     cipher = described.cipher
     first = np.array([[offset]], dtype=np.int64)
-    return (_plus(cipher, blobs[0], described.packing.pack(first)[0]), *blobs[1:])
+    return (_plus(cipher, blobs[0], described.packing.pack_fields(first)[0]), *blobs[1:])
 
 
 def _plus(cipher: SealCipher, blob: bytes, slots_S: NDArray[np.int64]) -> bytes:
     import tenseal.sealapi as seal
 
-    (ciphertext,), plain = cipher.load([blob], 1, sender="us"), seal.Plaintext()
+    (ciphertext,), plain = cipher.load_ciphertexts([blob], 1, sender="us"), seal.Plaintext()
     with scratch_file() as scratch:
         cipher.encode(slots_S, plain, scratch)
         vars(cipher)["_evaluator"].add_plain_inplace(ciphertext, plain)
-        return cipher.residues.pack(cipher.ciphertext_form.numbers(ciphertext, scratch))
+        return cipher.residues.pack(cipher.ciphertext_form.extract_numbers(ciphertext, scratch))
 
 
 def number_from_reactions(limit: int, takes_with: Callable[[int], bool]) -> int:
@@ -295,7 +295,7 @@ class SealKeys:
     def numbers_of(key: Any) -> list[bytes]:
         """Two runs of four numbers of a public or secret key, as SEAL keeps them."""
         with scratch_file() as scratch:
-            content = SealForm.content(scratch.save(key))
+            content = SealForm.decompress_object(scratch.save(key))
         return [content[-32:], content[-32 * 512 :][:32]]
 
 
@@ -326,9 +326,9 @@ class Overheard:
         self.sum = secure_sum
         self.names = self.sum.agreement.contributors
         self.roles: dict[str, Any] = {
-            "active": self.sum.receiver(),
-            "aggregator": self.sum.combiner(),
-            **{name: self.sum.contributor(name) for name in self.names},
+            "active": self.sum.make_receiver(),
+            "aggregator": self.sum.make_combiner(),
+            **{name: self.sum.make_contributor(name) for name in self.names},
         }
         self.messages: list[Outgoing] = []
         self.frames: list[bytes] = []

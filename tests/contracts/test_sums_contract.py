@@ -15,7 +15,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import FrameKind
-from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.interface import StepBinding, SumAgreement, format_sum_name
 from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import (
     CHOICES,
@@ -49,9 +49,9 @@ def addends(draw: st.DrawFn, passives: int) -> list[NDArray[np.float64]]:
 
 
 def integer_sum(agreed: SumAgreement, values: list[NDArray[Any]]) -> NDArray[np.float64]:
-    fixed_point = FixedPoint.of(agreed)
-    total = sum(fixed_point.quantise(value) for value in values)
-    return fixed_point.dequantise(np.asarray(total, dtype=np.int64))
+    fixed_point = FixedPoint.from_agreement(agreed)
+    total = sum(fixed_point.quantise_rows(value) for value in values)
+    return fixed_point.dequantise_sum(np.asarray(total, dtype=np.int64))
 
 
 @pytest.mark.sampled(every=7)
@@ -102,7 +102,7 @@ def test_sum_is_close_to_the_sum_of_the_rows(choice: str) -> None:
     for width, slack in ((np.float64, 1e-15), (np.float32, 1e-6)):
         values = [(value / 10).astype(width) for value in random_values(3)]
         difference = np.abs(played.add(values) - sum(values)).max()
-        assert difference <= played.sum.rounding() + slack
+        assert difference <= played.sum.compute_rounding_error() + slack
 
 
 APART = np.array([[1, np.nan], [np.nan, np.nan]])
@@ -303,14 +303,14 @@ def test_after_a_refused_sum_the_receiver_opens_and_sets_up_nothing_more(choice:
         for sender in (*played.names, "aggregator"):
             with pytest.raises(RemoteProtocolError):
                 played.receiver.receive(sender, good)
-        played.receiver._forget()  # an interruption may call it again
+        played.receiver._forget_secrets()  # an interruption may call it again
         with pytest.raises(LocalProtocolError, match=refused):
             played.receiver.start()
 
 
 @every
 def test_a_receiver_that_refused_a_sum_before_its_setup_has_none(choice: str) -> None:
-    receiver = make(choice, agreement()).receiver()
+    receiver = make(choice, agreement()).make_receiver()
     with pytest.raises(RemoteProtocolError):
         receiver.decode(b"", (3, 5), binding(1))
     with pytest.raises(LocalProtocolError, match="refused the sum of step 1"):
@@ -415,20 +415,20 @@ def test_bad_values_are_refused_and_cost_no_step(choice: str) -> None:
 @every
 def test_a_stranger_cannot_take_a_role(choice: str) -> None:
     with pytest.raises(LocalProtocolError, match="'stranger' contributes nothing"):
-        parties(choice).sum.contributor("stranger")
+        parties(choice).sum.make_contributor("stranger")
 
 
 @every
 def test_parameters_are_public_facts(choice: str) -> None:
     described = parties(choice).sum
-    told = json.loads(json.dumps(dict(described.parameters())))
-    assert spelled(told["scheme"], told["masks"]) == described.name
+    told = json.loads(json.dumps(dict(described.list_parameters())))
+    assert format_sum_name(told["scheme"], told["masks"]) == described.name
 
 
 @pytest.mark.parametrize("name", SECURE_SUMS)
 def test_every_pair_of_the_table_states_its_facts(name: str) -> None:
     kind = SECURE_SUMS[name]
-    assert kind.name == spelled(kind.scheme, kind.masks) == name
+    assert kind.name == format_sum_name(kind.scheme, kind.masks) == name
     assert kind.unsafe == (kind.rests_on == "nothing")
     second_round = (kind.leaks.request, kind.leaks.answer)
     assert all(second_round) if kind.rounds == 2 else not any(second_round)
@@ -451,7 +451,10 @@ def test_a_step_that_lost_a_party_has_no_sum_and_the_next_one_has(choice: str) -
         with pytest.raises(LocalProtocolError, match="its session is over, open a new one"):
             played.add(values)
         return
-    assert np.abs(played.add(values) - sum(values)).max() <= played.sum.rounding() + 1e-15
+    assert (
+        np.abs(played.add(values) - sum(values)).max()
+        <= played.sum.compute_rounding_error() + 1e-15
+    )
 
 
 # Second rounds: every request and answer belongs to one step, and is used once.
@@ -486,9 +489,9 @@ def test_a_request_is_answered_once_after_a_contribution_by_whom_it_is_for(choic
         one.answer(step.requests["passive_1"])
     fresh = make(choice, agreement())
     with pytest.raises(LocalProtocolError, match="waits for a"):
-        fresh.contributor("passive_1").answer(step.requests["passive_1"])
+        fresh.make_contributor("passive_1").answer(step.requests["passive_1"])
     with pytest.raises(LocalProtocolError, match=r"no contribution waits|nobody was asked yet"):
-        fresh.combiner().combine(Step(choice).answers())
+        fresh.make_combiner().combine(Step(choice).answers())
     step = Step(choice)
     with pytest.raises(RemoteProtocolError, match="from aggregator is for contributor 1"):
         step.played.contributors["passive_1"].answer(step.requests["passive_2"])

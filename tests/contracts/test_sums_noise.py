@@ -34,7 +34,7 @@ def opened(
 def test_the_sum_is_that_of_values_and_noise(choice: str) -> None:
     for passives in [2, 3]:
         played = noisy(choice, passives=passives)
-        fixed_point = FixedPoint.of(played.sum.agreement)
+        fixed_point = FixedPoint.from_agreement(played.sum.agreement)
         bound = played.next()
         values = random_values(passives, (40, 5))
         noise = [
@@ -47,8 +47,8 @@ def test_the_sum_is_that_of_values_and_noise(choice: str) -> None:
         }
         total = opened(played, contributions, bound, (40, 5))
         quiet = replace(fixed_point, noise=0)
-        integers = np.sum([quiet.quantise(value) for value in values] + noise, axis=0)
-        assert np.array_equal(total, fixed_point.dequantise(integers))
+        integers = np.sum([quiet.quantise_rows(value) for value in values] + noise, axis=0)
+        assert np.array_equal(total, fixed_point.dequantise_sum(integers))
 
 
 @exact
@@ -79,10 +79,10 @@ def test_the_largest_values_and_noise_do_not_leave_the_range(choice: str) -> Non
         )
         for name in played.names
     }
-    fixed_point = FixedPoint.of(played.sum.agreement)
+    fixed_point = FixedPoint.from_agreement(played.sum.agreement)
     assert fixed_point.limit == 3 * (fixed_point.levels + most)
     total = opened(played, contributions, bound, (6, 1))
-    assert np.array_equal(total, fixed_point.dequantise(np.full((6, 1), fixed_point.limit)))
+    assert np.array_equal(total, fixed_point.dequantise_sum(np.full((6, 1), fixed_point.limit)))
 
 
 @exact
@@ -146,6 +146,6 @@ def test_headroom_counts_the_tail() -> None:
 
 def test_fewer_bits_keep_the_noise_in_units_of_the_clip() -> None:
     fine = FixedPoint(clip_norm=1.0, bits=16, contributors=3, noise=40_000)
-    coarse = fine.with_bits(8)
+    coarse = fine.replace_bits(8)
     assert coarse.bits == 8
     assert 40_000 / 32767 <= coarse.noise / coarse.levels <= 40_000 / 32767 + 1 / coarse.levels

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from apfed_experiments.drawing import Picture, drawing
+from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page, write_runs_page
 from apfed_experiments.run_list import list_runs
@@ -86,7 +86,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     site = built_site(tmp_path_factory.mktemp("site"))
     header = ("a line of a study", *(f"advantage, active reads features {at}" for at in range(11)))
     cells = ("apfed_c, a defence at a strength", *["+0.123 [-0.045, +0.291] model_completion"] * 11)
-    with drawing(runs / "picture.png", (12.0, 4.0)) as figure:
+    with open_figure(runs / "picture.png", (12.0, 4.0)) as figure:
         figure.subplots()
     picture = Picture(path=runs / "picture.png", title="A study", caption="What it shows.")
     write_page(

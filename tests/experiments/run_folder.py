@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from apfed_attacks import ATTACKS
-from apfed_attacks.headlines import expected_directions
+from apfed_attacks.headlines import list_directions
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import expand
+from apfed_attacks.run import expand_choices
 from apfed_experiments.finished import FinishedRun
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
@@ -282,8 +282,8 @@ def assert_all_directions_attacked(config: Config) -> None:
     """Check that a run names an attack for every direction in which something leaves."""
     attacked = {
         (role, ATTACKS[choice.name].target)
-        for choice in expand(config.attacks)
+        for choice in expand_choices(config.attacks)
         for role in ATTACKS[choice.name].roles
     }
-    for direction, nothing_leaves in expected_directions(config).items():
+    for direction, nothing_leaves in list_directions(config).items():
         assert nothing_leaves or (direction.reader, direction.target) in attacked, direction

@@ -12,7 +12,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.simulation import begin, finish, train
+from secure_apfed.simulation import begin_simulation, finish_simulation, train_simulation
 
 HELD_OUT = 40
 SETTINGS: dict[str, Any] = {
@@ -74,8 +74,8 @@ def test_figures_are_those_of_a_run_without_the_rows_held_out(own_view: bool) ->
     whole = load_data(config.data, seed=3)
     for name, rows in (("test", whole.test_rows), ("held out", whole.train_rows[-HELD_OUT:])):
         data = replace(whole, train_rows=whole.train_rows[:-HELD_OUT], test_rows=rows)
-        session = begin(config, give_active_view(data) if own_view else data)
-        (accuracy,) = finish(session, step=train(session, config)).values()
+        session = begin_simulation(config, give_active_view(data) if own_view else data)
+        (accuracy,) = finish_simulation(session, step=train_simulation(session, config)).values()
         assert figures[name] == pytest.approx(100 * accuracy)
 
 

@@ -19,14 +19,14 @@ from apfed_experiments.audit.retraining import (
     Step,
     Task,
     WhiteBox,
-    networks,
+    make_networks,
     play_case,
     run_audit,
     task_of,
 )
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.data import ColumnEncoding, PartyTable
-from secure_apfed.exchange import Kind, TensorSpec, unpack
+from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
@@ -49,8 +49,8 @@ SHORT = Protection(clip=1.0, sigma=SIGMA, gradient_clip=1.0, gradient_sigma=SIGM
 class Loud(Retrainings):
     """No bug: a passive that asks for much, as lambda_p lets it."""
 
-    def _ask(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
-        return 30 * super()._ask(sent_RBD, features_BF)
+    def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
+        return 30 * super()._run_passive_step(sent_RBD, features_BF)
 
 
 class RowAfterTheClip(Loud):
@@ -78,12 +78,12 @@ class NoClip(Retrainings):
 
 def bound_of(kind: type[Retrainings], *, replaced: bool = True) -> float:
     case = replace(EVERYTHING, replaced=replaced)
-    modules, objective = networks()
+    modules, objective = make_networks()
     runs = kind(
         task_of(case, epochs=EPOCHS), SHORT, modules=modules, objective=objective, count=600, seed=5
     )
     score = WhiteBox(runs)
-    runs.play(score)
+    runs.run_training(score)
     worlds = [score.score_R[runs.world_R == world].numpy() for world in (0, 1)]
     return evidence_from(worlds[0], worlds[1], level=LEVEL).mu_low
 
@@ -113,7 +113,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
         ),
         clip=True,
     )
-    modules, objective = networks()
+    modules, objective = make_networks()
     key = bytes(32)
     still: dict[str, Any] = {
         "momentum": 0.0,
@@ -124,7 +124,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
     guard = GaussianGuard(clip=SHORT.clip, sigma=1e-13, key=key)
     gradients = GradientGuard(clip=SHORT.gradient_clip, noise_multiplier=1e-13, key=key)
     ledger = PrivacyLedger(gradients.mechanism(), delta=1e-5, budget=None, rows=rows, log=None)
-    encoding = ColumnEncoding.plain(tuple("abcdefghij"))
+    encoding = ColumnEncoding.for_numeric_columns(tuple("abcdefghij"))
     ids = tuple(map(str, range(rows)))
     active = seats.LoneActive(
         PartyTable("active", ids, task.features, task.labels, encoding),
@@ -132,7 +132,7 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
         guard,
         alignment=torch.arange(rows),
         agreed=agreed,
-        receiver=sums.receiver(),
+        receiver=sums.make_receiver(),
         train=TrainSettings(learning_rate=task.learning_rate, **still),
         private=PrivateUpdates(gradients, ledger),
     )
@@ -140,10 +140,10 @@ def parties(task: Task) -> tuple[seats.LoneActive, ApfedPassive, SumCombiner]:
         agreed,
         objective,
         task.passive_features,
-        contributor=sums.contributor("p1"),
+        contributor=sums.make_contributor("p1"),
         train=TrainSettings(learning_rate=task.passive_rate, **still),
     )
-    return active, passive, sums.combiner()
+    return active, passive, sums.make_combiner()
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -156,18 +156,18 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         passive_features=task.passive_features.double(),
     )
     active, passive, combiner = parties(task)
-    modules, objective = networks()
+    modules, objective = make_networks()
     modules = {name: module.double() for name, module in modules.items()}
     seen: list[Step] = []
     quiet = replace(SHORT, sigma=0.0, gradient_sigma=0.0)
     runs = Retrainings(task, quiet, modules=modules, objective=objective.double(), count=2, seed=0)
-    runs.play(seen.append)
+    runs.run_training(seen.append)
     clipped = 0
     for step in seen:
         sent = active.represent(step.number, step.rows)
         assert sent is not None
         received = seats.envelope(sent, kind=Kind.REPRESENTATIONS, step=step.number)
-        z_BD = unpack(sent, SENT, sender="active")[0]["z"]
+        z_BD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
         torch.testing.assert_close(z_BD, step.clean[0], rtol=0, atol=1e-10)
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
         active.update(combiner.combine({"p1": seats.contributed(passive, received)}))
@@ -178,18 +178,18 @@ def test_a_retraining_is_what_the_parties_do() -> None:
     }
     for party, module in models.items():
         for name, parameter in module.named_parameters():
-            ours = runs.weights(party)[name][0]
+            ours = runs.get_weights(party)[name][0]
             torch.testing.assert_close(ours, parameter.detach(), rtol=0, atol=1e-10)
 
 
 def test_the_worlds_differ_in_the_record_alone() -> None:
     task = task_of(EVERYTHING, epochs=1)
-    modules, objective = networks()
+    modules, objective = make_networks()
     runs = Retrainings(
         task, SHORT, modules=modules, objective=objective, count=4, seed=0, paired=True
     )
     steps: list[Step] = []
-    runs.play(steps.append)
+    runs.run_training(steps.append)
     moved = (steps[0].clean[2:] - steps[0].clean[:2]).norm(dim=2).mean(0)
     assert moved.nonzero().flatten().tolist() == ([steps[0].at] if steps[0].at >= 0 else [])
     assert sum(step.at >= 0 for step in steps) == 1
@@ -223,4 +223,4 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
     assert result.found["retrainings"] == 246
     assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
     assert not result.exceeded
-    assert "stays under the claim for one record" in result.sentence()
+    assert "stays under the claim for one record" in result.describe_result()

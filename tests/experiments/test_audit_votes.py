@@ -14,7 +14,7 @@ from apfed_experiments.audit.votes import (
     VOTE_CASES,
     NoisySum,
     TwoTables,
-    labelled_person,
+    make_labelled_person,
     one_answer,
     one_vote_in_a_sum,
     people_on_a_line,
@@ -61,22 +61,22 @@ class KeepsTooOften(VoteResponse):
 class HalfTheNoise(labellers.PrivateLogistic):
     """The planted bug: half of the deviation on the weights."""
 
-    def sigma(self, *, labelled: int, classes: int) -> float:
-        return super().sigma(labelled=labelled, classes=classes) / 2
+    def compute_sigma(self, *, labelled: int, classes: int) -> float:
+        return super().compute_sigma(labelled=labelled, classes=classes) / 2
 
 
 class Unclipped(labellers.PrivateLogistic):
     """The planted bug: rows are as long as they are."""
 
-    def directions(self, features_UF: Floats) -> Floats:
+    def normalise_rows(self, features_UF: Floats) -> Floats:
         return features_UF.copy()
 
 
 class RowsAsIfTheyWereMany(labellers.PrivateLogistic):
     """The planted bug: the loss is a mean over n, its sensitivity one over all U rows."""
 
-    def sensitivity(self, *, labelled: int, classes: int) -> float:
-        return super().sensitivity(labelled=5, classes=classes)
+    def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
+        return super().compute_sensitivity(labelled=5, classes=classes)
 
 
 def private(kind: type[labellers.PrivateLogistic], key: bytes) -> labellers.PrivateLogistic:
@@ -93,7 +93,7 @@ OTHER = np.eye(3)[1]
 
 def long_person() -> TwoTables:
     """The labelled person is twenty long, and still turns into the opposite."""
-    tables = labelled_person()
+    tables = make_labelled_person()
     stretch_U1 = np.array([20.0, 1, 1, 1, 1])[:, None]
     first, second = tables.features
     return replace(tables, features=(stretch_U1 * first, stretch_U1 * second))
@@ -113,7 +113,7 @@ def in_answers(labeller: labellers.Labeller, tables: TwoTables) -> Scores:
 
 # What is planted in the long person is the missing clip, not the person, who passes below.
 UNLABELLED, LABELLED = (people_on_a_line(labelled=labelled) for labelled in (False, True))
-PERSON = labelled_person()
+PERSON = make_labelled_person()
 PLANTED: dict[str, tuple[str, Scores]] = {
     "randomised response that keeps the truth too often": (
         "one answer",
@@ -164,7 +164,10 @@ def test_the_worlds_differ_in_one_person_who_moves_as_many_votes_as_told() -> No
 
     def moved(labeller: Any) -> int:
         known = UNLABELLED.labelled, UNLABELLED.labels, UNLABELLED.classes
-        votes = [labellers.hard(labeller.label(x_UF, *known)) for x_UF in UNLABELLED.features]
+        votes = [
+            labellers.harden_votes(labeller.label_rows(x_UF, *known))
+            for x_UF in UNLABELLED.features
+        ]
         return int((votes[0] != votes[1]).any(axis=1).sum())
 
     assert moved(labellers.Spreading(neighbours=2)) == 10

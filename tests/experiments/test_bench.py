@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from apfed_bench import apart, parties, psi_case, rows, secure_sum, user
-from apfed_bench.rows import Bench, Group, Row, interleave, median_ratio, row
-from apfed_bench.table import BENCHES, block, read_measured, run_benches
+from apfed_bench.rows import Bench, Group, Row, interleave, make_row, median_ratio
+from apfed_bench.table import BENCHES, format_bench, load_measurement, run_benches
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.cli import execute
 from secure_apfed.commands import bench as command
@@ -28,13 +28,13 @@ from tests.waiting import LONG_S
 STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
 # glob, where something is measured, and what of its arguments is seen there
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
-    "exchange": ("apfed_c/*", parties, "_exchanged", ["apfed_c/fmnist/2-1/b256"]),
-    "ids": ("encode/100000", user, "_encoded", ["encode/100000"]),
-    "psi": ("circuit-crypten/1000", apart, "_intersected", ["circuit"]),
+    "exchange": ("apfed_c/*", parties, "_measure_exchange", ["apfed_c/fmnist/2-1/b256"]),
+    "ids": ("encode/100000", user, "_measure_encoding", ["encode/100000"]),
+    "psi": ("circuit-crypten/1000", apart, "_run_case", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
-    "startup": ("predict", user, "_started", [1]),
+    "startup": ("predict", user, "_measure_starts", [1]),
     "transport": ("grpc/*", parties, "_apart_row", ["grpc/m3/b256"]),
-    "user": ("votes/csv/*", user, "_played", ["votes"]),
+    "user": ("votes/csv/*", user, "_measure_run", ["votes"]),
 }
 
 
@@ -56,7 +56,7 @@ def test_cases_that_are_not_wanted_are_not_measured(
         raise RuntimeError("seen")
 
     monkeypatch.setattr(module, function, see)
-    monkeypatch.setattr(apart, "why_no_crypten", lambda: "")
+    monkeypatch.setattr(apart, "find_crypten_error", lambda: "")
     (found,) = _run(name, glob).values()
     assert seen == expected
     assert found["reason"] == "it failed: RuntimeError: seen"
@@ -80,8 +80,8 @@ def _measure(wanted: Collection[str]) -> Iterator[Row]:
     for case in wanted:
         if case == "broken":
             raise ValueError("no such thing")
-        yield row(case, 1.0)
-    yield row("a case that nobody asked for", 1.0)
+        yield make_row(case, 1.0)
+    yield make_row("a case that nobody asked for", 1.0)
 
 
 def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
@@ -161,15 +161,17 @@ def test_every_bench_prints_one_object(name: str) -> None:
 
 
 def test_what_no_bench_wrote_is_refused(tmp_path: Path) -> None:
-    measured = read_measured(STORED / "psi.json")
+    measured = load_measurement(STORED / "psi.json")
     path = tmp_path / "psi.json"
     for line in measured["rows"]:
         line["reason"] = "no <clock>\nhere"
-    assert block(measured, "vole/*").endswith("`vole/100000`, `vole/1000000`: no &lt;clock> here")
+    assert format_bench(measured, "vole/*").endswith(
+        "`vole/100000`, `vole/1000000`: no &lt;clock> here"
+    )
     for key, value in (("bench", "none"), ("rows", [[]]), ("machine", 1)):
         path.write_text(json.dumps(measured | {key: value}))
         with pytest.raises(DataError, match=r"psi\.json is not what a bench wrote"):
-            read_measured(path)
+            load_measurement(path)
     assert not any("/home/" in stored.read_text("utf-8") for stored in STORED.iterdir())
 
 
@@ -181,7 +183,7 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
 
     monkeypatch.setattr(rows, "load_crypten", absent)
     monkeypatch.setattr(secure_sum, "_SHAPES", {4: (4, 8)})
-    monkeypatch.setattr(apart, "_intersected", lambda case, size: {"seconds": 1.0})
+    monkeypatch.setattr(apart, "_run_case", lambda case, size: {"seconds": 1.0})
     sums = _run("secure-sum", "*[an]/m4")
     sets = _run("psi", "circuit*/1000")
     missing = {case for case, line in (sums | sets).items() if "reason" in line}
@@ -196,7 +198,7 @@ def test_intersections_of_one_size_and_an_absent_peer_with_the_reason(
 ) -> None:
     monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", "/no/such/python")
     cases = [f"{case}/300" for case in ("circuit", "ecdh", "ecdh-buckets", "vole", "spu-rr22")]
-    found = {line["case"]: line for line in apart.intersect(300, 1, cases)}
+    found = {line["case"]: line for line in apart.compare_intersections(300, 1, cases)}
     assert list(found) == cases
     assert "/no/such/python" in found.pop("spu-rr22/300")["reason"]
     for line in found.values():
@@ -217,15 +219,15 @@ def test_a_peer_may_fail_and_what_is_ours_must_not(
     stand_in.write_text(f"#!/bin/sh\necho '{json.dumps(found)}'\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", str(stand_in))
-    real = apart._intersected
+    real = apart._run_case
     monkeypatch.setattr(
         apart,
-        "_intersected",
+        "_run_case",
         lambda case, size: real(case, size) if case == "spu-rr22" else {"seconds": 2.0},
     )
-    (ours,) = apart.intersect(100, 2, ["vole/100"])
+    (ours,) = apart.compare_intersections(100, 2, ["vole/100"])
     assert (ours["peer"], ours["ratio"]) == ("spu-rr22/100", 0.5)
-    (peer,) = apart.intersect(80, 1, ["spu-rr22/80"])
+    (peer,) = apart.compare_intersections(80, 1, ["spu-rr22/80"])
     assert "found 50 IDs, not 40" in peer["reason"]
     with pytest.raises(RuntimeError, match=r"circuit/-5 failed: .*"):
         real("circuit", -5)
@@ -233,7 +235,7 @@ def test_a_peer_may_fail_and_what_is_ours_must_not(
 
 def test_a_party_that_dies_ends_the_case_soon(own_children: Children) -> None:
     with ThreadPoolExecutor(1) as pool:
-        case = pool.submit(psi_case._ours, "circuit", 100_000)
+        case = pool.submit(psi_case._run_ours, "circuit", 100_000)
         try:
             while len(parties := own_children()) < 2:
                 assert not case.done()

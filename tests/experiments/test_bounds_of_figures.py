@@ -11,7 +11,7 @@ import pytest
 
 from apfed_experiments import gains, main_job
 from apfed_experiments.columns import Column, share_of_rows, table_of
-from apfed_experiments.several import _text
+from apfed_experiments.several import _format_interval
 from apfed_experiments.summary import Interval, Leakage, cut_difference
 from apfed_experiments.tables.table import PaperTable, _cut_limits
 from apfed_experiments.tradeoff import _SPENT
@@ -58,7 +58,7 @@ def column_of(name: str) -> Column:
 
 
 def write_seeds(measure: Measure) -> str:
-    return _text(measure, WIDE)
+    return _format_interval(measure, WIDE)
 
 
 def scale_of(measure: Measure) -> int:
@@ -71,9 +71,13 @@ SHOWN: dict[str, tuple[Callable[[], str], float, float]] = {
     "accuracies of the main job": (partial(column_of("accuracy").form, WIDE), 0.0, 100.0),
     "gains of the main job": (partial(column_of("gain").form, WIDE), -100.0, 100.0),
     "labels read in the main job": (partial(column_of("labels").form, WIDE), -1.0, 1.0),
-    "advantages in balanced accuracy": (leak_of("balanced_accuracy").cut_advantage.text, -1.0, 1.0),
-    "advantages in AUC": (leak_of("auc").cut_advantage.text, -1.0, 1.0),
-    "gains in Gini": (cut_difference(WIDE, "gini").text, -2.0, 2.0),
+    "advantages in balanced accuracy": (
+        leak_of("balanced_accuracy").cut_advantage.format_text,
+        -1.0,
+        1.0,
+    ),
+    "advantages in AUC": (leak_of("auc").cut_advantage.format_text, -1.0, 1.0),
+    "gains in Gini": (cut_difference(WIDE, "gini").format_text, -2.0, 2.0),
     "papers' tables in per cent": (partial(write_limits, is_difference=False), 0.0, 100.0),
     "differences in papers' tables": (partial(write_limits, is_difference=True), -100.0, 100.0),
     **{
@@ -97,7 +101,7 @@ def test_no_interval_passes_what_the_figure_can_be(table: str) -> None:
 def test_what_has_no_bounds_keeps_its_interval() -> None:
     assert leak_of("r2").cut_advantage == WIDE
     assert cut_difference(WIDE, "a metric of somebody's") == WIDE
-    assert Interval(0.5, math.nan, math.nan).cut(0.0, 1.0).text() == "0.5"
+    assert Interval(0.5, math.nan, math.nan).clip_ends(0.0, 1.0).format_text() == "0.5"
     for is_difference in (False, True):
         ends = (-3.0, 130.0)
         table = paper_table("points of accuracy")
@@ -114,7 +118,7 @@ def scored_rows(task: str, draw: np.random.Generator) -> Scored:
         return Scored(truth=draw.normal(size=9), scores=100 * draw.normal(size=9))
     sure_BK = np.eye(2)[draw.integers(0, 2, 9)]
     truth = np.array([0, 1, *draw.integers(0, 2, 7)])
-    return Scored.of_classes(truth, sure_BK)
+    return Scored.from_probabilities(truth, sure_BK)
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=lambda measure: measure.name)
@@ -122,7 +126,7 @@ def test_the_bounds_of_a_measure_hold(measure: Measure) -> None:
     draw = np.random.default_rng(3)
     for task in measure.tasks:
         assert measure.name in names_of(task)
-        values = [measure.of(scored_rows(task, draw)) for _ in range(20)]
+        values = [measure.compute_value(scored_rows(task, draw)) for _ in range(20)]
         assert all(measure.least <= value <= measure.most for value in values)
 
 
@@ -140,7 +144,7 @@ def test_an_epsilon_that_is_no_figure_is_said_in_words(
     table: str, epsilon: float, expected: str
 ) -> None:
     column = EPSILON_COLUMNS[table]
-    assert column.cell({column.name: epsilon}) == expected
+    assert column.format_cell({column.name: epsilon}) == expected
 
 
 @pytest.mark.parametrize(

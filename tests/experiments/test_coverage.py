@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from apfed_experiments.summary import Interval, covariance
+from apfed_experiments.summary import Interval, estimate_covariance
 from secure_apfed.intervals import gain_between
 from secure_apfed.measures import ACCURACY, Scored
 
@@ -84,8 +84,8 @@ def coverage(people_N: int, labelled: int | None, own: int) -> float:
         x, y = people(rng, people_N)
         gains = [gains_of_a_split(rng, x, y, n, own) for _ in range(SEEDS)]
         means = [float(of.mean()) for of in gains]
-        common = covariance([of - mean for of, mean in zip(gains, means, strict=True)])
-        interval = Interval.of(means, common=common)
+        common = estimate_covariance([of - mean for of, mean in zip(gains, means, strict=True)])
+        interval = Interval.from_values(means, common=common)
         held += interval.low <= truth <= interval.high
     return held / TABLES
 
@@ -178,7 +178,7 @@ def coverage_over_the_best_of_twelve(people_N: int, labelled: int, own: int) -> 
         chosen = int(np.mean(validated, axis=0).argmax())
         means = [float(gain.mean()) for gain in gains_by_model[chosen]]
         rest = [gain - mean for gain, mean in zip(gains_by_model[chosen], means, strict=True)]
-        interval = Interval.of(means, common=covariance(rest))
+        interval = Interval.from_values(means, common=estimate_covariance(rest))
         held += interval.low <= truths[chosen] <= interval.high
     return held / TABLES
 

@@ -18,21 +18,27 @@ from apfed_experiments.columns import P_HOLM
 from apfed_experiments.gains import (
     CASES,
     GainCase,
-    calibration,
     cases_like,
     cases_on,
+    compare_validation,
+    count_verdicts,
     run_gains,
-    told_apart,
-    with_own_people,
+    sample_people,
 )
-from apfed_experiments.solo import compare, fits_beside, keep_solo, read_solo, taught_alone
+from apfed_experiments.solo import (
+    compare_baselines,
+    fits_beside,
+    keep_solo,
+    load_solo,
+    taught_alone,
+)
 from apfed_experiments.summary import (
     Gain,
     Interval,
     Summary,
-    covariance,
-    holm,
-    shared_share,
+    adjust_p_values,
+    estimate_covariance,
+    estimate_seed_correlation,
 )
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -42,14 +48,14 @@ from tests.experiments.run_folder import APFED, on_few_labels, own_tables
 
 
 def test_intervals_of_one_of_equal_and_of_several_values() -> None:
-    assert math.isnan(Interval.of([0.5]).low)
-    assert Interval.of([0.5, 0.5]) == Interval(0.5, 0.5, 0.5)
+    assert math.isnan(Interval.from_values([0.5]).low)
+    assert Interval.from_values([0.5, 0.5]) == Interval(0.5, 0.5, 0.5)
     # 4.303 is the .975 quantile for two degrees of freedom; the standard error is 1 / sqrt 3, and
     # where a quarter of the rows tests (Nadeau and Bengio 2003) sqrt(1 / 3 + 1 / 3).
-    several = Interval.of([1.0, 2.0, 3.0])
+    several = Interval.from_values([1.0, 2.0, 3.0])
     assert several.mean == 2.0
     assert several.high - 2.0 == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
-    split = Interval.of([1.0, 2.0, 3.0], shared=0.25)
+    split = Interval.from_values([1.0, 2.0, 3.0], shared=0.25)
     assert split.high - 2.0 == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
 
 
@@ -60,28 +66,30 @@ def test_seeds_share_the_rows_that_are_split_again() -> None:
         ("mnist", 0.0),  # its own test rows
     ):
         settings = DataSettings.model_construct(dataset=dataset)
-        assert shared_share(settings, train=75, test=25) == pytest.approx(shared)
+        assert estimate_seed_correlation(settings, train=75, test=25) == pytest.approx(shared)
 
 
 def test_two_seeds_covary_by_the_people_who_test_both() -> None:
     one = pd.Series([1.0, -1.0], ["a", "b"])
     other = pd.Series([2.0, -2.0], ["a", "c"])
-    assert covariance([one, other]) == pytest.approx(1 * 2 / (2 * 2))
-    assert covariance([one, -other]) == 0.0
-    assert covariance([one, other.rename({"a": "d"})]) == 0.0
-    common = Interval.of([1.0, 2.0, 3.0], common=0.5)
+    assert estimate_covariance([one, other]) == pytest.approx(1 * 2 / (2 * 2))
+    assert estimate_covariance([one, -other]) == 0.0
+    assert estimate_covariance([one, other.rename({"a": "d"})]) == 0.0
+    common = Interval.from_values([1.0, 2.0, 3.0], common=0.5)
     assert common.high - 2.0 == pytest.approx(4.3027 * math.sqrt(1 / 3 + 0.5), rel=1e-4)
 
 
 def test_p_values_are_students_and_holms() -> None:
     values = [0.3, 0.1, -0.2, 0.4, 0.5]
     expected = ttest_1samp(values, 0.0).pvalue
-    assert Interval.of(values).p_value(5) == pytest.approx(expected)
-    assert Interval.of([0.1, 0.1]).p_value(2) == 0.0
-    assert Interval.of([0.0, 0.0]).p_value(2) == 1.0
-    gains = [Interval.of([value + shift for value in values]) for shift in (0.0, 0.3, 0.6, 0.25)]
+    assert Interval.from_values(values).p_value(5) == pytest.approx(expected)
+    assert Interval.from_values([0.1, 0.1]).p_value(2) == 0.0
+    assert Interval.from_values([0.0, 0.0]).p_value(2) == 1.0
+    gains = [
+        Interval.from_values([value + shift for value in values]) for shift in (0.0, 0.3, 0.6, 0.25)
+    ]
     one, three, four, two = (gain.p_value(5) for gain in gains)
-    assert holm([*gains, None, Interval.of([1.0])], 5) == pytest.approx(
+    assert adjust_p_values([*gains, None, Interval.from_values([1.0])], 5) == pytest.approx(
         [max(one, 2 * two), 3 * three, 4 * four, max(2 * two, 3 * three), math.nan, math.nan],
         nan_ok=True,
     )
@@ -93,7 +101,7 @@ def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
     summed = dict.fromkeys(("votes", "split_nn_sum", "mmvfl", "h_fedmv", "vfedtrans"), 2.0)
     line = Summary(
         seeds=1,
-        accuracies={"accuracy": Interval.of([0.5])},
+        accuracies={"accuracy": Interval.from_values([0.5])},
         epsilon_x=8.0,
         epsilon_y=math.inf,
         releases=1,
@@ -102,7 +110,7 @@ def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
         epsilon_passives=2.0,
     )
     for method, epsilon in {**sent, **summed}.items():
-        assert line.epsilon_of(METHODS[method].declared) == epsilon
+        assert line.epsilon_of(METHODS[method].public_facts) == epsilon
 
 
 def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> pd.DataFrame:
@@ -126,7 +134,7 @@ def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> 
 
 
 def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> None:
-    gain = Gain.of(
+    gain = Gain.from_rows(
         rows_of([0.8, 0.9], honest=[(0.7, 0.6), (0.7, 0.7)], lucky=[(0.5, 0.75), (0.6, 0.75)])
     )
     assert gain is not None
@@ -136,8 +144,8 @@ def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> No
     assert gain.hindsight == "lucky"
     assert gain.over_hindsight.mean == pytest.approx(0.1)
     assert gain.over_control is None
-    assert Gain.of(rows_of([0.8])) is None
-    beside = Gain.of(rows_of([0.8, 0.9], honest=[(0.7, 0.6)] * 2), rows_of([0.78, 0.92]))
+    assert Gain.from_rows(rows_of([0.8])) is None
+    beside = Gain.from_rows(rows_of([0.8, 0.9], honest=[(0.7, 0.6)] * 2), rows_of([0.78, 0.92]))
     assert beside is not None
     assert beside.over_control is not None
     assert (beside.control, beside.over_control.mean) == pytest.approx((0.85, 0.0))
@@ -151,7 +159,7 @@ def test_a_sentence_says_whether_help_paid() -> None:
         ([0.5, 0.52, 0.51], "Help cost"),
         ([0.8], "One seed"),
     ):
-        gain = Gain.of(rows_of(reached, alone=near[: len(reached)]))
+        gain = Gain.from_rows(rows_of(reached, alone=near[: len(reached)]))
         assert gain is not None
         assert gain.sentence.partition(":")[0] == told
 
@@ -164,7 +172,7 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
         control = case.control.config
         assert case.control.alone == case.alone
         assert control.data == ours.data
-        if case.method in ("apfed_code", "apfed_code-64") or case.method.endswith("-after"):
+        if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
             # its control has rows of others
             assert control == ours.model_copy(update={"name": control.name})
         elif case.method.startswith("apfed") and "code" not in case.method:
@@ -176,7 +184,7 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
 
 def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
     case = GainCase(method="apfed_code", data="wine", labelled=9)
-    mine, mixed = (one.point(Path()).data(0) for one in (case, case.control))
+    mine, mixed = (one.make_point(Path()).load_tables(0) for one in (case, case.control))
     assert torch.equal(mine.active.features, mixed.active.features)
     for own, other in zip(mine.passives, mixed.passives, strict=True):
         assert own.ids == other.ids
@@ -185,20 +193,20 @@ def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:
 
 
 def test_a_student_without_help_reads_nothing_of_passives() -> None:
-    point = GainCase(method="votes", data="wine", labelled=9).control.point(Path())
-    config = point.trial(0).config
+    point = GainCase(method="votes", data="wine", labelled=9).control.make_point(Path())
+    config = point.make_trial(0).config
     data = load_data(config.data, seed=0)
     other = replace(
         data, passives=tuple(replace(table, features=-table.features) for table in data.passives)
     )
-    said = [taught_alone(config, held).scored(data.test_rows).scores for held in (data, other)]
+    said = [taught_alone(config, held).score_rows(data.test_rows).scores for held in (data, other)]
     assert (said[0] == said[1]).all()
 
 
 def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
     (table,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
-    ((plain,), (cells,), (row,)) = table.plain(), table.cells, table.rows
+    ((plain,), (cells,), (row,)) = table.export_rows(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
     assert row["baseline"] in ("ridge", "logistic")
@@ -230,10 +238,10 @@ def test_what_is_told_in_hindsight_is_over_the_model_that_stays() -> None:
         for name, held_out, score in (("a", a, 0.8), ("b", b, 0.4))
     ]
     always = [{"target": "task", "seed": seed, "score": of[2]} for seed, of in scores.items()]
-    told = told_apart(pd.DataFrame(rows), pd.DataFrame(always))
+    told = compare_validation(pd.DataFrame(rows), pd.DataFrame(always))
     assert told["used"].tolist() == [True, False]
     assert told["gain"].tolist() == pytest.approx([0.9 - 0.4, 0.6 - 0.8])
-    used, kept = calibration(told).rows
+    used, kept = count_verdicts(told).rows
     assert (used["helps"], used["harms"], kept["harms"]) == ("1 (+50.0)", "0", "1 (-20.0)")
 
 
@@ -246,7 +254,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
     splits = tmp_path / "splits.yaml"
     splits.write_text("vowels: {measure: macro_f1, rows: 90, active: [a], other: [b, c]}")
     (case,) = cases_like(["votes/vowels/n20"], cases_on(tmp_path))
-    data = case.point(tmp_path).data(0)
+    data = case.make_point(tmp_path).load_tables(0)
     assert (case.config.measure, data.classes) == ("f1", ("Hid", "hId"))
     assert [table.features.shape[1] for table in data.tables] == [1, 2]
     assert data.active.labels is not None
@@ -266,7 +274,7 @@ def test_tables_of_ones_own_are_cut_as_their_folder_says(tmp_path: Path) -> None
 def test_each_passive_knows_its_own_share() -> None:
     config = GainCase(method="votes", data="digits-known-20", labelled=50).config
     data = load_data(config.data, seed=0)
-    thinned = with_own_people(data, 0.2, seed=0)
+    thinned = sample_people(data, 0.2, seed=0)
     train = {data.active.ids[row] for row in data.train_rows.tolist()}
     test = {data.active.ids[row] for row in data.test_rows.tolist()}
     known = [set(table.ids) for table in thinned.passives]
@@ -294,11 +302,11 @@ def test_baselines_are_of_the_data_and_of_the_actives_own_table(tmp_path: Path) 
     config = on_few_labels(**APFED, data=own_tables(tmp_path))
     path = tmp_path / "solo.json"
     record = keep_solo(config, path)
-    assert read_solo(config, path) == record
+    assert load_solo(config, path) == record
     assert record.rows == len(record.people) > 0
     assert f"on {record.rows} test rows" in record.describe_best()
     with pytest.raises(CheckpointError, match="other data or settings"):
-        read_solo(config.model_copy(update={"seed": 1}), path)
+        load_solo(config.model_copy(update={"seed": 1}), path)
     (tmp_path / "shop.csv").write_text("id,c\np1,1\n")
     assert keep_solo(config, path) == record
     own = pd.read_csv(tmp_path / "active.csv")
@@ -327,8 +335,8 @@ def test_hidden_labels_do_not_reach_the_baselines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = GainCase(method="votes", data="wine", labelled=9).config
-    spy = Mock(wraps=compare)
-    monkeypatch.setattr("apfed_experiments.solo.compare", spy)
+    spy = Mock(wraps=compare_baselines)
+    monkeypatch.setattr("apfed_experiments.solo.compare_baselines", spy)
     keep_solo(config, tmp_path / "solo.json")
     ((task, *_), _) = spy.call_args
     assert len(task.labels) == len(task.labelled) == 9
@@ -357,7 +365,7 @@ def test_baselines_of_many_labels_learn_from_a_sample_and_say_so(
 
 def test_a_gain_in_a_loss_is_what_it_fell_by() -> None:
     rows = rows_of([0.4, 0.41], near=[(0.5, 0.5), (0.5, 0.52)], far=[(0.9, 0.9), (0.9, 0.9)])
-    gain = Gain.of(rows.assign(metric="log_loss"))
+    gain = Gain.from_rows(rows.assign(metric="log_loss"))
     assert gain is not None
     assert (gain.baseline, gain.hindsight, gain.measure) == ("near", "near", "log_loss")
     assert gain.over_chosen.mean == pytest.approx(0.105)

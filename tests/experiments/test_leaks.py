@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from apfed_attacks.live.runs import ALL_RULES
-from apfed_attacks.run import prepare
+from apfed_attacks.run import prepare_attack
 from apfed_experiments import leaks as parts
-from apfed_experiments.leaks import PARTS, live, play
+from apfed_experiments.leaks import PARTS, live, run_parts
 from apfed_experiments.leaks.recorded import CASES, config_of, papers
 from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
 from apfed_experiments.summary import Interval, Row
@@ -40,9 +40,9 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     monkeypatch.setattr(parts, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])})
     path = tmp_path / "leaks.json"
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
-    play(["noise"], path)
+    run_parts(["noise"], path)
     assert json.loads(path.read_bytes()) == {
-        "noise": [{"r2": asdict(Interval.of([0.4, 0.6])), "epsilon": "inf"}],
+        "noise": [{"r2": asdict(Interval.from_values([0.4, 0.6])), "epsilon": "inf"}],
         "decoder": [{"r2": 1}],
     }
 
@@ -52,29 +52,33 @@ def test_figures_are_stored_in_no_file_of_something_else(tmp_path: Path) -> None
     for content in ("[1]", "no JSON", '{"nothing": []}'):
         path.write_text(content)
         with pytest.raises(ConfigError, match=r"leaks\.json"):
-            play(["a part that would be missed if it were played"], path)
+            run_parts(["a part that would be missed if it were played"], path)
         assert path.read_text() == content
     with pytest.raises(ConfigError, match="there is no folder"):
-        play(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
+        run_parts(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
 
 
 def test_numbers_become_means_and_texts_are_listed_once() -> None:
-    merged = _setting({"r2": 0.5, "n": 3}, {"r2": 0.7, "n": 3}, ends=("r2",), data="d", M=2).line()
+    merged = _setting(
+        {"r2": 0.5, "n": 3}, {"r2": 0.7, "n": 3}, ends=("r2",), data="d", M=2
+    ).measure_row()
     assert list(merged) == ["data", "M", "r2", "least r2", "greatest r2", "n"]
     assert (merged["data"], merged["M"]) == ("d", 2)
-    assert merged["r2"] == Interval.of([0.5, 0.7])
+    assert merged["r2"] == Interval.from_values([0.5, 0.7])
     assert (merged["least r2"], merged["greatest r2"]) == (0.5, 0.7)
-    merged = _setting({"best": "a", "r2": None}, {"best": "b", "r2": 0.5}, {"best": "a"}).line()
+    merged = _setting(
+        {"best": "a", "r2": None}, {"best": "b", "r2": 0.5}, {"best": "a"}
+    ).measure_row()
     assert (merged["best"], merged["r2"].mean) == ("a / b", 0.5)
     assert math.isnan(merged["r2"].low)
-    assert _setting({"a": 1.5, "n": 2}, b="x").line() == {"b": "x", "a": 1.5, "n": 2}
+    assert _setting({"a": 1.5, "n": 2}, b="x").measure_row() == {"b": "x", "a": 1.5, "n": 2}
 
 
 def test_a_refusal_is_a_figure() -> None:
     def refused(seed: int) -> Row:
         raise RemoteProtocolError("near-constant batch")
 
-    line = live.Setting(columns={"M": 1}, measure=refused).line()
+    line = live.Setting(columns={"M": 1}, measure=refused).measure_row()
     assert line == {"M": 1, "refused": "near-constant batch"}
 
 
@@ -88,8 +92,8 @@ def test_rules_decide_which_sum_protects() -> None:
 def test_a_common_mean_is_no_agreement() -> None:
     draw = torch.Generator().manual_seed(0)
     one, other = torch.randn(2, 200, 8, generator=draw)
-    assert abs(live.centred_cosine(one + 50, other + 50)) < 0.1
-    assert live.centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
+    assert abs(live.compute_centred_cosine(one + 50, other + 50)) < 0.1
+    assert live.compute_centred_cosine(one + 50, one - 3) == pytest.approx(1, abs=1e-4)
 
 
 def test_cases_of_the_papers_are_runs_and_attacks_that_there_are() -> None:
@@ -98,7 +102,7 @@ def test_cases_of_the_papers_are_runs_and_attacks_that_there_are() -> None:
         assert (config.method.name, config.seed, config.transcript.keep) == (case.method, 1, "all")
         assert case.attacks
         for name, options in case.attacks:
-            prepare(AttackChoice(name=name, options=dict(options)))
+            prepare_attack(AttackChoice(name=name, options=dict(options)))
 
 
 def test_the_stored_figures_are_of_what_is_played() -> None:

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apfed_attacks.interface import AttackResult
-from apfed_experiments.drawing import STYLE, Picture, draw_epsilons, draw_line, drawing
-from apfed_experiments.report import pictures, read_run
-from apfed_experiments.report.page import _environment
+from apfed_experiments.drawing import STYLE, Picture, draw_epsilons, draw_line, open_figure
+from apfed_experiments.report import load_run, pictures
+from apfed_experiments.report.page import _make_environment
 from apfed_experiments.summary import Interval
 from apfed_experiments.tradeoff import describe_protection
 from secure_apfed.runs.outcome import Calibration
@@ -88,7 +88,7 @@ def test_ticks_are_of_what_there_is(case: str, axes: Axes) -> None:
 def test_error_bars_of_a_share_end_where_shares_do(
     interval: Interval, expected: list[list[float]]
 ) -> None:
-    below, above = interval.arms(100, least=0.0, most=1.0)
+    below, above = interval.compute_error_bars(100, least=0.0, most=1.0)
     assert [below, above] == [pytest.approx(expected[0]), pytest.approx(expected[1])]
 
 
@@ -110,12 +110,12 @@ def run_of(folder: Path, accuracy: dict[str, float], epochs: dict[str, int]) -> 
         kept = {name for name, count in epochs.items() if at >= len(rows) - count}
         row["accuracy"] = {name: row["accuracy"][name] for name in kept} or None
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_run(path)
+    return load_run(path)
 
 
 def test_a_value_that_was_measured_once_is_no_curve(tmp_path: Path) -> None:
     run = run_of(tmp_path, {"tvfl": 0.9, "tvfl_0": 0.3}, {"tvfl": 1, "tvfl_0": 6})
-    drawn = pictures._learning(run)
+    drawn = pictures._draw_learning(run)
     assert drawn is not None
     figure, caption = drawn
     assert [len(axes.lines) for axes in figure.axes] == [1, 1]
@@ -125,7 +125,7 @@ def test_a_value_that_was_measured_once_is_no_curve(tmp_path: Path) -> None:
 
 def test_without_any_curve_the_loss_stands_alone(tmp_path: Path) -> None:
     run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 1})
-    drawn = pictures._learning(run)
+    drawn = pictures._draw_learning(run)
     assert drawn is not None
     assert len(drawn[0].axes) == 1
 
@@ -152,7 +152,7 @@ def test_a_caption_says_why_the_last_point_of_a_curve_leaps(case: str, tmp_path:
     fields, expected = FINISHES[case]
     run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 6})
     outcome = run.outcome.model_copy(update=fields)
-    drawn = pictures._learning(replace(run, outcome=outcome))
+    drawn = pictures._draw_learning(replace(run, outcome=outcome))
     assert drawn is not None
     assert ("The last point" in drawn[1]) == bool(expected)
     assert expected in drawn[1]
@@ -161,7 +161,7 @@ def test_a_caption_says_why_the_last_point_of_a_curve_leaps(case: str, tmp_path:
 def test_curves_stand_below_each_other_and_fit_a_phone(tmp_path: Path) -> None:
     run = run_of(tmp_path, {"tvfl": 0.9}, {"tvfl": 6})
     made = {one.title: one for one in pictures.write_pictures(run, tmp_path / "run" / "pictures")}
-    drawn = pictures._learning(run)
+    drawn = pictures._draw_learning(run)
     assert drawn is not None
     boxes = [axes.get_position() for axes in drawn[0].axes]
     assert [round(box.x0, 6) for box in boxes] == [round(boxes[0].x0, 6)] * 2
@@ -174,18 +174,18 @@ def test_a_page_shows_a_picture_as_wide_as_its_letters_need(
     inches: float, width: int, is_broad: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "picture.png"
-    with drawing(path, (inches, 1.0)) as figure:
+    with open_figure(path, (inches, 1.0)) as figure:
         figure.subplots()
     picture = Picture(path=path, title="A title", caption="What it shows.")
     assert (picture.width, picture.is_broad) == (width, is_broad)
-    page = _environment().from_string(SHOW_PICTURE).render(picture=picture)
+    page = _make_environment().from_string(SHOW_PICTURE).render(picture=picture)
     assert ('class="broad"' in page) == is_broad
     assert f'width="{width}"' in page
 
 
 def test_attacks_are_drawn_with_their_variant() -> None:
     long = attacked(0.1, adversary="passive-2", variant="a variant of a very long name " * 3)
-    drawn = pictures._attacks([attacked(0.2, variant="h and x"), long])
+    drawn = pictures._draw_attacks([attacked(0.2, variant="h and x"), long])
     assert drawn is not None
     labels = names_of(drawn[0].axes[0])
     assert labels[0].endswith("by passive-1, h and x")
@@ -221,7 +221,7 @@ ATTACKS: dict[str, list[AttackResult]] = {
 def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_path: Path) -> None:
     path = tmp_path / "attacks.png"
     with mpl.rc_context(STYLE):
-        drawn = pictures._attacks(ATTACKS[case])
+        drawn = pictures._draw_attacks(ATTACKS[case])
         assert drawn is not None
         figure = drawn[0]
         figure.savefig(path)

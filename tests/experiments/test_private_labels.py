@@ -60,7 +60,9 @@ def answered_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the chances of both worlds had fallen so that the answers are the same."""
     for mechanism in (LabelResponse, MultiStageResponse):
         monkeypatch.setattr(
-            mechanism, "answer", lambda self, labels_N, **_: torch.arange(len(labels_N)) * 7 % 3 % 2
+            mechanism,
+            "randomise_labels",
+            lambda self, labels_N, **_: torch.arange(len(labels_N)) * 7 % 3 % 2,
         )
 
 
@@ -112,24 +114,24 @@ def test_all_that_is_written_follows_from_the_answers(
 
 
 def fitted_on_true_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = solo._measured
+    measured = solo._measure_baselines
 
     def planted(config: Any, path: Path, own: Any, **more: Any) -> Any:
-        known = load_data(config.data, seed=config.seed).own("active")
+        known = load_data(config.data, seed=config.seed).select_party("active")
         assert known is not None
         return measured(config, path, known)
 
-    monkeypatch.setattr(solo, "_measured", planted)
+    monkeypatch.setattr(solo, "_measure_baselines", planted)
 
 
 def counted_in_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    card = RunWriter._card
+    card = RunWriter._build_card
 
     def planted(self: Any, session: Any, data: Any, *more: Any) -> dict[str, Any]:
         counts = data.table.labels[data.labelled_rows].bincount().tolist()
         return {**card(self, session, data, *more), "labels": counts}
 
-    monkeypatch.setattr(RunWriter, "_card", planted)
+    monkeypatch.setattr(RunWriter, "_build_card", planted)
 
 
 @pytest.mark.sampled(every=2)

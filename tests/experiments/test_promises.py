@@ -24,7 +24,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, StatusKeeper
+from secure_apfed.exchange import Envelope, Kind, StatusTracker
 from secure_apfed.files import to_json
 from secure_apfed.methods import METHODS
 from secure_apfed.names import ReleaseFigure
@@ -56,7 +56,7 @@ ROLES = ("active", "passive", "aggregator", "dealer")
 def config_of(method: str, guard: str, noise: str, labels: str) -> Config | None:
     """Return the settings of a case; None where this method does not take them."""
     said: dict[str, Any] = {"name": method}
-    kind = METHODS[method].declared
+    kind = METHODS[method].public_facts
     changes: dict[str, Any] = {"guard": GUARDS[guard], "labels": LABELS[labels]}
     if noise == "noise" and kind.opens_votes:
         said["epsilon"] = 4.0
@@ -116,7 +116,7 @@ def charged(config: Config) -> SimpleNamespace:
     for name in senders[method.representations_from]:
         guard = make_guard(config.guard, delta=config.delta, releases=1, key=bytes(32))
         ledger(name, guard.mechanism(), "epsilon_x")
-    if method.noise(config) is not None:
+    if method.find_noise(config) is not None:
         noisy = SummedRelease(deviation=100, honest=1, sensitivity=20.0, numbers=4)
         contributions = {"passive-1": ledger("passive-1+", noisy, method.passives_figure)}
     own = SimpleNamespace(config=config)
@@ -165,14 +165,14 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
     """What people and programs are shown of these accounts: by surface, text or document."""
     labels = make_label_mechanism(config.labels, classes=2)
     spent = spent_in(session, labels, delta=config.delta)
-    accounts = {name: of.account() for name, of in session.contributions.items()}
+    accounts = {name: of.summarise_cost() for name, of in session.contributions.items()}
     all_promises = promises_of(config, spent, contributions=accounts)
     outcome = Outcome(
         method=config.method.name,
         accuracy={config.method.name: 0.9},
         wire_bytes=1,
         seconds=1.0,
-        privacy=Privacy.of(spent),
+        privacy=Privacy.from_spent(spent),
         contributions={name: Contributions(**account) for name, account in accounts.items()},
         promises=tuple(Promised(**promise.as_json()) for promise in all_promises),
     )
@@ -204,7 +204,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         "accounting": "\n".join(f"{name} {value}" for name, value in accounting_of(reported)),
         "privacy.json": json.loads(to_json(privacy_document(reported)["accounting"])),
         "run list": row.as_json()["promise"],
-        "terminal": "\n".join(f"{of.title()}  {of.sentence}" for of in all_promises),
+        "terminal": "\n".join(f"{of.format_title()}  {of.sentence}" for of in all_promises),
     }
     first = worst_promise(all_promises, config.method.figure)
     far = Progress(
@@ -219,7 +219,7 @@ def surfaces_of(config: Config, session: Any) -> dict[str, Any]:
         epsilon=first.epsilon,
         promise=first.state,
     )
-    found["progress"] = shown.figures(far)
+    found["progress"] = shown.describe_figures(far)
     for role in ROLES:
         found |= surfaces_of_party(config, role, session)
     return found
@@ -230,19 +230,19 @@ def surfaces_of_party(config: Config, role: str, session: Any) -> dict[str, Any]
     meter = ReleaseMeter(config, role)
     for name, ledger in session.ledgers.items():
         if name.startswith(role):
-            meter.add(name, ledger)
-    keeper = StatusKeeper()
-    keeper.begin(role, ["peer"], meter)
-    keeper.sent(_envelope(role), b"frame")
-    board = Board(lambda: (keeper.status(),))
-    status = keeper.status()
+            meter.add_ledger(name, ledger)
+    keeper = StatusTracker()
+    keeper.start_session(role, ["peer"], meter)
+    keeper.observe_outgoing(_envelope(role), b"frame")
+    board = Board(lambda: (keeper.build_status(),))
+    status = keeper.build_status()
     return {
         f"status line of {role}": shown._line_of(status),
         f"status of {role}": json.loads(to_json(status.model_dump(mode="python"))),
         f"metrics of {role}": [
             {"figure": figure, "epsilon": float(value)}
             for figure, value in re.findall(
-                r'epsilon\{party="\w+",figure="(\w+)"\} (\S+)', shown._exposition(board)
+                r'epsilon\{party="\w+",figure="(\w+)"\} (\S+)', shown._format_metrics(board)
             )
         ],
     }
@@ -305,8 +305,8 @@ def test_a_planted_zero_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     else:
         monkeypatch.setattr(
             spending,
-            "_of_nobody_here",
-            lambda session, delta: PrivacySpent.nothing(delta=delta),
+            "_compute_remote_cost",
+            lambda session, delta: PrivacySpent.for_no_release(delta=delta),
         )
     config = CASES[SUMMED]
     assert unpromised(surfaces_of(config, charged(config)), config)
@@ -354,7 +354,11 @@ def test_other_accountants_check_no_epsilon_of_nothing() -> None:
 def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:
     config = CASES[SUMMED]
     lines = list[str]()
-    run(config, tmp_path, on_progress=lambda progress: lines.append(shown.figures(progress)))
+    run(
+        config,
+        tmp_path,
+        on_progress=lambda progress: lines.append(shown.describe_figures(progress)),
+    )
     surfaces = {"progress": "\n".join(lines), **files_of(tmp_path)}
     assert unpromised(surfaces, config) == []
     assert surfaces["result.json"]["privacy"]["epsilon_x"] == "inf"

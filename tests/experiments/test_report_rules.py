@@ -49,14 +49,14 @@ VOTES: dict[VoteOpening, list[tuple[Kind, Role]]] = {
     "encrypted": messages("ENCRYPTED_LABELS passive\nSUM active"),
 }
 SECOND_ROUND = messages("SUM_REQUEST passive\nSUM_ANSWER aggregator")
-OPENINGS = {of.settings.opens_votes: of.declared for of in METHODS.values()}
+OPENINGS = {of.settings.opens_votes: of.public_facts for of in METHODS.values()}
 
 
 def facts(
     method: str = "apfed", secure_sum: str = "ckks", passives: int = 3, **others: Any
 ) -> RunFacts:
     usual = {"secure_sum": secure_sum, "passives": passives, "guarded": True}
-    return RunFacts(happens=METHODS[method].declared.happens, **{**usual, **others})
+    return RunFacts(happens=METHODS[method].public_facts.happens, **{**usual, **others})
 
 
 def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
@@ -65,7 +65,7 @@ def voting(opening: VoteOpening, passives: int = 3, **others: Any) -> RunFacts:
 
 
 def coalitions_in(run: RunFacts) -> dict[str, str]:
-    return {each.who: each.learns for each in COALITIONS if each.holds(run)}
+    return {each.who: each.learns for each in COALITIONS if each.holds_for(run)}
 
 
 def told(run: RunFacts, received: str = "") -> str:
@@ -73,7 +73,7 @@ def told(run: RunFacts, received: str = "") -> str:
     rules = (rule_for(kind, role, run) for kind, role in messages(received))
     return " ".join(
         [
-            *(limit.sentence for limit in LIMITS if limit.holds(run)),
+            *(limit.sentence for limit in LIMITS if limit.holds_for(run)),
             *coalitions_in(run).values(),
             *(f"{rule.reads} {rule.protects} {rule.remains}" for rule in rules),
         ]

@@ -45,7 +45,7 @@ def work():
 
 if __name__ == "__main__":
     os.environ.pop("OMP_NUM_THREADS", None)
-    workers.begin()
+    workers.start_forkserver()
     print(json.dumps([os.getpid(), os.environ.get("OMP_NUM_THREADS")]), flush=True)
     from joblib import Parallel, delayed
     Parallel(n_jobs=2)(delayed(work)() for _ in range(2))
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("apfed_experiments.workers.begin", lambda: None)
+    monkeypatch.setattr("apfed_experiments.workers.start_forkserver", lambda: None)
     assert execute(["study", *arguments, "--debug"]) == 2
     assert said in said_to_people(capsys)
 
@@ -110,7 +110,7 @@ def test_workers_are_forked_from_a_server_that_imported_all_and_end_with_who_ask
 
 def test_collections_go_on_after_imports_that_fail() -> None:
     seen = []
-    with contextlib.suppress(ImportError), workers.uncollected():
+    with contextlib.suppress(ImportError), workers.pause_collection():
         seen.append(gc.isenabled())
         raise ImportError
     gc.unfreeze()
@@ -121,7 +121,7 @@ def test_on_other_systems_processes_start_as_ever(monkeypatch: pytest.MonkeyPatc
     from joblib.externals.loky.backend.context import get_context
 
     monkeypatch.setattr(sys, "platform", "darwin")
-    workers.begin()
+    workers.start_forkserver()
     assert get_context().get_start_method() == "loky"
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from apfed_experiments.finished import FinishedRun, read_finished_run
-from apfed_experiments.report import read_run, write_report
+from apfed_experiments.finished import FinishedRun, load_finished_run
+from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import tiles_of
 from apfed_experiments.run_list import list_runs
 from apfed_experiments.several import run_seeds
@@ -23,9 +23,9 @@ from apfed_experiments.solo import (
     BaselineResult,
     RunGain,
     SoloRecord,
-    beside_run,
+    load_solo,
     measure_gain,
-    read_solo,
+    measure_run_baselines,
     restrict_solo,
     scores_beside,
     settings_digest,
@@ -36,7 +36,7 @@ from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
 from secure_apfed.measures import ACCURACY, MEASURES, Scored
-from secure_apfed.runs.folder import RunFolder, keep_scored, read_tested
+from secure_apfed.runs.folder import RunFolder, load_tested_rows, save_scores
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
 from secure_apfed.runs.run import run
 from tests.experiments.run_folder import config_of, on_few_labels, own_tables, write_run
@@ -64,7 +64,7 @@ def play(folder: Path, **settings: Any) -> Path:
     """Play a run with its baselines; return its folder."""
     config = on_few_labels(**settings)
     result = run(config, folder)
-    assert beside_run(config, folder, result.trained) is not None
+    assert measure_run_baselines(config, folder, result.trained) is not None
     return folder
 
 
@@ -85,7 +85,7 @@ def counts_of_scores(folder: Path) -> dict[str, int]:
 
 
 def test_a_run_writes_how_many_rows_each_variant_was_measured_on(joint: Path) -> None:
-    outcome = read_finished_run(joint).outcome
+    outcome = load_finished_run(joint).outcome
     assert outcome.measured_rows == counts_of_scores(joint)
     assert outcome.test_rows is not None
     assert 0 < outcome.measured_rows["tvfl"] < outcome.test_rows
@@ -93,7 +93,7 @@ def test_a_run_writes_how_many_rows_each_variant_was_measured_on(joint: Path) ->
 
 
 def test_the_gain_has_the_models_own_rows_and_figure(joint: Path) -> None:
-    finished = read_finished_run(joint)
+    finished = load_finished_run(joint)
     gain = finished.gain
     assert gain is not None
     assert finished.solo is not None
@@ -107,7 +107,7 @@ def test_the_gain_has_the_models_own_rows_and_figure(joint: Path) -> None:
 
 
 def test_a_report_shows_the_baselines_that_a_study_measured(joint: Path, tmp_path: Path) -> None:
-    alone = read_finished_run(joint).solo
+    alone = load_finished_run(joint).solo
     assert alone is not None
     folder = shutil.copytree(joint, tmp_path / "of a study")
     RunFolder(folder).solo.unlink()
@@ -120,7 +120,7 @@ def test_a_report_shows_the_baselines_that_a_study_measured(joint: Path, tmp_pat
 
 def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     """The report, its tiles, the document for programs, the list, and what a solo file says."""
-    run_read = read_run(joint)
+    run_read = load_run(joint)
     gain = run_read.gain
     assert gain is not None
     page = write_report(joint).read_text("utf-8")
@@ -132,7 +132,7 @@ def test_the_gain_is_one_on_every_surface(joint: Path) -> None:
     assert tiles["gain"].value == gain.points
     assert document["gain"] == gain.text
     assert listed.gain == gain.value
-    assert listed.gained == gain.points
+    assert listed.gain_text == gain.points
     assert stored == gain
     assert measure_gain(RunFolder(joint), run_read.config, stored_without_gain(joint)) == gain
 
@@ -143,7 +143,7 @@ def stored_without_gain(folder: Path) -> SoloRecord:
 
 
 def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
-    run_read = read_run(joint)
+    run_read = load_run(joint)
     every = run_read.outcome.test_rows
     for variant, count in counts_of_scores(joint).items():
         title = run_read.title_of(variant)
@@ -166,16 +166,16 @@ def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     for seed, folder in found.folders.items():
         (listed,) = list_runs(folder)
         assert listed.run_gain is None  # the study's baselines are of all test rows
-        assert listed.gained == OTHER_ROWS
-        tested = read_tested(RunFolder(folder))
+        assert listed.gain_text == OTHER_ROWS
+        tested = load_tested_rows(RunFolder(folder))
         assert tested is not None
         own = config.model_copy(update={"seed": seed})
         path = solo_file(own, folder.parent)
-        restricted = restrict_solo(read_solo(own, path), path, tested)
+        restricted = restrict_solo(load_solo(own, path), path, tested)
         assert restricted is not None
         (name,) = (each.name for each in restricted.baselines if each.name == gain.baseline)
         counts.append(int(tested.sum()))
-        differences.append(found.reached[seed] - restricted.of(name).test)
+        differences.append(found.reached[seed] - restricted.find_baseline(name).test)
     assert gain.rows == (min(counts), max(counts))
     assert gain.over_chosen.mean == pytest.approx(np.mean(differences))
     assert "test rows of each seed" in gain.sentence
@@ -214,7 +214,7 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     best = BaselineResult(name="ridge", title="Ridge", validation=0.8, test=0.6)
     record = SoloRecord(settings=settings_digest(config), baselines=(best,))
     RunFolder(path).solo.write_text(record.model_dump_json())
-    run_read = read_run(path)
+    run_read = load_run(path)
     assert run_read.gain is None
     assert next(tile for tile in tiles_of(run_read) if tile.name == "gain").value == "not told"
     assert OTHER_ROWS in write_report(path).read_text("utf-8")
@@ -230,28 +230,28 @@ def test_baselines_of_a_study_are_measured_anew_on_some_rows(name: str, tmp_path
     draw = np.random.default_rng(0)
     truth = draw.integers(0, 2, size=40)
     scores = draw.dirichlet([1.0, 1.0], size=40)
-    scored = Scored.of_classes(truth, scores)
+    scored = Scored.from_probabilities(truth, scores)
     tested = torch.arange(40) % 4 != 0
     path = tmp_path / "solo.json"
     best = BaselineResult(
         name="ridge",
         title="Ridge",
         validation=0.8,
-        test=MEASURES[name].of(scored),
-        ranked={"auc": MEASURES["auc"].of(scored)},
+        test=MEASURES[name].compute_value(scored),
+        ranked={"auc": MEASURES["auc"].compute_value(scored)},
         influence=tuple([0.5] * 40),
     )
     people = tuple(f"p{at}" for at in range(40))
     record = SoloRecord(settings="x", baselines=(best,), measure=name, people=people, rows=40)
     assert restrict_solo(record, path, tested) is None
-    keep_scored(scores_beside(path), {"ridge": scored})
+    save_scores(scores_beside(path), {"ridge": scored})
     found = restrict_solo(record, path, tested)
     assert found is not None
-    some = scored.rows(tested.nonzero().flatten().numpy())
+    some = scored.select_rows(tested.nonzero().flatten().numpy())
     assert found.rows == len(some.truth) == 30
     assert found.people == tuple(person for at, person in enumerate(people) if at % 4)
-    assert found.best.test == pytest.approx(MEASURES[name].of(some))
-    assert found.best.ranked["auc"] == pytest.approx(MEASURES["auc"].of(some))
+    assert found.best.test == pytest.approx(MEASURES[name].compute_value(some))
+    assert found.best.ranked["auc"] == pytest.approx(MEASURES["auc"].compute_value(some))
     assert len(found.best.influence) == 30
     assert restrict_solo(record, path, tested[:20]) is None
 
@@ -288,6 +288,6 @@ def test_the_screen_says_whether_votes_are_used(
     call = ["run", str(tmp_path / "run.yaml"), "--output", str(folder), "--no-baselines"]
     assert execute(call) == 0
     screen = " ".join(capsys.readouterr().out.split())  # lines are as long as the terminal is wide
-    found = read_finished_run(folder).outcome.help
+    found = load_finished_run(folder).outcome.help
     assert found is not None
     assert f"votes {found}" in screen

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.report import read_run, write_report
+from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import settings_of
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
 from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
@@ -96,12 +96,12 @@ def test_every_run_folder_is_a_row_and_tells_what_is_there(top: Path, tmp_path: 
     assert headline.advantage == 0.3
     assert "passive-2" in headline.note
     assert {kind for kind, of in run.leaks.items() if of.worst} == {"passive reads labels"}
-    assert len(run.cells()) == len(HEADER)
+    assert len(run.list_cells()) == len(HEADER)
     alone = runs["study/alone"]
     assert alone.gain == pytest.approx(-0.02)
     assert alone.promise is not None
     assert alone.promise.state == "nothing is sent"
-    assert "not attacked" in alone.cells()
+    assert "not attacked" in alone.list_cells()
     begun = runs["begun"]
     assert (begun.state, begun.accuracy) == (State.UNFINISHED, None)
     assert begun.reason.startswith("6 of 6 epochs")
@@ -135,15 +135,19 @@ def test_a_run_is_told_by_the_measure_that_judges_it(top: Path) -> None:
     told = {**json.loads(file.read_text()), "measure": "brier"}
     file.write_text(json.dumps(told))
     run = by_name(top)["guarded"]
-    assert (run.reached, run.gained, run.gain) == ("70.0 %", "alone measured by Brier score", None)
+    assert (run.score_text, run.gain_text, run.gain) == (
+        "70.0 %",
+        "alone measured by Brier score",
+        None,
+    )
     judged = {"measure": "brier", "measures": {"apfed_c": {"brier": 0.6}}}
     result.write_text(json.dumps({**json.loads(result.read_text()), **judged}))
     run = by_name(top)["guarded"]
-    assert (run.reached, run.gained) == ("Brier score 0.600", "+0.050")
+    assert (run.score_text, run.gain_text) == ("Brier score 0.600", "+0.050")
     file.unlink()
-    assert by_name(top)["guarded"].gained == "alone not measured"
+    assert by_name(top)["guarded"].gain_text == "alone not measured"
     result.write_text(json.dumps({**json.loads(result.read_text()), "measures": {}}))
-    assert by_name(top)["guarded"].reached == "Brier score undefined"
+    assert by_name(top)["guarded"].score_text == "Brier score undefined"
 
 
 def test_names_and_clocks_of_others_are_shown(
@@ -343,7 +347,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:
     config = config_of(defences="[{kind: compression}]")
     folder = write_run(tmp_path / "c", config, accuracy={"apfed_c": 0.9})
-    told = dict(settings_of(read_run(folder)))["defences without a guarantee"]
+    told = dict(settings_of(load_run(folder)))["defences without a guarantee"]
     said = "compression keeps only the largest numbers of each gradient"
     assert told == f"compression (every passive): {said}"
 

@@ -77,7 +77,7 @@ def network_alone(config: Config) -> float:
     train = data.train_rows
     known = data.labelled_rows
     positions = torch.isin(train, known).nonzero().flatten()
-    task = SoloTask.of(
+    task = SoloTask.from_arrays(
         data.active.features[train],
         positions,
         labels[train[positions]],
@@ -88,7 +88,7 @@ def network_alone(config: Config) -> float:
     )
     predictor = find_baseline("network").fit(task)
     rows = data.active.features[data.test_rows].flatten(1).double().numpy()
-    right = predictor.scores(rows).argmax(1) == labels[data.test_rows].numpy()
+    right = predictor.compute_scores(rows).argmax(1) == labels[data.test_rows].numpy()
     return float(right.mean())
 
 
@@ -116,5 +116,5 @@ def test_training_ends_near_the_floor_of_the_loss_on_labelled_rows(name: str) ->
     blind = math.log(len(data.classes))
     for step in range(int(2 * JOINT_TRAINING["epochs"])):
         batch, _ = active.forward(step, known)
-        active.trainer.update(batch)
+        active.trainer.train_on_batch(batch)
     assert active.trainer.loss_on(known) < 0.1 * blind

@@ -12,7 +12,14 @@ from apfed_experiments import main_job
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import Line, Point, base_config, centralise, finish, results_of
+from apfed_experiments.study import (
+    Line,
+    Point,
+    base_config,
+    centralise_data,
+    finish_trial,
+    results_of,
+)
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import CheckpointError, DataError
@@ -47,7 +54,7 @@ def stamps(folder: Path, pattern: str) -> dict[Path, int]:
 @pytest.mark.parametrize("name", ["main-digits", "methods-breast-cancer"])
 def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: str) -> None:
     data = load_data(base_config(name).data, seed=3)
-    whole = centralise(data)
+    whole = centralise_data(data)
     assert whole.passives == ()
     assert whole.active.ids == data.active.ids
     assert whole.active.labels is data.active.labels
@@ -61,13 +68,15 @@ def test_a_centralised_table_holds_everybodys_features_of_the_same_people(name: 
 
 def test_strips_stand_in_the_order_of_the_image_whichever_the_active_holds() -> None:
     settings = base_config("main-digits").data
-    first = centralise(load_data(settings, seed=0)).active
-    third = centralise(load_data(settings.model_copy(update={"active_view": 3}), seed=0)).active
+    first = centralise_data(load_data(settings, seed=0)).active
+    third = centralise_data(
+        load_data(settings.model_copy(update={"active_view": 3}), seed=0)
+    ).active
     place = {person: row for row, person in enumerate(third.ids)}
     assert torch.equal(first.features, third.features[[place[person] for person in first.ids]])
     settings = small().data.model_copy(update={"overlap": 0.5})
     with pytest.raises(DataError, match=r"passive-1 does not know \d+ .* needs data.overlap: 1.0"):
-        centralise(load_data(settings, seed=0))
+        centralise_data(load_data(settings, seed=0))
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -75,9 +84,9 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
     job = JOBS[name]
     base = base_config(job.configs[0])
     for point in main_job.points_of(base, tmp_path, job.lines):
-        config = point.trial(3).config
+        config = point.make_trial(3).config
         assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
-        assert config.seed == point.trial(3).alone.seed == 3
+        assert config.seed == point.make_trial(3).alone.seed == 3
     assert "at delta 1e-5" in job.reading
     assert {base_config(config).delta for config in job.configs} == {1e-5}
 
@@ -115,8 +124,8 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
     ]
     ablation = ablated["apfed_c"]
     assert ablation is not None
-    whole = points["apfed_c"].data(0)
-    shuffled = ablation.data(0)
+    whole = points["apfed_c"].load_tables(0)
+    shuffled = ablation.load_tables(0)
     assert torch.equal(whole.active.features, shuffled.active.features)
     for table, other in zip(whole.passives, shuffled.passives, strict=True):
         assert table.ids == other.ids
@@ -130,8 +139,8 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
 ) -> None:
     answers = LabelSettings(mechanism="randomised_response", epsilon=4.0)
     config = small().model_copy(update={"labels": answers})
-    trial = Point(config=config, folder=tmp_path, figures_only=True).trial(0)
-    first = finish(trial).outcome
+    trial = Point(config=config, folder=tmp_path, figures_only=True).make_trial(0)
+    first = finish_trial(trial).outcome
     privacy = first.privacy
     assert (privacy.epsilon_x, privacy.epsilon_y, privacy.releases) == (math.inf, 4.0, 2)
     assert 0.5 < first.accuracy["apfed_c"] <= 1
@@ -140,7 +149,7 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
         raise AssertionError("run again")
 
     monkeypatch.setattr("apfed_experiments.study.run", never)
-    assert finish(trial).outcome == first
+    assert finish_trial(trial).outcome == first
     train = trial.config.train.model_copy(update={"batch_size": 17})
     for changes in (
         {"config": trial.point.config.model_copy(update={"train": train})},
@@ -148,12 +157,12 @@ def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
     ):
         other = dataclasses.replace(trial.point, **changes)
         with pytest.raises(CheckpointError, match="a run with other settings"):
-            finish(other.trial(0))
+            finish_trial(other.make_trial(0))
     whole = trial.path.read_text()
     for damage in ("", "{", "[]", '{"settings": "x"}', whole.replace("accuracy", "precision")):
         trial.path.write_text(damage)
         with pytest.raises(CheckpointError, match="holds no figures of a run"):
-            finish(trial)
+            finish_trial(trial)
 
 
 @pytest.mark.slow
@@ -161,25 +170,25 @@ def test_a_run_folder_of_a_point_is_made_once(tmp_path: Path) -> None:
     base = base_config("methods-breast-cancer")
     points = main_job.points_of(base, tmp_path, COMPARED.lines)
     point = next(point for point in points if point.line == TVFL)
-    trial = point.trial(0)
-    first = finish(trial)
+    trial = point.make_trial(0)
+    first = finish_trial(trial)
     written = stamps(trial.path, "result.json")
-    assert finish(trial) == first
+    assert finish_trial(trial) == first
     assert stamps(trial.path, "result.json") == written
     assert set(first.outcome.accuracy) == {"tvfl", "tvfl_0", "tvfl_a", "tvfl_r", "tvfl_alone"}
     figures = dataclasses.replace(point, figures_only=True, folder=tmp_path / "figures")
     assert len(first.influence) == first.outcome.test_rows
-    assert finish(figures.trial(0)).influence == first.influence
-    rows = results_of([(trial, first)]).of(point)
+    assert finish_trial(figures.make_trial(0)).influence == first.influence
+    rows = results_of([(trial, first)]).select_rows(point)
     assert set(rows["epsilon_x"]) == {math.inf}
     gains = [of.advantage for of in first.attacks or () if of.advantage is not None]
     told = rows["advantage"].dropna().tolist() if "advantage" in rows else []
     assert sorted(told) == sorted(gains)
     with pytest.raises(CheckpointError, match="a run with other settings"):
-        finish(
+        finish_trial(
             dataclasses.replace(
                 point, config=point.config.model_copy(update={"attacks": ()})
-            ).trial(0)
+            ).make_trial(0)
         )
 
 
@@ -192,9 +201,11 @@ def lines_of(runs: Mapping[Line, Sequence[FinishedRun]]) -> Table:
         if point.line in runs
     ]
     found = [
-        (point.trial(seed), run) for point in points for seed, run in enumerate(runs[point.line])
+        (point.make_trial(seed), run)
+        for point in points
+        for seed, run in enumerate(runs[point.line])
     ]
-    return main_job.compare(points, results_of(found))
+    return main_job.compare_points(points, results_of(found))
 
 
 def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path) -> None:
@@ -210,7 +221,7 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     (line,) = lines_of({NOISY: [finished(0.9, epsilon=0.0)]}).rows
     assert line["epsilon"] == math.inf  # this outcome has no account of a passive
     lines = dataclasses.replace(lines, title="digits <4>")
-    picture = main_job.draw(tmp_path / "digits.png", lines)
+    picture = main_job.draw_table(tmp_path / "digits.png", lines)
     part = Part(table=lines, pictures=[picture], reports=[("one", "a/report.html")])
     write_comparison(tmp_path, title="All", reading="How", parts=[part])
     page = (tmp_path / "index.html").read_text("utf-8")

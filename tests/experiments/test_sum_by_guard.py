@@ -13,7 +13,7 @@ from apfed_experiments import sum_by_guard
 from apfed_experiments.study import Point, Results, base_config
 from apfed_experiments.sum_by_guard import (
     READERS,
-    compare,
+    compare_points,
     lines_of,
     points_of,
     run_sum_by_guard,
@@ -87,20 +87,20 @@ def test_cells_match_people_the_cheapest_way_and_keep_whom_they_match(tmp_path: 
 @pytest.mark.parametrize("line", lines_of(BASE), ids=lambda line: line.key)
 def test_every_direction_in_which_something_leaves_is_attacked(line: Any, tmp_path: Path) -> None:
     usual = BASE.model_dump(mode="json", exclude_defaults=True)
-    config = line.of(usual, name="cell")
+    config = line.build_config(usual, name="cell")
     assert_all_directions_attacked(config)
 
 
 def test_a_cell_says_what_was_read_or_that_nobody_attacked(tmp_path: Path) -> None:
     points = points_of(BASE, tmp_path)[:1]
     read = {KINDS["active_features"]: 0.4, KINDS["passive_labels"]: 0.0}
-    table = compare(points, planted(points, read), seeds=2)
+    table = compare_points(points, planted(points, read), seeds=2)
     row = dict(zip(table.header, table.cells[0], strict=True))
     assert row["active: features of a passive, R2"].startswith("0.55 (+0.45 [")
     assert row["passive: labels, balanced accuracy"].startswith("0.15 (+0.05 [")
     assert row["aggregator: features of a passive, R2"] == "not attacked"
     assert row["passive: features of the active, R2"] == "not attacked"
-    (plain,) = table.plain()
+    (plain,) = table.export_rows()
     assert plain["readings"]["active_features"]["advantage"]["mean"] == pytest.approx(0.45)
     assert plain["readings"]["aggregator_features"] is None
 
@@ -130,7 +130,7 @@ def test_an_aggregator_of_ciphertexts_has_nothing_to_read(
 ) -> None:
     monkeypatch.setattr(sum_by_guard, "SUMS", {"ckks": {"scheme": "ckks", "masks": "none"}})
     points = points_of(BASE, tmp_path)[:1]
-    table = compare(points, planted(points, {}), seeds=2)
+    table = compare_points(points, planted(points, {}), seeds=2)
     told = dict(zip(table.header, table.cells[0], strict=True))
     said = "not applicable: nothing to read: ciphertexts (ckks)"
     assert told["aggregator: features of a passive, R2"] == said
@@ -146,10 +146,12 @@ def test_a_small_study_is_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     base = Config.model_validate(small)
     table = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
     again = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
-    assert json.dumps(table.plain(), default=str) == json.dumps(again.plain(), default=str)
+    assert json.dumps(table.export_rows(), default=str) == json.dumps(
+        again.export_rows(), default=str
+    )
     read = {
         (row["sum"], row["guard"]): row["readings"]["aggregator_features"]["advantage"]["mean"]
-        for row in table.plain()
+        for row in table.export_rows()
     }
     assert min(of for (total, _), of in read.items() if total == "none") > 0.3
     assert max(of for (total, _), of in read.items() if total == "masked") < 0.2

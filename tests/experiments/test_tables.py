@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from apfed_experiments.tables import TABLES, apfed, find_table
-from apfed_experiments.tables.apc_vfl import SCENARIOS, alone, exchanged, helped
-from apfed_experiments.tables.mmvfl import importance
-from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, fill, write
+from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_alone, score_student
+from apfed_experiments.tables.mmvfl import select_features
+from apfed_experiments.tables.table import (
+    Job,
+    Line,
+    PaperTable,
+    Printed,
+    Size,
+    fill_table,
+    write_table,
+)
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -85,15 +93,15 @@ def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) 
 
     path = tmp_path / "a.json"
     with pytest.raises(ModelError, match="found is no finite number"):
-        job("a", nothing).finish(0, path)
-    job("a").finish(0, path)
+        job("a", nothing).load_or_measure(0, path)
+    job("a").load_or_measure(0, path)
     with pytest.raises(CheckpointError, match="other settings"):
-        replace(job("a"), settings={"name": "b"}).finish(0, path)
+        replace(job("a"), settings={"name": "b"}).load_or_measure(0, path)
 
 
 @pytest.mark.parametrize("axis", ["", "a number"])
 def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) -> None:
-    board = fill(toy(axis=axis), tmp_path)
+    board = fill_table(toy(axis=axis), tmp_path)
     a, b, gain = board.rows
     assert (a["mean"], a["difference"], b["difference"]) == (11.0, 2.0, 0.0)
     assert a["sd"] == pytest.approx(math.sqrt(2))
@@ -102,7 +110,7 @@ def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) 
     assert gain["values"] == {0: 3.0, 1: 5.0}
     # 12.706 is the .975 quantile of Student's t for one degree of freedom.
     assert gain["high"] - 4.0 == pytest.approx(12.706, rel=1e-4)
-    files = write(board, tmp_path)
+    files = write_table(board, tmp_path)
     header, first, *_ = files["csv"].read_text().splitlines()
     assert header == "method,seeds,mean,sd,low,high,paper,paper_sd,difference,in_sd"
     assert first.startswith("a,2,11.0,1.414")
@@ -130,34 +138,34 @@ def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: fl
     """Never by the figure that it then shows."""
     points = [replace(line(name), figure="test") for name in ("a", "b")]
     best = Line(cells={"method": "best"}, chooses=points, judged_by="held out")
-    assert best.values(JUDGED).get(seed) == chosen
+    assert best.compute_values(JUDGED).get(seed) == chosen
     against = Line(cells={"method": "gain"}, combines=((1.0, best), (-1.0, points[0])))
-    assert set(against.values(JUDGED)) == {0, 1, 2}
+    assert set(against.compute_values(JUDGED)) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("unit", ["points", "test accuracy, per cent", "accuracy, %"])
 def test_the_interval_of_a_difference_is_not_cut_at_0(tmp_path: Path, unit: str) -> None:
     """A share of rows cannot be negative, but what one method adds to another can."""
-    board = fill(replace(toy(), unit=unit), tmp_path)
+    board = fill_table(replace(toy(), unit=unit), tmp_path)
     a, _, gain = board.rows
     assert gain["limits"] == (gain["low"], gain["high"])
     assert gain["low"] < 0 < gain["high"]
     is_share = unit != "points"
     assert (a["limits"][0] == 0.0) is is_share, "its interval reaches below 0"
-    assert "0.00 to" not in write(board, tmp_path)["md"].read_text().split("a minus b")[1]
+    assert "0.00 to" not in write_table(board, tmp_path)["md"].read_text().split("a minus b")[1]
 
 
 def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
-    begun = fill(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
+    begun = fill_table(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
     assert begun.sentence == "2 of 4 jobs are done"
     assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
     assert begun.rows[0]["sd"] is None
-    done = fill(toy(), tmp_path)
+    done = fill_table(toy(), tmp_path)
     monkeypatch.setitem(VALUES, ("a", 0), 99.0)
-    again = fill(toy(), tmp_path, full=True)
+    again = fill_table(toy(), tmp_path, full=True)
     assert [row["values"] for row in again.rows[:3]] == [row["values"] for row in done.rows]
     assert set(again.failures) == {"c-seed0", "c-seed1"}
     assert again.failures["c-seed0"] == "DataError: no data for c"
@@ -197,8 +205,8 @@ def test_figures_of_apfed_are_those_of_its_rows_of_averages() -> None:
 
 def test_importance_keeps_the_longest_rows() -> None:
     weights = np.array([[0.0, 0.1], [3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    assert importance(weights, 0.5).tolist() == [1, 3]
-    assert importance(weights, 0.01).tolist() == [1]
+    assert select_features(weights, 0.5).tolist() == [1, 3]
+    assert select_features(weights, 0.01).tolist() == [1]
 
 
 def test_runs_are_those_that_tables_say() -> None:
@@ -217,27 +225,27 @@ def test_runs_are_those_that_tables_say() -> None:
     train = config.train
     assert (train.epochs, train.learning_rate, train.momentum) == (300, 1e-3, 0.9)
     scenario = SCENARIOS["breast_cancer"]
-    config = scenario.config(scenario.data(2, 100), "apc_vfl", {})
+    config = scenario.make_config(scenario.make_data(2, 100), "apc_vfl", {})
     assert config.data.columns is not None
     assert config.data.columns["active"] == ("mean texture", "worst fractal dimension")
     assert len(load_data(config.data, seed=0).train_rows) == 500
-    fitted = DistillationSettings.among(config.method)
+    fitted = DistillationSettings.from_settings(config.method)
     assert (fitted.epochs, fitted.patience, fitted.batch_size) == (200, 10, 8)
 
 
 def small(**distilled: object) -> dict[str, Any]:
     scenario = SCENARIOS["breast_cancer"]
     changes = {"method": {"epochs": 3, **distilled}}
-    config = scenario.config(scenario.data(3, 100), "apc_vfl", changes)
+    config = scenario.make_config(scenario.make_data(3, 100), "apc_vfl", changes)
     return {"config": config.model_dump(mode="json"), "scores": ["accuracy", "f1"]}
 
 
 @pytest.mark.slow
 def test_without_distillation_the_run_is_the_ablation() -> None:
     """Number for number: what taught the student is all that differs."""
-    own = alone(seed=1, **small())
-    same = helped(seed=1, **small(weight=0.0))
-    other = helped(seed=1, **small(weight=10.0))
+    own = score_alone(seed=1, **small())
+    same = score_student(seed=1, **small(weight=0.0))
+    other = score_student(seed=1, **small(weight=10.0))
     for score in ("code accuracy", "code f1"):
         assert same[score] == own[score]
     assert other["code accuracy"] != own["code accuracy"]
@@ -251,7 +259,7 @@ def test_one_exchange_against_one_for_every_step() -> None:
     for name, section in (("apc_vfl", "method"), ("split_nn", "train")):
         settings = jobs[f"breast_cancer-{name}-n100"].settings
         config = {**settings["config"], section: {**settings["config"][section], "epochs": 2}}
-        found[name] = exchanged(seed=0, config=config, way=settings["way"])
+        found[name] = measure_exchange(seed=0, config=config, way=settings["way"])
     assert found["apc_vfl"]["rounds"] == 1.0
     # 45 rows in batches of 8 make 6 steps, and 5 that are held out make one message an epoch.
     assert found["split_nn"]["rounds"] == 2 * (2 * 6 + 1)

@@ -18,12 +18,12 @@ from apfed_experiments.tradeoff import (
     Board,
     TradeOff,
     TradeOffError,
-    dcs,
-    draw,
+    compute_dcs,
+    draw_board,
     load_tradeoff,
-    on_the_front,
     points_of,
     run_tradeoff,
+    select_front,
     tradeoff_of,
 )
 from secure_apfed.config.file import load_config_text
@@ -84,8 +84,8 @@ def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
     for point in points:
         accuracy, advantage = by_defence.get(point.defence, (0.7, 0.1))
         run = finished(accuracy, releases=3, attacks=[attacked(advantage)])
-        found += [(point.trial(seed), run) for seed in range(2)]
-    return Board.of(points, results_of(found))
+        found += [(point.make_trial(seed), run) for seed in range(2)]
+    return Board.from_results(points, results_of(found))
 
 
 def test_points_are_every_strength_and_the_references(study_file: Path) -> None:
@@ -130,10 +130,10 @@ def test_a_wrong_study_is_refused_before_its_first_run(
 
 
 def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Path) -> None:
-    assert dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
-    assert dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
-    assert dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
-    assert dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
+    assert compute_dcs(attack=0.1, ideal=0.1, accuracy=0.9, undefended=0.9) == 1
+    assert compute_dcs(attack=0.0, ideal=0.1, accuracy=0.95, undefended=0.9) == 1, "it is one-sided"
+    assert compute_dcs(attack=-3.0, ideal=0.0, accuracy=0.9, undefended=0.9) == 1
+    assert compute_dcs(attack=0.6, ideal=0.0, accuracy=0.8, undefended=0.9) == pytest.approx(
         1 / (1 + math.sqrt(0.5 * 0.6**2 + 0.5 * 0.1**2))
     )
     study = load_tradeoff(study_file)
@@ -143,12 +143,12 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
     undefended = board.rows[-1]
     assert undefended["dcs_baseline"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.4**2)))
     assert undefended["dcs_vflair"] == pytest.approx(1 / (1 + math.sqrt(0.5 * 0.9**2)))
-    assert [row["defence"] for row in on_the_front(board.rows, "passive reads labels")] == [
+    assert [row["defence"] for row in select_front(board.rows, "passive reads labels")] == [
         "noise",
         "none",
     ]
     worse = board_of(study, noise=(0.5, 0.3))
-    assert [row["defence"] for row in on_the_front(worse.rows, "passive reads labels")] == ["none"]
+    assert [row["defence"] for row in select_front(worse.rows, "passive reads labels")] == ["none"]
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
         assert (folder / link).is_file()
     for name in ("leaderboard.md", "index.html"):
         assert "tiny-diverging-seed0: " in (folder / name).read_text()
-    assert run_tradeoff(study, folder).table.plain() == board.table.plain()
+    assert run_tradeoff(study, folder).table.export_rows() == board.table.export_rows()
     assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 1
 
 
@@ -207,7 +207,7 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
 def test_no_word_of_a_picture_is_cut(study_file: Path, promise: str) -> None:
     board = board_of(load_tradeoff(study_file), none=(0.8, 0.2), noise=(0.6, 0.1))
     figure = Figure(layout="constrained")
-    draw(figure, board, board.targets[0], describe=lambda row: promise)
+    draw_board(figure, board, board.targets[0], describe=lambda row: promise)
     figure.draw_without_rendering()
     whole = figure.bbox
     legend = figure.legends[0].get_window_extent()

@@ -9,7 +9,7 @@ import pytest
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.report.page import fill
+from apfed_experiments.report.page import render_template
 from apfed_experiments.solo import BaselineResult, RunGain, SoloRecord
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import title_variant
@@ -300,7 +300,7 @@ def test_an_empty_comparison_is_four_lines_too() -> None:
 def test_text_of_others_stays_text() -> None:
     hostile = attacked(0.1, victim="<b>x</b>", variant="<script>", target="features")
     run = finished_run(config_of(), attacks=[hostile])
-    page = fill(
+    page = render_template(
         "several.html.jinja",
         title="t",
         lines=describe_run(run),
@@ -328,7 +328,7 @@ KEYS: Mapping[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_key_of_accuracy_has_a_title_of_its_own(method: str) -> None:
-    settings = METHODS[method].declared
+    settings = METHODS[method].public_facts
     keys = (method, *KEYS.get(method, ()))
     titles = [title_variant(settings, key) for key in keys]
     assert titles[0] == settings.title

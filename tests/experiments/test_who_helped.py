@@ -17,7 +17,7 @@ from apfed_experiments.columns import Table
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import solo_file
 from apfed_experiments.summary import Interval, measure_difference
-from apfed_experiments.who_helped import points_of, run_who_helped
+from apfed_experiments.who_helped import points_of, run_leave_one_out
 from apfed_experiments.worth import (
     describe_cost,
     describe_interval,
@@ -43,9 +43,9 @@ from secure_apfed.runs.worth import (
     WhoHelped,
     check_leaving_out,
     leave_out,
-    without_settings,
+    leave_out_settings,
 )
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from tests.experiments.run_folder import on_few_labels, own_tables
 from tests.secure_apfed.small_runs import said_to_people, small_config, told
 
@@ -56,20 +56,20 @@ ROWS = 500
 LABELLED = 24
 COLUMNS = 12
 PLANTED = ("signal", "noise", "more-noise")
-WITH_PASSIVES = [name for name, method in METHODS.items() if method.declared.has_passives]
+WITH_PASSIVES = [name for name, method in METHODS.items() if method.public_facts.has_passives]
 
 
 def planted(*names: str) -> VerticalData:
     """The label is a sum of the active's columns, and `signal` has that sum; others have noise."""
     ids = tuple(map(str, range(ROWS)))
-    with seeded(0, "planted"):
+    with seed_draws(0, "planted"):
         own_NF = torch.randn(ROWS, COLUMNS)
         score_N = own_NF.sum(1)
         columns = {"signal": score_N[:, None], "noise": torch.randn(ROWS, 2)}
         columns["more-noise"] = torch.randn(ROWS, 2)
 
     def table(name: str, rows_NF: torch.Tensor, labels: torch.Tensor | None = None) -> PartyTable:
-        encoding = ColumnEncoding.plain([str(at) for at in range(rows_NF.shape[1])])
+        encoding = ColumnEncoding.for_numeric_columns([str(at) for at in range(rows_NF.shape[1])])
         return PartyTable(name, ids, rows_NF, labels, encoding)
 
     return VerticalData(
@@ -141,7 +141,7 @@ def test_sums_that_differ_by_one_passive_show_its_votes() -> None:
 
     def opened(*names: str) -> torch.Tensor:
         recording = run(config, None, data=planted(*names)).recording
-        return torch.cat(list(recording.transcript.opened.values()))
+        return torch.cat(list(recording.transcript.sums_by_step.values()))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -200,7 +200,7 @@ def test_asking_changes_no_figure_of_the_run(
     assert "no Shapley values" not in (tmp_path / "plain" / "report.html").read_text()
     # The report is made again from the folder alone.
     assert write_report(tmp_path / "asked").read_text().count("no Shapley values") == 1
-    RunFolder(tmp_path / "asked").check()
+    RunFolder(tmp_path / "asked").check_digests()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_is_refused_is_what_the_other_passive_could_not_train(method: str) 
     only = replace(data, passives=data.passives[:1])
     name = data.passives[0].name
     assert is_accepted(lambda: check_leaving_out(config, [name, "post"])) == is_accepted(
-        lambda: open_session(without_settings(config, "post"), only)
+        lambda: open_session(leave_out_settings(config, "post"), only)
     )
 
 
@@ -278,11 +278,11 @@ def test_settings_of_who_is_left_out_go_with_it(tmp_path: Path) -> None:
         passives={"shop": {"weight": 2.0}, "default": {}},
         attacks=[{"name": "feature_inversion"}],
     )
-    without = without_settings(config, "shop")
+    without = leave_out_settings(config, "shop")
     assert set(without.passives) == {"default"}
     assert set(without.data.parties or {}) == {"active", "post"}
     assert without.attacks == ()
-    assert without.kept.keep == "none"
+    assert without.effective_transcript.keep == "none"
     data = leave_out(load_data(config.data, seed=0), "shop")
     assert [table.name for table in data.tables] == ["active", "post"]
 
@@ -338,14 +338,16 @@ def test_a_worth_over_seeds_is_paired_by_seed() -> None:
 def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> None:
     config = on_few_labels(attacks=[{"name": "feature_inversion"}])
     whole, *without = points_of(config, tmp_path, ("passive-1", "passive-2", "passive-3"))
-    names = {table.name for table in whole.data(0).passives}
+    names = {table.name for table in whole.load_tables(0).passives}
     assert whole.config.attacks == ()
     for point in without:
-        left = names - {table.name for table in point.data(0).passives}
+        left = names - {table.name for table in point.load_tables(0).passives}
         assert point.name.endswith(f"-without-{left.pop()}")
-        assert torch.equal(point.data(0).test_rows, whole.data(0).test_rows)
-        alone = solo_file(point.trial(0).alone, tmp_path)
-        assert alone == solo_file(whole.trial(0).alone, tmp_path), "baselines are measured twice"
+        assert torch.equal(point.load_tables(0).test_rows, whole.load_tables(0).test_rows)
+        alone = solo_file(point.make_trial(0).alone, tmp_path)
+        assert alone == solo_file(whole.make_trial(0).alone, tmp_path), (
+            "baselines are measured twice"
+        )
 
 
 @pytest.mark.slow
@@ -363,7 +365,7 @@ def test_the_worth_of_frames_is_measured_when_their_files_are_gone() -> None:
 
 @pytest.mark.slow
 def test_a_study_writes_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
-    study = run_who_helped(on_few_labels(), tmp_path, seeds=2, jobs=1)
+    study = run_leave_one_out(on_few_labels(), tmp_path, seeds=2, jobs=1)
     table: Table = study.table
     assert [row["passive"] for row in table.rows][:3] == ["passive-1", "passive-2", "passive-3"]
     assert table.rows[3]["passive"].startswith("all 3, over the best local model")
@@ -374,5 +376,5 @@ def test_a_study_writes_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
     assert {"worth", "low", "high", "p_holm", "wire_bytes", "shown"} <= set(stored[0])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("few-labels*.json")}
     assert len(before) == 8
-    run_who_helped(on_few_labels(), tmp_path, seeds=2, jobs=1)
+    run_leave_one_out(on_few_labels(), tmp_path, seeds=2, jobs=1)
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -17,7 +17,7 @@ from secure_apfed.exchange import Awaited, Kind, Transport, sockets
 from secure_apfed.exchange.sealed_connection import Carrier
 from secure_apfed.exchange.sockets import parse_address, spell_address
 from secure_apfed.runs.local import free_addresses
-from secure_apfed.runs.party import PartyFile, Peer, Tls, connect
+from secure_apfed.runs.party import PartyFile, Peer, Tls, connect_peers
 from tests.waiting import LONG_S, wait_until
 
 _CHUNK = 65536
@@ -185,7 +185,7 @@ class Pair:
             self.relay.close()
         listed = self.folder / "relay-revoked.txt"
         listed.write_text("".join(f"{entry}\n" for entry in refused))
-        own = self.authority.issue("relay")
+        own = self.authority.issue_certificate("relay")
         self.relay = Relay((host, 0), own, allowed, revoked=listed)
         for told in self.told.values():
             told["relay"] = spell_address((host, self.relay.port))
@@ -212,7 +212,7 @@ class Pair:
         self, name: str, *, by: Authority | None = None, as_name: str | None = None, **how: Any
     ) -> Tls:
         """Write the files of a certificate; return where they lie."""
-        made = (by or self.authority).issue(as_name or name, **how)
+        made = (by or self.authority).issue_certificate(as_name or name, **how)
         return self.keep(name, made)
 
     def say(self, name: str, **told: Any) -> None:
@@ -256,7 +256,9 @@ class Pair:
 
     def connect(self, name: str) -> Transport:
         known = {peer: bytes.fromhex(one.identity) for peer, one in self.peers[name].items()}
-        return connect(self.file(name), self.identities[name], known, self.missed[name].append)
+        return connect_peers(
+            self.file(name), self.identities[name], known, self.missed[name].append
+        )
 
     def stranger(self) -> Carrier:
         """A connection to where they meet, of somebody without a certificate."""
@@ -307,8 +309,8 @@ def say_and_hear(pair: Pair, body: bytes = b"hello") -> None:
     """One message each way."""
     assert not pair.failed
     for one, other in (("ann", "bob"), ("bob", "ann")):
-        pair.met[one].post(other, body)
-        assert pair.met[other].take(awaiting(other, one), LONG_S) == (one, body)
+        pair.met[one].send_frame(other, body)
+        assert pair.met[other].receive_frame(awaiting(other, one), LONG_S) == (one, body)
 
 
 def until_somebody_listens(pair: Pair) -> None:

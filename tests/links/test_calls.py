@@ -16,10 +16,10 @@ import pytest
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.calls import Calls, Carry
-from secure_apfed.between.certificates import Credentials, make_authority, read_revoked
+from secure_apfed.between.certificates import Credentials, load_revocations, make_authority
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange.resumable_link import Connection, Linked
+from secure_apfed.exchange.resumable_link import Connection, LinkTransport
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
 from secure_apfed.runs.party import PartyFile
 from tests.docs.pages import ROOT, text_of
@@ -54,7 +54,7 @@ class Lines:
             )
             for name in NAMES
         }
-        self.met: dict[str, Linked] = {}
+        self.met: dict[str, LinkTransport] = {}
 
     def carrying(self, caller: str) -> Carry:
         def carry(peer: str, name: bytes, number: int, frame: bytes) -> bool:
@@ -67,13 +67,13 @@ class Lines:
                 raise ConnectionError("a call failed")
             self.inversions += number < self._last
             self._last = number
-            return self.calls[peer].take(caller, name, number, frame)
+            return self.calls[peer].take_frame(caller, name, number, frame)
 
         return carry
 
     def come(self, name: str) -> None:
-        ways = self.calls[name].ways()
-        self.met[name] = Linked.meet(name, ways, patience_s=LONG_S, meet_s=LONG_S)
+        ways = self.calls[name].make_connectors()
+        self.met[name] = LinkTransport.meet_peers(name, ways, patience_s=LONG_S, meet_s=LONG_S)
 
 
 def together(*tasks: Callable[[], object]) -> None:
@@ -95,8 +95,8 @@ def test_messages_come_in_order_each_once(lines: Lines) -> None:
     sent = [bytes([number % 256]) * (1 + 97 * number) for number in range(150)]
     sent.append(bytes(5 * 2**20))
     for message in sent:
-        lines.met["ann"].post("bob", message)
-    assert [lines.met["bob"].take(awaiting("bob", "ann"), LONG_S)[1] for _ in sent] == sent
+        lines.met["ann"].send_frame("bob", message)
+    assert [lines.met["bob"].receive_frame(awaiting("bob", "ann"), LONG_S)[1] for _ in sent] == sent
     assert lines.inversions > 0  # else nothing was put in order
 
 
@@ -104,64 +104,70 @@ def test_the_end_of_the_job_ends_who_waits_and_names_party_phase_and_who_was_gon
     lines: Lines,
 ) -> None:
     lines.fails = 1.0
-    lines.met["bob"].post("ann", b"lost")
+    lines.met["bob"].send_frame("ann", b"lost")
     wait_until(lambda: lines.failed, "that a call failed")
-    timer = threading.Timer(0.2, lines.calls["bob"].end, ["the job was aborted"])
+    timer = threading.Timer(0.2, lines.calls["bob"].end_connections, ["the job was aborted"])
     timer.start()
     with pytest.raises(
         PartyLeftError,
         match="training: bob expected sum of step 3 from ann; the job was aborted; calls to ann",
     ):
-        lines.met["bob"].take(awaiting("bob", "ann"), LONG_S)
-    lines.calls["ann"].end("the job was aborted")
+        lines.met["bob"].receive_frame(awaiting("bob", "ann"), LONG_S)
+    lines.calls["ann"].end_connections("the job was aborted")
 
 
 def test_a_party_that_ended_before_it_came_is_named_at_once_with_why() -> None:
     lines = Lines()
-    lines.calls["ann"].stopped("bob", "DataError: its own log.txt says more\x1b[2J")
+    lines.calls["ann"].note_stop("bob", "DataError: its own log.txt says more\x1b[2J")
     with pytest.raises(
         PartyLeftError, match="ann has no link to bob: bob stopped: 'DataError: "
     ) as told:
-        Linked.meet("ann", lines.calls["ann"].ways(), patience_s=20, meet_s=20)
+        LinkTransport.meet_peers(
+            "ann", lines.calls["ann"].make_connectors(), patience_s=20, meet_s=20
+        )
     assert "\x1b" not in str(told.value)
 
 
 def test_calls_of_strangers_and_out_of_turn_are_refused(lines: Lines) -> None:
     """NVFlare says whose a call is; who is there still proves itself."""
     ann = lines.calls["ann"]
-    ann.stopped("eve", "out")
+    ann.note_stop("eve", "out")
     assert "out" not in repr(vars(ann))
-    assert not ann.take("eve", NAME, 0, b"hello")  # not in the session
-    assert not ann.take("bob", NAME, 1, b"hello")  # of no connection that began
-    assert not ann.take("bob", b"short", 0, b"hello")
-    assert not lines.calls["bob"].take("ann", NAME, 0, b"hello")  # who is dialled, does not dial
-    assert ann.take("bob", NAME, 0, b"hello")
-    assert not ann.take("bob", NAME, 0, b"hello")  # again
-    assert not ann.take("bob", NAME, 5, b"hello")  # further ahead than anybody is
-    assert not ann.take("bob", NAME, 1, bytes(MOST_SEALED + 1))
+    assert not ann.take_frame("eve", NAME, 0, b"hello")  # not in the session
+    assert not ann.take_frame("bob", NAME, 1, b"hello")  # of no connection that began
+    assert not ann.take_frame("bob", b"short", 0, b"hello")
+    assert not lines.calls["bob"].take_frame(
+        "ann", NAME, 0, b"hello"
+    )  # who is dialled, does not dial
+    assert ann.take_frame("bob", NAME, 0, b"hello")
+    assert not ann.take_frame("bob", NAME, 0, b"hello")  # again
+    assert not ann.take_frame("bob", NAME, 5, b"hello")  # further ahead than anybody is
+    assert not ann.take_frame("bob", NAME, 1, bytes(MOST_SEALED + 1))
 
 
 def test_somebody_in_a_peers_name_cuts_no_connection(lines: Lines) -> None:
     for stranger in range(9):
-        lines.calls["ann"].take("bob", bytes([stranger]) * 32, 0, b"no hello")
-    lines.met["bob"].post("ann", b"after")
-    assert lines.met["ann"].take(awaiting("ann", "bob"), 30)[1] == b"after"
-    assert lines.calls["ann"].take("bob", lines.names[0], -1, b"")  # the connection is there yet
+        lines.calls["ann"].take_frame("bob", bytes([stranger]) * 32, 0, b"no hello")
+    lines.met["bob"].send_frame("ann", b"after")
+    assert lines.met["ann"].receive_frame(awaiting("ann", "bob"), 30)[1] == b"after"
+    assert lines.calls["ann"].take_frame(
+        "bob", lines.names[0], -1, b""
+    )  # the connection is there yet
     assert len({*lines.names} - {bytes([one]) * 32 for one in range(9)}) == 1
 
 
 def test_a_call_that_is_late_breaks_no_connection(lines: Lines) -> None:
     lines.held_up = 20
     for number in range(40):
-        lines.met["bob"].post("ann", bytes([number]))
-    came = [lines.met["ann"].take(awaiting("ann", "bob"), 20)[1] for _ in range(40)]
+        lines.met["bob"].send_frame("ann", bytes([number]))
+    came = [lines.met["ann"].receive_frame(awaiting("ann", "bob"), 20)[1] for _ in range(40)]
     assert came == [bytes([number]) for number in range(40)]
     assert len(lines.names) == 1
 
 
 def test_what_nobody_reads_is_refused_soon() -> None:
     lines = Lines()
-    ways = {name: lines.calls[name].ways() for name in NAMES}
+    ways = {name: lines.calls[name].make_connectors() for name in NAMES}
     made: dict[str, Connection] = {}
     together(
         lambda: made.update(bob=ways["bob"]["ann"]()),
@@ -170,7 +176,7 @@ def test_what_nobody_reads_is_refused_soon() -> None:
     taken: list[bool] = []
 
     def pour(number: int) -> None:
-        taken.append(lines.calls["ann"].take("bob", lines.names[0], number, b"unread"))
+        taken.append(lines.calls["ann"].take_frame("bob", lines.names[0], number, b"unread"))
 
     for number in range(2, 42):  # after the two of the proof
         threading.Thread(target=pour, args=(number,), daemon=True).start()
@@ -190,21 +196,21 @@ def test_what_was_said_of_a_session_reaches_no_other(lines: Lines) -> None:
     former = lines.calls
     lines.calls = Lines().calls
     for calls in former.values():
-        calls.end("its session is over")
-    assert not former["ann"].take("bob", lines.names[0], 2, b"late")
-    assert not former["ann"].take("bob", NAME, 0, b"late")
-    assert not lines.calls["ann"].take("bob", lines.names[0], 2, b"late")
+        calls.end_connections("its session is over")
+    assert not former["ann"].take_frame("bob", lines.names[0], 2, b"late")
+    assert not former["ann"].take_frame("bob", NAME, 0, b"late")
+    assert not lines.calls["ann"].take_frame("bob", lines.names[0], 2, b"late")
 
 
 def test_a_key_is_of_its_certificate(tmp_path: Path) -> None:
     authority = make_authority()
     for name in ("bank", "Shop_1.a"):
-        made = authority.issue(name)
+        made = authority.issue_certificate(name)
         (tmp_path / f"{name}.pem").write_bytes(made.certificate)
         (tmp_path / f"{name}-key.pem").write_bytes(made.key)
     (tmp_path / "ca.pem").write_bytes(authority.certificate)
     with pytest.raises(ConfigError, match="is not the key of"):
-        Credentials.load(
+        Credentials.from_files(
             *(tmp_path / name for name in ("ca.pem", "bank.pem", "Shop_1.a-key.pem")), name=None
         )
 
@@ -214,7 +220,7 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
 ) -> None:
     own = tmp_path
     listed = tmp_path / "revoked.txt"
-    made = make_authority().issue("bank", days=30)
+    made = make_authority().issue_certificate("bank", days=30)
     for name, pem in (("ca", made.ca), ("certificate", made.certificate), ("key", made.key)):
         (own / f"{name}.pem").write_bytes(pem)
     shown = told(capsys, "certs", "show", str(own / "certificate.pem"))["certificates"][0]
@@ -232,10 +238,10 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
             "stolen\nlaptop",
             "--for-others",
         )
-    assert read_revoked(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
+    assert load_revocations(listed) == {shown["sha256"], shown["serial"], "ab" * 32}
     for entry in (shown["sha256"], shown["serial"]):
         with pytest.raises(ConfigError, match="is revoked; have another one made"):
-            Credentials.load(
+            Credentials.from_files(
                 own / "ca.pem",
                 own / "certificate.pem",
                 own / "key.pem",

@@ -11,13 +11,13 @@ from cryptography import x509
 
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import FILE_NAME, AuditLog, verify_log
-from secure_apfed.between.certificates import Credentials, fingerprint
+from secure_apfed.between.certificates import Credentials, hash_certificate
 from secure_apfed.cli import execute
 from secure_apfed.counters import ANSWER_BOOK, CounterFiles, NothingReleased
 from secure_apfed.runs import ending, project, renewal
-from secure_apfed.runs.folder import PROJECT_ENDED, PartyFolder, read_ending, require_not_ended
+from secure_apfed.runs.folder import PROJECT_ENDED, PartyFolder, load_ending, require_open_project
 from secure_apfed.runs.party import PartyFile, ServeSettings
-from secure_apfed.runs.revocation import RevocationWatch, revoked_names
+from secure_apfed.runs.revocation import RevocationWatch, find_revoked_names
 from secure_apfed.runs.served import AnswerBook, serve_party
 from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate_findings
 from tests.secure_apfed.small_runs import told
@@ -79,13 +79,13 @@ def shop(here: Organisations) -> Path:
     (home / "alignment").mkdir()
     (home / "alignment" / "secret.bin").write_bytes(b"secret")
     book = AnswerBook(home / ANSWER_BOOK, "shop", ServeSettings(), people=200, run="r")
-    book.answers([b"somebody"], None)
+    book.count_answers([b"somebody"], None)
     book.close()
     peers = {name: fresh_identity().public for name in PARTIES if name != "shop"}
     log = AuditLog(
         home / FILE_NAME,
         "shop",
-        PartyFolder(home).identity(),
+        PartyFolder(home).load_identity(),
         peers,
         NothingReleased(),
         counters=CounterFiles(home, "shop"),
@@ -118,7 +118,7 @@ def test_an_end_shows_first_what_it_would_delete(
 def test_an_end_deletes_signs_and_is_done_once(
     shop: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    identity = PartyFolder(shop).identity().public.hex()
+    identity = PartyFolder(shop).load_identity().public.hex()
     assert told(capsys, "project", "end", shop, "--yes")["is_ended"]
     assert not [name for name in (*SECRETS, "alignment", ANSWER_BOOK) if (shop / name).exists()]
     assert not [
@@ -179,7 +179,7 @@ def test_an_end_that_was_killed_is_finished_by_the_same_call(
     shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = ending.find_owner(shop, None)
-    whole = ending._delete
+    whole = ending._delete_path
     left = iter(range(3))
 
     def delete(path: Path) -> None:
@@ -187,15 +187,15 @@ def test_an_end_that_was_killed_is_finished_by_the_same_call(
             raise KeyboardInterrupt
         whole(path)
 
-    monkeypatch.setattr(ending, "_delete", delete)
+    monkeypatch.setattr(ending, "_delete_path", delete)
     with pytest.raises(KeyboardInterrupt):
         ending.end_project(owner, now=5.0)
     with pytest.raises(Exception, match="was ended in"):
-        require_not_ended(shop)
-    monkeypatch.setattr(ending, "_delete", whole)
+        require_open_project(shop)
+    monkeypatch.setattr(ending, "_delete_path", whole)
     assert ending.plan_end(owner).ended_at is None
     ending.end_project(owner, now=6.0)
-    summary = verify_log(shop, identity=PartyFolder(shop).identity().public.hex())
+    summary = verify_log(shop, identity=PartyFolder(shop).load_identity().public.hex())
     assert summary.ended is not None
     assert set(summary.ended.deleted) == {*SECRETS, "alignment", ANSWER_BOOK}
     assert summary.ended.counters_are_as_noted
@@ -207,10 +207,10 @@ def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, s
     owner = ending.find_owner(shop, None)
     if not is_trained:
         (shop / "ended.json").unlink()
-    with PartyFolder(shop).locked(), pytest.raises(Exception, match=r"Ctrl-C, SIGTERM"):
+    with PartyFolder(shop).lock_exclusively(), pytest.raises(Exception, match=r"Ctrl-C, SIGTERM"):
         ending.end_project(owner, now=1.0)
     assert all((shop / name).exists() for name in SECRETS)
-    assert (read_ending(shop) is not None) is is_trained
+    assert (load_ending(shop) is not None) is is_trained
     ending.end_project(owner, now=2.0)
     assert ending.plan_end(owner).is_done
 
@@ -218,10 +218,10 @@ def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, s
 def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from secure_apfed.runs import served
 
-    file = PartyFile.read(shop / "party.yaml")
+    file = PartyFile.from_file(shop / "party.yaml")
     stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "kept": None})()
-    monkeypatch.setattr(served._Here, "read", lambda path: stub)
-    ending._mark(ending.find_owner(shop, None), (), 1.0, is_complete=False)
+    monkeypatch.setattr(served._JointParty, "from_file", lambda path: stub)
+    ending._write_marker(ending.find_owner(shop, None), (), 1.0, is_complete=False)
     said: list[str] = []
     serve_party(shop / "party.yaml", on_session=said.append)
     assert said == ["the project of shop was ended in its folder: it serves no more"]
@@ -310,7 +310,7 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     assert not list(home.glob("next-*"))
     assert (home / "key.pem").stat().st_mode & 0o777 == 0o600
     paths = [home / f"{name}.pem" for name in files]
-    Credentials.load(*paths, name=holder)
+    Credentials.from_files(*paths, name=holder)
     assert "trial" not in issuer_and_subject(after["certificate"])
     assert "trial" not in issuer_and_subject(files["certificate"])
     days = told(capsys, "certs", "show", home / "certificate.pem")["certificates"][0]["days_left"]
@@ -318,33 +318,33 @@ def test_a_certificate_is_renewed_and_nobody_compares_words(
     found = certificate_findings(home)
     assert found["certificate"][0] == "ok"
     assert "sealed certificate" not in found, "the renewed one is the one to show"
-    project.accept(bank / project.SEALED, holder, home)  # the same project, joined again
+    project.accept_project(bank / project.SEALED, holder, home)  # the same project, joined again
     assert (home / "certificate.pem").read_bytes() == after["certificate"]
 
 
 def test_others_may_note_a_renewed_certificate_and_revoke_the_old_one(here: Organisations) -> None:
     shop = here.home("shop")
     clinic = here.home("clinic")
-    old = fingerprint(x509.load_pem_x509_certificate((shop / "certificate.pem").read_bytes()))
+    old = hash_certificate(x509.load_pem_x509_certificate((shop / "certificate.pem").read_bytes()))
     made = renewal.renew_certificate(
         renewal.request_certificate(shop / "party.yaml", new_key=True), here.home("bank")
     )
-    new = fingerprint(
+    new = hash_certificate(
         x509.load_pem_x509_certificate(
             json.loads(made.read_text())["document"]["certificate"].encode()
         )
     )
-    file = PartyFile.read(clinic / "party.yaml")
-    assert revoked_names(file, frozenset({old})) == ["shop"]
-    renewal.accept_renewed(made, clinic / "party.yaml")
-    assert revoked_names(file, frozenset({old})) == []
-    assert revoked_names(file, frozenset({new})) == ["shop"]
+    file = PartyFile.from_file(clinic / "party.yaml")
+    assert find_revoked_names(file, frozenset({old})) == ["shop"]
+    renewal.accept_certificate(made, clinic / "party.yaml")
+    assert find_revoked_names(file, frozenset({old})) == []
+    assert find_revoked_names(file, frozenset({new})) == ["shop"]
     assert RevocationWatch(file)._marks["shop"] >= {new}
     # A project that is sealed anew has other certificates.
-    project.seal(
+    project.seal_project(
         [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
     )
-    project.accept(here.home("bank") / project.SEALED, "clinic", clinic)
+    project.accept_project(here.home("bank") / project.SEALED, "clinic", clinic)
     assert not list(clinic.glob("renewed-*"))
 
 
@@ -391,7 +391,7 @@ def test_what_somebody_else_asks_or_renews_is_refused(
     made = renewal.renew_certificate(asked, bank)
     change(made)
     with pytest.raises(Exception, match=why):
-        renewal.accept_renewed(made, shop / "party.yaml")
+        renewal.accept_certificate(made, shop / "party.yaml")
     assert ((shop / "certificate.pem").read_bytes(), (shop / "key.pem").read_bytes()) == before
 
 
@@ -437,7 +437,7 @@ def test_a_certificate_of_one_party_is_no_other_ones(here: Organisations) -> Non
     made = renewal.renew_certificate(asked, bank)
     (shop / "next-key.pem").unlink()
     with pytest.raises(Exception, match="is not the key of"):
-        renewal.accept_renewed(made, shop / "party.yaml")
+        renewal.accept_certificate(made, shop / "party.yaml")
     before = (here.home("clinic") / "certificate.pem").read_bytes()
-    renewal.accept_renewed(made, here.home("clinic") / "party.yaml")
+    renewal.accept_certificate(made, here.home("clinic") / "party.yaml")
     assert (here.home("clinic") / "certificate.pem").read_bytes() == before

@@ -25,14 +25,14 @@ from apfed_protocols.errors import ApfedError, RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed import terminal
 from secure_apfed.between.certificates import make_authority, require_caller
-from secure_apfed.between.grpc_link import _told_by
+from secure_apfed.between.grpc_link import _describe_error
 from secure_apfed.between.relay import _Entry
 from secure_apfed.cli import execute
 from secure_apfed.exchange import Kind
-from secure_apfed.exchange.codec import TensorSpec, pack, unpack
+from secure_apfed.exchange.codec import TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.exchange.envelope import Envelope
-from secure_apfed.exchange.sealed_connection import LocalEnd, _Hello, _require_expected
-from secure_apfed.exchange.status import Break, PeerStatus, Status
+from secure_apfed.exchange.sealed_connection import LocalEnd, _Hello, _require_expected_peer
+from secure_apfed.exchange.status import LinkBreak, PeerStatus, Status
 from secure_apfed.progress import Board, _line_of, _Lines
 from secure_apfed.runs import project
 from secure_apfed.runs.outcome import Outcome
@@ -105,7 +105,7 @@ def plant(document: Any, path: tuple[str, ...], text: str) -> None:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     made = Organisations(tmp_path_factory.mktemp("made"))
     proposal = made.propose()
-    project.seal([made.answer(name, proposal) for name in OTHERS], made.home("bank"))
+    project.seal_project([made.answer(name, proposal) for name in OTHERS], made.home("bank"))
     return made
 
 
@@ -119,7 +119,7 @@ def sign(content: dict[str, Any], whose: Any) -> dict[str, Any]:
     return {"document": content, "signature": signature.hex()}
 
 
-SEALED = [".".join(path) for path in dict.fromkeys(text_paths(project.Sealed))]
+SEALED = [".".join(path) for path in dict.fromkeys(text_paths(project.SealedProject))]
 ANSWERS = [
     f"answers.clinic.document.{'.'.join(path)}"
     for path in dict.fromkeys(text_paths(project.Answer))
@@ -286,7 +286,7 @@ def test_of_a_request_nothing_but_its_key_is_taken() -> None:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, HIDDEN)])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject)
     pem = request.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    signed = make_authority().sign(pem, "shop")
+    signed = make_authority().sign_request(pem, "shop")
     assert x509.load_pem_x509_certificate(signed).subject.rfc4514_string() == "CN=shop"
 
 
@@ -321,13 +321,19 @@ def parse_envelope(field: str) -> Callable[[str], None]:
 MESSAGES: dict[str, Callable[[str], object]] = {
     "an envelope's kind": parse_kind,
     **{f"an envelope's {field}": parse_envelope(field) for field in FIELDS_OF_ENVELOPE},
-    "a hello's sender": lambda text: _require_expected(ME, text, _Hello(text, "bank", b"", "")),
-    "a hello's receiver": lambda text: _require_expected(ME, "shop", _Hello("shop", text, b"", "")),
-    "who answers": lambda text: _require_expected(ME, "shop", _Hello(text, "bank", b"", "")),
-    "a hello's version": lambda text: _Hello.parse(msgpack.packb((text, "a", "b", bytes(32), ""))),
+    "a hello's sender": lambda text: _require_expected_peer(
+        ME, text, _Hello(text, "bank", b"", "")
+    ),
+    "a hello's receiver": lambda text: _require_expected_peer(
+        ME, "shop", _Hello("shop", text, b"", "")
+    ),
+    "who answers": lambda text: _require_expected_peer(ME, "shop", _Hello(text, "bank", b"", "")),
+    "a hello's version": lambda text: _Hello.from_bytes(
+        msgpack.packb((text, "a", "b", bytes(32), ""))
+    ),
     "a relay's hello": lambda text: _Entry.parse(msgpack.packb([[text], text, text, text]), b""),
-    "names of tensors": lambda text: unpack(
-        pack({text: _ONE, f"{text}2": _ONE.clone()}),
+    "names of tensors": lambda text: unpack_tensors(
+        pack_tensors({text: _ONE, f"{text}2": _ONE.clone()}),
         {"x": TensorSpec(_ONE.dtype, (1,))},
         sender="shop",
     ),
@@ -346,7 +352,7 @@ def test_a_message_s_text_is_quoted_in_what_refuses_it(message: str, text: str) 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_a_call_over_grpc_ended_with_is_one_line(text: str) -> None:
-    assert _told_by(_RefusalError(TEXTS[text])).isprintable()
+    assert _describe_error(_RefusalError(TEXTS[text])).isprintable()
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -379,7 +385,7 @@ def test_why_a_peer_refuses_is_shown_in_a_status_line_as_escapes(
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_why_a_link_broke_is_shown_in_a_log_as_escapes(text: str) -> None:
-    broken = Break(since_s=1.0, patience_s=30.0, why=TEXTS[text])
+    broken = LinkBreak(since_s=1.0, patience_s=30.0, why=TEXTS[text])
     peer = PeerStatus(
         state="connected", silent_s=None, sign_s=0.0, sent_bytes=0, received_bytes=0, broken=broken
     )
@@ -394,7 +400,7 @@ def test_why_a_link_broke_is_shown_in_a_log_as_escapes(text: str) -> None:
     )
     out = io.StringIO()
     board = Board()
-    board.tell(status)
+    board.update_status(status)
     _Lines(board, Console(file=out, width=200)).tick()
     is_shown_safely(out.getvalue())
     assert "evil" in out.getvalue()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.report.page import _environment
+from apfed_experiments.report.page import _make_environment
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import terminal
 from secure_apfed.cli import execute
@@ -242,7 +242,7 @@ def test_json_that_is_shown_reads_back_equal() -> None:
 
 
 def test_a_page_shows_escapes_and_no_markup() -> None:
-    page = _environment().from_string("<p>{{ text }}</p>").render(text=f"<script>{HIDDEN}")
+    page = _make_environment().from_string("<p>{{ text }}</p>").render(text=f"<script>{HIDDEN}")
     assert "<script>" not in page
     assert not {letter for letter in page if not letter.isprintable() and letter != "\n"}
 

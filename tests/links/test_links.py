@@ -27,17 +27,17 @@ from apfed_protocols.errors import (
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.between.certificates import Credentials, make_authority
 from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
-from secure_apfed.between.relay import Relay, room_of, through
+from secure_apfed.between.relay import Relay, enter_room, room_of
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,
     MOST_UNPROVED,
     Carrier,
-    Door,
     LocalEnd,
-    prove,
-    read_before,
+    PeerAcceptor,
+    prove_identity,
+    receive_before,
 )
 from secure_apfed.exchange.sockets import SocketConnection, parse_address, spell_address
 from tests.contracts.hostile import mutated
@@ -105,7 +105,7 @@ class Swapping:
     def __init__(self, pair: Pair, *, keys: bool) -> None:
         self._pair = pair
         self._keys = keys
-        credentials = pair.authority.issue("localhost")
+        credentials = pair.authority.issue_certificate("localhost")
         self._credentials = credentials
         self._port = Port(("127.0.0.1", 0), credentials, self._welcome)
         self.port = self._port.port
@@ -116,7 +116,7 @@ class Swapping:
             known = {"bob": self._pair.identities["bob"].public}
             ann = LocalEnd(name="ann", identity=fresh_identity(), known=known)
             with pytest.raises((OSError, EOFError)):
-                prove(here, ann)[1].recv_bytes()
+                prove_identity(here, ann)[1].recv_bytes()
             here.close()
             return
         there = dial(parse_address(self._pair.address), self._credentials, name="ann")
@@ -251,7 +251,7 @@ class HungUp:
     def poll(self, timeout: float, /) -> bool:
         return True
 
-    def trust(self) -> None: ...
+    def trust_peer(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -268,14 +268,16 @@ def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
     ann = replace(ann, revoked=lambda: frozenset({ann.known["bob"].hex()}))
     calls = HungUp(writes=1)
     with pytest.raises(EOFError):
-        prove(calls, bob, "ann")
+        prove_identity(calls, bob, "ann")
     (hello,) = calls.sent
     for writes in range(3):
         with pytest.raises(ConnectionRefusedError, match="why not"):
-            prove(HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset))
+            prove_identity(
+                HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset)
+            )
     refusing = HungUp(hello, b"is not read any more", writes=2)
     with pytest.raises(RemoteProtocolError, match="the identity of bob is revoked"):
-        prove(refusing, ann)
+        prove_identity(refusing, ann)
     assert refusing.sent[-1].startswith(b"refused ann refuses this connection")
     assert not refusing.said  # it waited until the other end had read why, and closed
 
@@ -291,31 +293,31 @@ def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
         return said[-1]
 
     vars(here)["recv_bytes"] = recorded
-    calling = Thread(target=prove, args=(there, bob, "ann"))
+    calling = Thread(target=prove_identity, args=(there, bob, "ann"))
     calling.start()
-    assert prove(here, ann)[0] == "bob"
+    assert prove_identity(here, ann)[0] == "bob"
     calling.join()
     with pytest.raises(RemoteProtocolError, match="what bob signed does not fit"):
-        prove(HungUp(*said, writes=9), ann)
+        prove_identity(HungUp(*said, writes=9), ann)
     for sender, receiver in (("bob", "cid"), ("ann", "bob")):
         hello = msgpack.packb([3, sender, receiver, bytes(32), ""])
         with pytest.raises(RemoteProtocolError, match=f"'{sender}' comes to '{receiver}', but"):
-            prove(HungUp(hello, writes=9), ann)
+            prove_identity(HungUp(hello, writes=9), ann)
 
 
 def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -> None:
     """Those before are closed: who took one of them at a time found no living one."""
     ann, bob = both_ends()
-    door = Door(ann, ("bob",))
+    door = PeerAcceptor(ann, ("bob",))
     for said in (b"first", b"second"):
         here, there = map(SocketConnection, socket.socketpair())
-        coming = Thread(target=door.welcome, args=(here, b""))
+        coming = Thread(target=door.admit_stranger, args=(here, b""))
         coming.start()
-        prove(there, bob, "ann")[1].send_bytes(said)
+        prove_identity(there, bob, "ann")[1].send_bytes(said)
         coming.join()
-    assert door.connect("bob").recv_bytes() == b"second"
+    assert door.take_connection("bob").recv_bytes() == b"second"
     with pytest.raises(TimeoutError, match="did not dial"):
-        door.connect("bob")
+        door.take_connection("bob")
 
 
 LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
@@ -366,7 +368,7 @@ def test_own_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
 def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
     """Dial ann, past the checks of one's own files."""
     with closing(dial(parse_address(pair.address), credentials, name=name)) as connection:
-        prove(connection, me, "ann")
+        prove_identity(connection, me, "ann")
 
 
 def someone(pair: Pair, name: str = "bob") -> LocalEnd:
@@ -375,11 +377,11 @@ def someone(pair: Pair, name: str = "bob") -> LocalEnd:
 
 
 def certified(pair: Pair, **how: object) -> Credentials:
-    return pair.authority.issue("bob", **how)  # type: ignore[arg-type]  # a test's own
+    return pair.authority.issue_certificate("bob", **how)  # type: ignore[arg-type]  # a test's own
 
 
 def other_ca(pair: Pair, name: str = "bob") -> Credentials:
-    made = make_authority().issue(name)
+    made = make_authority().issue_certificate(name)
     return Credentials(pair.authority.certificate, made.certificate, made.key)
 
 
@@ -400,11 +402,11 @@ CALLERS: dict[str, tuple[Callable[[Pair], Any], str]] = {
         "it wants a certificate|this party's certificate",
     ),
     "another's name": (
-        lambda pair: (pair.authority.issue("cid"), "ann", someone(pair)),
+        lambda pair: (pair.authority.issue_certificate("cid"), "ann", someone(pair)),
         "bob came with a certificate for 'cid'",
     ),
     "not in the session": (
-        lambda pair: (pair.authority.issue("eve"), "ann", someone(pair, "eve")),
+        lambda pair: (pair.authority.issue_certificate("eve"), "ann", someone(pair, "eve")),
         "'eve' comes to 'ann', but this is ann, whose session is with bob",
     ),
 }
@@ -437,7 +439,7 @@ def test_who_died_at_the_door_comes_again(pair: Pair) -> None:
     until_somebody_listens(pair)
     known = {"ann": pair.identities["ann"].public}
     ghost = pair.stranger()
-    prove(ghost, LocalEnd(name="bob", identity=pair.identities["bob"], known=known), "ann")
+    prove_identity(ghost, LocalEnd(name="bob", identity=pair.identities["bob"], known=known), "ann")
     ghost.close()
     for thread in (coming, pair.come("bob")):
         thread.join()
@@ -447,7 +449,7 @@ def test_who_died_at_the_door_comes_again(pair: Pair) -> None:
 def test_a_frame_that_is_announced_too_large_ends_the_connection() -> None:
     theirs, ours = socket.socketpair()
     connection = SocketConnection(ours)
-    connection.trust()
+    connection.trust_peer()
     theirs.sendall(struct.pack(">I", MOST_SEALED + 1))
     with pytest.raises(EOFError, match=f"sent a frame above {MOST_SEALED} bytes"):
         connection.recv_bytes()
@@ -526,19 +528,19 @@ def test_a_relay_that_is_started_again_changes_nothing(relayed: Pair) -> None:
     relayed.meet()
     say_and_hear(relayed)
     relayed.relay.close()
-    relayed.met["ann"].post("bob", b"meanwhile")
-    credentials = relayed.authority.issue("relay")
+    relayed.met["ann"].send_frame("bob", b"meanwhile")
+    credentials = relayed.authority.issue_certificate("relay")
     relayed.relay = Relay(("127.0.0.1", relayed.relay.port), credentials)
-    assert relayed.met["bob"].take(awaiting("bob", "ann"), LONG_S) == ("ann", b"meanwhile")
+    assert relayed.met["bob"].receive_frame(awaiting("bob", "ann"), LONG_S) == ("ann", b"meanwhile")
     say_and_hear(relayed)
 
 
 def enter(pair: Pair, me: LocalEnd) -> None:
     assert pair.relay is not None
     address = ("127.0.0.1", pair.relay.port)
-    credentials = pair.authority.issue("anybody")
+    credentials = pair.authority.issue_certificate("anybody")
     with closing(dial(address, credentials, name="relay")) as connection:
-        through(connection, me, "ann", wait_s=0.5)
+        enter_room(connection, me, "ann", wait_s=0.5)
 
 
 def test_who_is_not_of_a_room_does_not_enter_it(relayed: Pair) -> None:
@@ -565,7 +567,7 @@ def at_a_relay(pair: Pair, name: str, peer: str) -> Iterator[Connection]:
     me = LocalEnd(name=name, identity=pair.identities[name], known=known)
     address = ("127.0.0.1", pair.relay.port)
     with closing(dial(address, pair.credentials(name), name="relay")) as connection:
-        through(connection, me, peer)
+        enter_room(connection, me, peer)
         yield connection
 
 
@@ -635,7 +637,7 @@ def test_a_peer_that_is_gone_is_named_after_the_patience(pair: Pair) -> None:
     for name, peer in (("ann", "bob"), ("bob", "ann")):
         reads = rf"^training: {name} expected .*; the link to {peer} was broken for 2 s"
         with pytest.raises(PartyLeftError, match=reads) as gone:
-            pair.met[name].take(awaiting(name, peer), LONG_S)
+            pair.met[name].receive_frame(awaiting(name, peer), LONG_S)
         assert gone.value.left == (peer,)
 
 
@@ -652,17 +654,17 @@ def test_both_ends_know_that_their_link_is_broken_until_it_stands_again(pair: Pa
     pair.peers["bob"]["ann"] = pair.peer("ann", address=f"127.0.0.1:{proxy.port}")
     pair.meet()
     say_and_hear(pair)
-    assert [met.broken() for met in pair.met.values()] == [{}, {}]
+    assert [met.list_broken_links() for met in pair.met.values()] == [{}, {}]
     way_is_open.clear()
     proxy.cut()
     for name, peer in (("ann", "bob"), ("bob", "ann")):
         met = pair.met[name]
-        wait_until(lambda: met.broken(), f"that {name} knows it")  # noqa: B023 - at once
-        assert met.broken().keys() == {peer}
-        assert met.broken()[peer].why
+        wait_until(lambda: met.list_broken_links(), f"that {name} knows it")  # noqa: B023 - at once
+        assert met.list_broken_links().keys() == {peer}
+        assert met.list_broken_links()[peer].why
     way_is_open.set()
     for met in pair.met.values():
-        wait_until(lambda: not met.broken(), "that it is back")  # noqa: B023 - at once
+        wait_until(lambda: not met.list_broken_links(), "that it is back")  # noqa: B023 - at once
     say_and_hear(pair)
     pair.close()
     proxy.close()
@@ -677,10 +679,10 @@ def test_who_left_is_found_once_it_waits_and_meets_in_the_next_session(
     pair.meet()
     say_and_hear(pair)
     pair.met.pop("bob").close()
-    assert pair.met["ann"].returned(["bob"]) == []
+    assert pair.met["ann"].find_rejoining(["bob"]) == []
     coming = pair.come("bob")  # who may only dial
-    wait_until(lambda: pair.met["ann"].returned(["bob"]), "that bob was found")
-    pair.met["ann"].post("bob", b"is not sent")
+    wait_until(lambda: pair.met["ann"].find_rejoining(["bob"]), "that bob was found")
+    pair.met["ann"].send_frame("bob", b"is not sent")
     assert coming.is_alive()  # it has met nobody by that
     pair.met.pop("ann").close()
     pair.come("ann").join()
@@ -790,7 +792,7 @@ def test_mutated_frames_leave_honest_peers_unaffected(frames: int, plain: Pair) 
 def read_to_the_end(connection: Carrier) -> None:
     """A relay may say something first."""
     while True:
-        read_before(connection, time.monotonic() + LONG_S)
+        receive_before(connection, time.monotonic() + LONG_S)
 
 
 def test_of_a_stranger_no_long_frame_is_taken(plain: Pair) -> None:
@@ -846,11 +848,11 @@ def test_of_a_stranger_one_frame_waits() -> None:
             read.append(number)
             yield b"\0" + bytes(MOST_UNPROVED)
 
-    Thread(target=connection.carry, args=(pieces(),), daemon=True).start()
+    Thread(target=connection.receive_pieces, args=(pieces(),), daemon=True).start()
     for got in range(1, 51):
         assert connection.recv_bytes() == bytes(MOST_UNPROVED)
         assert len(read) <= got + 2  # one waits, one is in the hands of who brings it
-    connection.trust()
+    connection.trust_peer()
     for got in range(51, 101):
         assert connection.recv_bytes() == bytes(MOST_UNPROVED)
         assert len(read) <= got + 5

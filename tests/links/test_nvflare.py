@@ -22,11 +22,11 @@ from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
-from secure_apfed.data import read_own
+from secure_apfed.data import load_own
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import make_private
 from secure_apfed.runs.local import prepare_parties
-from secure_apfed.runs.party import PartyFile, play_party
+from secure_apfed.runs.party import PartyFile, run_party
 from secure_apfed.runs.run import run
 from tests.docs.pages import text_of
 from tests.local.processes import model_digests
@@ -121,7 +121,7 @@ def secrets_of(job: Job) -> list[bytes]:
         pem = (file.parent / "identity.pem").read_bytes().splitlines()
         found.append(pem[1])
         if (file.parent / "table.safetensors").exists():
-            rows = read_own(file.parent / "table.safetensors", name).table.features[:50]
+            rows = load_own(file.parent / "table.safetensors", name).table.features[:50]
             found += [row.numpy().tobytes() for row in rows]
             found += [repr(number).encode() for number in rows[:, 0].tolist() if number % 1]
         if (file.parent / "model.safetensors").exists():
@@ -244,7 +244,7 @@ def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.Mo
 def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:
     job = job_of(tmp_path, "apfed_c", **OPEN)
     with pytest.raises(ConfigError, match="active: link: nvflare is for a job of NVFlare's"):
-        play_party(job.files["active"])
+        run_party(job.files["active"])
 
 
 @needs_nvflare
@@ -312,7 +312,7 @@ def test_the_server_alone_starts_a_party_and_once(
     job = job_of(tmp_path, "apfed_c", **OPEN)
     module, facade = site_of(job, "passive-1", monkeypatch)
     played: list[Path] = []
-    monkeypatch.setattr(module, "play_party", lambda path, **options: played.append(path))
+    monkeypatch.setattr(module, "run_party", lambda path, **options: played.append(path))
     site = module.Site()
     with pytest.raises(module.WrongSiteError, match="once a job, by the server alone"):
         site.play()
@@ -338,10 +338,10 @@ def test_after_the_end_of_the_job_no_session_begins(
     aborting.start()
     assert "NVFlare ended the job" in module.Site().play()
     assert "NVFlare ended the job" in job.said("active")
-    told = PartyFile.read(job.files["active"])
+    told = PartyFile.from_file(job.files["active"])
     site = module.Site()
     monkeypatch.setattr(
-        module, "play_party", lambda path, **options: meet_twice(options["meet"], told)
+        module, "run_party", lambda path, **options: meet_twice(options["meet"], told)
     )
     facade.context.abort_signal.triggered = True
     assert "NVFlare ended the job" in site.play()

@@ -24,7 +24,7 @@ from secure_apfed.commands.check import _Checks
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
 from secure_apfed.errors import ConfigError
-from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, in_words
+from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
 from secure_apfed.runs import project
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.local import free_addresses
@@ -80,24 +80,24 @@ class Organisations:
 
     def propose(self, **more: Any) -> Path:
         where = {"addresses": self.addresses, "run_by": {"aggregator": "Sums"}} | more
-        project.propose(self.config, "bank", self.home("bank"), **where)
+        project.propose_project(self.config, "bank", self.home("bank"), **where)
         return self.home("bank") / project.PROPOSAL
 
     def answer(self, name: str, proposal: Path, home: Path | None = None, **how: Any) -> Path:
         home = home or self.home(name)
         table = self.base / name / f"{name}.csv"
         own = {"file": str(table)} if table.exists() else None
-        project.answer(proposal, name, home, table=own, **how)
+        project.answer_proposal(proposal, name, home, table=own, **how)
         return home / project.ANSWER.format(name)
 
     def sealed(self) -> Path:
         """Everybody has joined; where the sealed project lies."""
         proposal = self.propose()
         answers = [self.answer(name, proposal, columns=name == "shop") for name in OTHERS]
-        project.seal(answers, self.home("bank"))
+        project.seal_project(answers, self.home("bank"))
         sealed = self.home("bank") / project.SEALED
         for name in OTHERS:
-            project.accept(sealed, name, self.home(name))
+            project.accept_project(sealed, name, self.home(name))
         return sealed
 
 
@@ -139,9 +139,9 @@ def signed(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 
 def test_words_are_of_a_key_and_need_no_two_letters_more() -> None:
-    words = in_words(bytes(32), 255).split()
-    assert words[:IDENTITY_WORDS] == in_words(bytes(32), IDENTITY_WORDS).split()
-    assert words[:IDENTITY_WORDS] != in_words(b"\1" * 32, IDENTITY_WORDS).split()
+    words = format_as_words(bytes(32), 255).split()
+    assert words[:IDENTITY_WORDS] == format_as_words(bytes(32), IDENTITY_WORDS).split()
+    assert words[:IDENTITY_WORDS] != format_as_words(b"\1" * 32, IDENTITY_WORDS).split()
     from secure_apfed.fingerprints import _WORDS
 
     assert len(_WORDS) == len({word[:3] for word in _WORDS}) == 256
@@ -153,22 +153,22 @@ def test_everybody_holds_what_a_party_needs(joined: Organisations) -> None:
     digests = set()
     for name in PARTIES:
         home = joined.home(name)
-        file = PartyFile.read(home / "party.yaml")
+        file = PartyFile.from_file(home / "party.yaml")
         assert (file.party, file.active, file.passives) == (name, "bank", ("shop", "clinic"))
         assert file.listen == joined.addresses.get(name)
         for secret in ("identity.pem", "key.pem"):
             assert (home / secret).stat().st_mode & 0o777 == 0o600
         assert home.stat().st_mode & 0o777 == 0o700
         own = load_config_text(file.config.read_text())
-        assert own.terms() == joined.config.terms()
+        assert own.collect_terms() == joined.config.collect_terms()
         assert {key for key, table in (own.data.parties or {}).items() if table.file} <= {name}
         path = home / project.SEALED
-        sealed = project.Signed.read(path).opened(project.Sealed, path)
+        sealed = project.SignedFile.from_file(path).open_document(project.SealedProject, path)
         digests.add(sealed.project_words)
         for peer, known in file.peers.items():
-            identity = PartyFolder(joined.home(peer)).identity().public.hex()
-            assert known.identity == identity == sealed.answered[peer].identity
-        shapes = {of: given.table for of, given in sealed.answered.items()}
+            identity = PartyFolder(joined.home(peer)).load_identity().public.hex()
+            assert known.identity == identity == sealed.answer_documents[peer].identity
+        shapes = {of: given.table for of, given in sealed.answer_documents.items()}
         assert shapes["aggregator"] is None
         assert shapes["shop"] == TableShape(rows=280, features=2, columns=("basket", "visits"))
         assert shapes["bank"] == TableShape(rows=280, features=1, labelled=60, classes=2)
@@ -183,11 +183,11 @@ def test_a_sealed_project_is_renewed_and_keeps_what_a_party_changed(here: Organi
     file = here.home("shop") / "party.yaml"
     before = (here.home("shop") / "certificate.pem").read_bytes()
     file.write_text(file.read_text() + "meet_s: 120.0\n")
-    project.seal(
+    project.seal_project(
         [here.home(name) / project.ANSWER.format(name) for name in OTHERS], here.home("bank")
     )
-    project.accept(here.home("bank") / project.SEALED, "shop", here.home("shop"))
-    assert PartyFile.read(file).meet_s == 120
+    project.accept_project(here.home("bank") / project.SEALED, "shop", here.home("shop"))
+    assert PartyFile.from_file(file).meet_s == 120
     assert (here.home("shop") / "certificate.pem").read_bytes() != before
 
 
@@ -198,7 +198,7 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     )
     names = ("active", "passive-1", "aggregator")
     homes = {name: tmp_path / name for name in names}
-    project.propose(
+    project.propose_project(
         config,
         "active",
         homes["active"],
@@ -209,23 +209,23 @@ def test_own_authority_relay_and_a_built_in_set(tmp_path: Path) -> None:
     proposal = homes["active"] / project.PROPOSAL
     own = tmp_path / "own"
     own.mkdir()
-    issued = make_authority("passive's own").issue("passive-1")
+    issued = make_authority("passive's own").issue_certificate("passive-1")
     for name, pem in (("ca", issued.ca), ("certificate", issued.certificate), ("key", issued.key)):
         (own / f"{name}.pem").write_bytes(pem)
-    project.answer(proposal, "passive-1", homes["passive-1"], certificates=own)
-    project.answer(proposal, "aggregator", homes["aggregator"])
+    project.answer_proposal(proposal, "passive-1", homes["passive-1"], certificates=own)
+    project.answer_proposal(proposal, "aggregator", homes["aggregator"])
     answers = [homes[name] / project.ANSWER.format(name) for name in names[1:]]
-    project.seal(answers, homes["active"])
+    project.seal_project(answers, homes["active"])
     for name in names[1:]:
-        project.accept(homes["active"] / project.SEALED, name, homes[name])
-    file = PartyFile.read(homes["passive-1"] / "party.yaml")
+        project.accept_project(homes["active"] / project.SEALED, name, homes[name])
+    file = PartyFile.from_file(homes["passive-1"] / "party.yaml")
     assert (file.relay, file.listen) == ("127.0.0.1:7443", None)
     assert (homes["passive-1"] / "certificate.pem").read_bytes() == issued.certificate
     assert file.table == homes["passive-1"] / "table.safetensors"
     assert (homes["aggregator"] / "relay-certificate.pem").exists()
     assert not (homes["active"] / "relay-certificate.pem").exists()
     with pytest.raises(Exception, match="takes part without a table of its own"):
-        project.answer(proposal, "aggregator", tmp_path / "x", table={"file": "a.csv"})
+        project.answer_proposal(proposal, "aggregator", tmp_path / "x", table={"file": "a.csv"})
 
 
 # What a proposal may not be, before it leaves the organiser.
@@ -325,13 +325,13 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     # And of whoever sealed and begins: the file that the limits stand in is the party's own.
     file = here.home("shop") / "party.yaml"
     file.write_text(file.read_text() + "maxima: {rules.restarts: 3}\n")
-    project.accept(here.home("shop") / project.SEALED, "bank", here.home("bank"))
+    project.accept_project(here.home("shop") / project.SEALED, "bank", here.home("bank"))
     for command in ("check", "party"):
         said = told(capsys, command, "--config", file, code=2)
         text = json.dumps(said, ensure_ascii=False)
         assert "shop: rules.restarts is 20, and maxima.rules.restarts of" in text
     with pytest.raises(Exception, match=r"rules.restarts is 20, and maxima"):
-        project.accept(here.home("shop") / project.SEALED, "shop", here.home("shop"))
+        project.accept_project(here.home("shop") / project.SEALED, "shop", here.home("shop"))
 
 
 UNSIGNED = "mail.json: its signature does not fit the key that it names"
@@ -399,7 +399,7 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
 
     def refused(why: str, *paths: Path) -> None:
         with pytest.raises(Exception, match=why):
-            project.seal(paths, bank)
+            project.seal_project(paths, bank)
 
     refused("there is no answer of clinic, aggregator; ask for it", answers["shop"])
     another = here.answer("shop", proposal, tmp_path / "thief")
@@ -421,20 +421,20 @@ def test_answers_that_do_not_fit_are_refused(here: Organisations, tmp_path: Path
     ):
         here.answer("shop", proposal)
     with pytest.raises(Exception, match="is not of bank, who proposed this"):
-        project.seal(list(answers.values()), here.home("shop"))
+        project.seal_project(list(answers.values()), here.home("shop"))
     with pytest.raises(Exception, match="asks for bank, shop, clinic, aggregator, and not for hub"):
-        project.answer(proposal, "hub", tmp_path / "hub")
+        project.answer_proposal(proposal, "hub", tmp_path / "hub")
     # What the organiser sealed is with the thief's answer as shop; or of another proposal.
-    project.seal([another, answers["clinic"], answers["aggregator"]], bank)
+    project.seal_project([another, answers["clinic"], answers["aggregator"]], bank)
     with pytest.raises(Exception, match="lacks the answer of shop that lies in"):
-        project.accept(sealed, "shop", here.home("shop"))
+        project.accept_project(sealed, "shop", here.home("shop"))
     with pytest.raises(Exception, match="is of another proposal than"):
-        project.accept(sealed, "shop", elsewhere.home("shop"))
+        project.accept_project(sealed, "shop", elsewhere.home("shop"))
     edited(sealed, lambda said: said.update(ca=make_authority().certificate.decode()))
     with pytest.raises(Exception, match="its signature does not fit the key that it names"):
-        project.accept(sealed, "clinic", here.home("clinic"))
+        project.accept_project(sealed, "clinic", here.home("clinic"))
     with pytest.raises(Exception, match="has expired at"):
-        project.seal(list(answers.values()), bank, days=-1)
+        project.seal_project(list(answers.values()), bank, days=-1)
 
 
 @pytest.mark.slow
@@ -443,7 +443,7 @@ def test_the_commands_show_what_is_asked_and_learnt(
 ) -> None:
     bank = here.home("bank")
     shop = tmp_path / "shop"
-    words = in_words(PartyFolder(bank).identity().public, IDENTITY_WORDS)
+    words = format_as_words(PartyFolder(bank).load_identity().public, IDENTITY_WORDS)
     assert told(capsys, "identity", "show", bank)["words"] == words
     assert len(told(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
@@ -560,7 +560,7 @@ def test_who_joins_sets_nothing_but_what_is_of_its_table(
     setting: str, why: str, here: Organisations, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        project.answer(
+        project.answer_proposal(
             here.home("bank") / project.PROPOSAL, "shop", tmp_path / "shop", settings=[setting]
         )
 
@@ -668,7 +668,7 @@ def test_a_party_is_checked_and_plans_alone(
         (-1, 2, "wrong", "has expired at"),
         (0.5, 0, "note", "0 days left, until "),
     ):
-        made = signer.sign(answer["request"].encode(), "shop", days=days)
+        made = signer.sign_request(answer["request"].encode(), "shop", days=days)
         (home / "certificate.pem").write_bytes(made)
         state, value = checked(code)["certificate"]
         assert (state, why in value, "`secure-apfed certs request`" in value) == (how, True, True)
@@ -741,7 +741,9 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
 def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
     """Return what `check` says of certificates, or why it is wrong."""
     checks = _Checks(home / "party.yaml")
-    return {one.name: (one.state, one.value) for one in checks._tried("tls", checks._certificate)}
+    return {
+        one.name: (one.state, one.value) for one in checks._try_check("tls", checks._certificate)
+    }
 
 
 def test_a_project_reads_its_list_of_what_is_revoked(
@@ -752,21 +754,21 @@ def test_a_project_reads_its_list_of_what_is_revoked(
     shop = here.home("shop") / "certificate.pem"
     monkeypatch.chdir(here.base)
     listed = bank / "revoked.txt"
-    assert PartyFile.read(bank / "party.yaml").tls.revoked == listed  # type: ignore[union-attr]
+    assert PartyFile.from_file(bank / "party.yaml").tls.revoked == listed  # type: ignore[union-attr]
     assert certificate_findings(bank)["revoked"][0] == "ok"
-    watch = RevocationWatch(PartyFile.read(bank / "party.yaml"))
+    watch = RevocationWatch(PartyFile.from_file(bank / "party.yaml"))
     envelope: Any = SimpleNamespace(sender="shop", receiver="bank")
-    watch.received(envelope, b"")
+    watch.observe_incoming(envelope, b"")
     said = told(capsys, "certs", "revoke", shop, "--list", listed)
     assert said["read_by"] == [str(bank / "party.yaml")]
     assert said["relays"] == []
     with pytest.raises(PartyLeftError, match="shop is revoked by the list of bank"):
-        watch.received(envelope, b"")
+        watch.observe_incoming(envelope, b"")
     state, value = certificate_findings(bank)["revoked"]
     assert (state, "among them shop" in value) == ("optional", True)
     listed.unlink()
     with pytest.raises(ConfigError, match="bank cannot read"):
-        watch.received(envelope, b"")
+        watch.observe_incoming(envelope, b"")
 
 
 def test_whoever_revokes_is_told_of_the_relay_that_reads_another_list(
@@ -805,7 +807,7 @@ def test_a_list_that_nobody_reads_is_no_protection(
     file.write_text(file.read_text().replace("revoked.txt", "more-revoked.txt"))
     assert told(capsys, "certs", "revoke", identity, "--list", listed)["read_by"] == [str(file)]
     # Joining again, as for a renewed certificate, leaves the list that its owner named.
-    project.accept(bank / project.SEALED, "bank", bank)
+    project.accept_project(bank / project.SEALED, "bank", bank)
     assert "more-revoked.txt" in file.read_text()
 
 
@@ -813,10 +815,10 @@ def test_a_project_that_was_sealed_again_is_joined_again(here: Organisations) ->
     shop = here.home("shop")
     assert "sealed certificate" not in certificate_findings(shop)
     answers = [here.home(name) / project.ANSWER.format(name) for name in OTHERS]
-    project.seal(answers, here.home("bank"))
+    project.seal_project(answers, here.home("bank"))
     shutil.copy(here.home("bank") / project.SEALED, shop / project.SEALED)
     assert "join that file again" in certificate_findings(shop)["sealed certificate"][1]
-    project.accept(shop / project.SEALED, "shop", shop)
+    project.accept_project(shop / project.SEALED, "shop", shop)
     assert "sealed certificate" not in certificate_findings(shop)
 
 
@@ -826,14 +828,14 @@ def test_preparing_reads_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     prepared = told(capsys, *call, "--output", tmp_path / "out")
     files = prepared["parties"]
     assert set(files) == set(PARTIES)
-    address = PartyFile.read(Path(files["bank"])).relay
+    address = PartyFile.from_file(Path(files["bank"])).relay
     assert prepared["relay"][:3] == ["relay", "--listen", address]
     assert all(Path(path).is_file() for path in prepared["relay"][4::2])
     capsys.readouterr()
     assert execute([*map(str, call), "--output", str(tmp_path / "shown")]) == 0
     printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     assert [words[1] for words in printed] == ["relay", *["party"] * len(PARTIES)]
-    assert all(PartyFile.read(Path(file)).table is None for file in files.values())
+    assert all(PartyFile.from_file(Path(file)).table is None for file in files.values())
     message = told(capsys, "plan", tmp_path / "run.yaml", code=3)["error"]["message"]
     assert "bank.csv" in message
     table = tmp_path / "bank.csv"
@@ -859,11 +861,11 @@ def test_two_parties_meet_and_compare(
     config = load_config_text(text)
     tables(tmp_path)
     homes = {name: tmp_path / name / name for name in ("bank", "shop")}
-    project.propose(config, "bank", homes["bank"], addresses={"bank": free_addresses(1)[0]})
+    project.propose_project(config, "bank", homes["bank"], addresses={"bank": free_addresses(1)[0]})
     own = {"file": str(tmp_path / "shop" / "shop.csv")}
-    project.answer(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
-    project.seal([homes["shop"] / "answer-shop.json"], homes["bank"])
-    project.accept(homes["bank"] / project.SEALED, "shop", homes["shop"])
+    project.answer_proposal(homes["bank"] / project.PROPOSAL, "shop", homes["shop"], table=own)
+    project.seal_project([homes["shop"] / "answer-shop.json"], homes["bank"])
+    project.accept_project(homes["bank"] / project.SEALED, "shop", homes["shop"])
     real = time.time
     ahead = [0.0]
     monkeypatch.setattr(

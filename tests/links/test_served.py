@@ -20,22 +20,22 @@ from cryptography import x509
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
-from secure_apfed.between.certificates import Authority, fingerprint, make_authority
+from secure_apfed.between.certificates import Authority, hash_certificate, make_authority
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Links
-from secure_apfed.exchange.resumable_link import Linked, Refusal
-from secure_apfed.files import make_private, read_json
+from secure_apfed.exchange.resumable_link import LinkTransport, Refusal
+from secure_apfed.files import load_json, make_private
 from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.runs import served
 from secure_apfed.runs.folder import PROJECT_ENDED
 from secure_apfed.runs.local import free_addresses, prepare_parties
-from secure_apfed.runs.party import PartyFile, ServeSettings, play_party
-from secure_apfed.runs.revocation import BegunWith, FilesReplacedError
+from secure_apfed.runs.party import PartyFile, ServeSettings, run_party
+from secure_apfed.runs.revocation import FilesReplacedError, SessionFiles
 from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.solo import load_model
 from tests.waiting import wait_until
@@ -112,7 +112,7 @@ def made(folder: Path, method: str, **changes: Any) -> Mapping[str, Path]:
     tables(folder)
     make_private(folder / "run")
     files = prepare_parties(configured(folder, method, **changes), folder / "run")
-    results = played(*(lambda file=file: play_party(file) for file in files.values()))
+    results = played(*(lambda file=file: run_party(file) for file in files.values()))
     assert [result for result in results if isinstance(result, Exception)] == []
     for name, file in files.items():
         settings = yaml.safe_load(file.read_text()) | {"serve": MANY}
@@ -129,7 +129,7 @@ def test_nobody_begins_again_where_a_party_stopped_for_its_data(tmp_path: Path) 
     config = configured(tmp_path, "split_nn_sum", rules=rules)
     again = list[str]()
     files = prepare_parties(config, tmp_path / "run")
-    ended = played(*(partial(play_party, one, on_restart=again.append) for one in files.values()))
+    ended = played(*(partial(run_party, one, on_restart=again.append) for one in files.values()))
     assert {*map(type, ended)} <= {IntersectionTooSmallError, RunStoppedError}
     assert again == []
 
@@ -177,9 +177,9 @@ def test_what_it_says_is_what_the_training_measured(
 ) -> None:
     said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone, said.why) == (ROWS, 0, "")
-    file = PartyFile.read(trained["bank"])
+    file = PartyFile.from_file(trained["bank"])
     config = load_config(file.config)
-    result = read_json(file.folder / "result.json", dict[str, Any])
+    result = load_json(file.folder / "result.json", dict[str, Any])
     held = load_own_tables(config.data, "bank", seed=config.seed)
     truth = pd.read_csv(trained["bank.csv"])["y"]
     right = (rows["class"] == truth)[held.test_rows.numpy()].mean()
@@ -193,9 +193,9 @@ def test_whom_a_passive_lacks_the_active_predicts_alone(
     trained: Mapping[str, Path], tmp_path: Path
 ) -> None:
     said, rows = asked(trained, trained["new"], tmp_path / "out.csv")
-    assert (said.jointly, said.alone, said.failed) == (NEW - 5, 5, False)
+    assert (said.jointly, said.alone, said.is_failure) == (NEW - 5, 5, False)
     assert [*rows["by"]] == ["jointly"] * (NEW - 5) + ["alone"] * 5
-    alone = load_model(trained["bank"].parent).read(pd.read_csv(trained["new"]))
+    alone = load_model(trained["bank"].parent).predict_frame(pd.read_csv(trained["new"]))
     assert rows["p(yes)"][-5:].to_numpy() == pytest.approx(alone[-5:, 1].numpy())
 
 
@@ -213,7 +213,7 @@ def test_a_limit_ends_it_by_name_and_the_active_goes_on_alone(
     other, rows = asked(files, trained["new"], tmp_path / "other.csv")
     assert one.jointly + other.jointly == jointly
     assert len(rows) == NEW
-    assert other.failed
+    assert other.is_failure
     (limit,) = limits
     assert f"shop answers no more: the limit serve.{limit}" in (one.why + other.why)
 
@@ -229,7 +229,7 @@ def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
     said, told = asked(files, new, tmp_path / "one.csv")
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
-    assert (said.jointly, said.refused, said.alone, said.failed) == (NEW - 5, 3, 8, False)
+    assert (said.jointly, said.refused, said.alone, said.is_failure) == (NEW - 5, 3, 8, False)
     again, _ = asked(files, trained["new"], tmp_path / "other.csv")
     assert (again.refused, again.alone, again.why, again.failed) == (NEW - 5, NEW, "", True)
 
@@ -316,7 +316,9 @@ def test_a_server_that_is_told_to_end_has_ended_well(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     request.addfinalizer(partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
-    monkeypatch.setattr(Linked, "meet", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        LinkTransport, "meet_peers", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM)
+    )
     assert execute(["serve", "--config", str(trained["shop"])]) == 0
     told = capsys.readouterr().err
     assert "shop: ended; " in told
@@ -374,17 +376,17 @@ def test_a_book_without_limits_refuses_the_whole_table_in_a_day(limit: str, tmp_
     book = AnswerBook(tmp_path / "book", "shop", ServeSettings(), people=5_000)
     people = [f"{number}".encode() for number in range(501)]
     if limit == "lookups_a_day":
-        book.lookups(500)
+        book.count_lookups(500)
         with pytest.raises(LimitReachedError, match=r"serve\.lookups_a_day of its file is 500"):
-            book.lookups(1)
+            book.count_lookups(1)
         return
     if limit == "a_day":
         with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 500"):
-            book.answers(people, None)
+            book.count_answers(people, None)
         return
     book = AnswerBook(tmp_path / "all", "shop", ServeSettings(a_day=9_999), people=300)
     with pytest.raises(LimitReachedError, match=r"serve\.in_all of its file is 300"):
-        book.answers(people, None)
+        book.count_answers(people, None)
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)
@@ -418,16 +420,16 @@ def test_a_book_counts_over_sessions_by_day_and_takes_back_what_is_refused(tmp_p
             today=lambda: day[0],
         )
 
-    book(a_day=3).answers([b"ann", b"bob"], None)
+    book(a_day=3).count_answers([b"ann", b"bob"], None)
     with pytest.raises(LimitReachedError, match=r"serve\.a_day of its file is 3, and .* be 4"):
-        book(a_day=3).answers([b"ann", b"bob"], None)
-    book(a_day=3).answers([b"ann"], None)
+        book(a_day=3).count_answers([b"ann", b"bob"], None)
+    book(a_day=3).count_answers([b"ann"], None)
     day[0] = "2026-01-02"
     with pytest.raises(LimitReachedError, match=r"serve\.a_person of its file is 2"):
-        book(a_day=3, a_person=2).answers([b"eve", b"ann"], None)
+        book(a_day=3, a_person=2).count_answers([b"eve", b"ann"], None)
     with pytest.raises(LimitReachedError, match=r"serve\.epsilon of its file is 2"):
-        book().answers([b"bob", b"ann"], float)
-    book().answers([b"bob"], float)
+        book().count_answers([b"bob", b"ann"], float)
+    book().count_answers([b"bob"], float)
     assert (tmp_path / "book").stat().st_mode & 0o077 == 0
     assert b"ann" not in (tmp_path / "book").read_bytes()
     (tmp_path / "book").write_bytes(b"something else")
@@ -443,7 +445,7 @@ def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> Non
     holder = Holder(ids, session=SESSION)
     asker = Asker(holder.published, holder="shop", session=SESSION, most=3)
     question = asker.ask([b"eve", b"zoe", b"ann"])
-    places = asker.read(holder.answer(question, sender="bank", most=3), 3)
+    places = asker.parse_answer(holder.answer(question, sender="bank", most=3), 3)
     assert [ids[holder.order[place]] if place >= 0 else None for place in places] == [
         b"eve",
         None,
@@ -457,7 +459,7 @@ def test_a_lookup_tells_who_is_there_and_refuses_what_is_no_list_of_ids() -> Non
         Asker(holder.published, holder="shop", session=SESSION, most=2)
     for tags in (b"", bytes(48), bytes(47)):
         with pytest.raises(RemoteProtocolError, match="different tags for 3 blinded IDs"):
-            asker.read(tags, 3)
+            asker.parse_answer(tags, 3)
 
 
 NOISES = {
@@ -491,13 +493,13 @@ def test_under_noise_one_persons_answers_stay_within_the_runs_epsilon(
 def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
     trained: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up = JointPredictor._looked_up
+    looked_up = JointPredictor._request_positions
 
     async def mixed(self: JointPredictor, ids: Any) -> Any:
         places = await looked_up(self, ids)
         return np.stack([places[0], np.roll(places[1], 1)])
 
-    monkeypatch.setattr(JointPredictor, "_looked_up", mixed)
+    monkeypatch.setattr(JointPredictor, "_request_positions", mixed)
     said, rows = asked(trained, trained["bank.csv"], tmp_path / "out.csv")
     assert (said.jointly, said.alone) == (0, ROWS)
     assert "aggregator" in said.why
@@ -506,7 +508,7 @@ def test_a_sum_of_one_person_here_and_another_there_opens_to_nobody(
 
 def show_certificate(home: Path, authority: Authority) -> str:
     """Put a new certificate into a party's folder; return by what a list names it."""
-    made = authority.issue(home.name)
+    made = authority.issue_certificate(home.name)
     for kind, content in (
         ("ca", made.ca),
         ("certificate", made.certificate),
@@ -515,7 +517,7 @@ def show_certificate(home: Path, authority: Authority) -> str:
         # As `certs accept` does: nobody reads half a file.
         (home / f"new-{kind}").write_bytes(content)
         (home / f"new-{kind}").replace(home / f"{kind}.pem")
-    return fingerprint(x509.load_pem_x509_certificate(made.certificate))
+    return hash_certificate(x509.load_pem_x509_certificate(made.certificate))
 
 
 class OverTls:
@@ -650,7 +652,7 @@ def test_who_predicts_is_told_at_once_of_a_refusal(
 
     said = predict_jointly(trained["bank"], trained["new"], tmp_path / "out.csv", meet=meet)
     why = "prediction: bank has no link to shop: the certificate of shop is revoked; ask again"
-    assert (said.jointly, said.alone, said.failed) == (0, NEW, True)
+    assert (said.jointly, said.alone, said.is_failure) == (0, NEW, True)
     assert said.why.startswith(why)
 
 
@@ -676,9 +678,9 @@ class Waiting:
         path = home / "party.yaml"
         for written in (path, home / "whole.yaml"):
             written.write_text(yaml.safe_dump(content))
-        file = PartyFile.read(path)
+        file = PartyFile.from_file(path)
         ended = home / PROJECT_ENDED
-        self.begun_with = BegunWith(path, file, ended, say=self.said.append)
+        self.begun_with = SessionFiles(path, file, ended, say=self.said.append)
 
 
 @pytest.fixture
@@ -734,7 +736,7 @@ UNUSABLE: dict[str, tuple[Callable[[Waiting], object], str]] = {
 
 def mark_of(home: Path) -> str:
     pem = (home / "certificate.pem").read_bytes()
-    return fingerprint(x509.load_pem_x509_certificate(pem))
+    return hash_certificate(x509.load_pem_x509_certificate(pem))
 
 
 @pytest.mark.parametrize("names", REPLACED)

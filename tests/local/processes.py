@@ -27,8 +27,8 @@ from secure_apfed.exchange import (
 )
 from secure_apfed.files import make_private
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.local import Way, prepare_parties, relaying
-from secure_apfed.runs.party import PartyFile, play_party
+from secure_apfed.runs.local import Way, prepare_parties, run_relay
+from secure_apfed.runs.party import PartyFile, run_party
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
@@ -74,7 +74,9 @@ class Harm:
         if self.signal is not None:
             os.kill(os.getpid(), self.signal)
         elif transport is not None and self.until_back:
-            wait_until(lambda: transport.returned([self.until_back]), f"{self.until_back} is back")
+            wait_until(
+                lambda: transport.find_rejoining([self.until_back]), f"{self.until_back} is back"
+            )
         else:
             wait_until((folder / _GO_ON).exists, "that it may go on")
 
@@ -96,23 +98,23 @@ class _Harmed:
         if harm.kind is None and harm.writing is None:
             harm.strike(folder)
 
-    def post(self, receiver: str, frame: bytes) -> None:
+    def send_frame(self, receiver: str, frame: bytes) -> None:
         if kind_of(frame) is self._harm.kind:
             if self._sent == self._harm.at and not self._harm.awaiting:
                 self._harm.strike(self._folder, self._transport)
             self._sent += 1
-        self._transport.post(receiver, frame)
+        self._transport.send_frame(receiver, frame)
 
-    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+    def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         if self._harm.awaiting and self._sent > self._harm.at:
             self._harm.strike(self._folder)
-        return self._transport.take(awaited, timeout_s)
+        return self._transport.receive_frame(awaited, timeout_s)
 
-    def returned(self, names: Collection[str]) -> Collection[str]:
-        return self._transport.returned(names)
+    def find_rejoining(self, names: Collection[str]) -> Collection[str]:
+        return self._transport.find_rejoining(names)
 
-    def broken(self) -> Mapping[str, BrokenLink]:
-        return self._transport.broken()
+    def list_broken_links(self) -> Mapping[str, BrokenLink]:
+        return self._transport.list_broken_links()
 
     def close(self) -> None:
         self._transport.close()
@@ -170,7 +172,7 @@ def _play(
         said = _by_command(file, more, over)
     else:
         try:
-            play_party(file, resume=resume, over=over, on_restart=restarted)
+            run_party(file, resume=resume, over=over, on_restart=restarted)
             said = {"kind": None}
         except BaseException as error:  # noqa: BLE001 - a test reads it
             said = {"kind": type(error).__name__, "message": str(error)}
@@ -190,7 +192,7 @@ def _by_command(
     # As few as this test's own process measures.
     few = {name: BASELINES[name] for name in ("ridge", "logistic")}
     vars(solo)["every_baseline"] = lambda: few  # it imports it, and exports none
-    party.play_party = partial(play_party, over=over)
+    party.run_party = partial(run_party, over=over)
     with redirect_stderr(io.StringIO()) as log, redirect_stdout(io.StringIO()) as out:
         code = cli.execute(["party", "--config", str(file), *more])
     return {"kind": f"code {code}", "message": log.getvalue(), "out": out.getvalue()}
@@ -243,7 +245,7 @@ class Parties:
             goes_on = resume and (name != "active" or any(file.parent.glob("checkpoint-*")))
             self.begin(name, (harms or {}).get(name), resume=goes_on)
         try:
-            with relaying(files.values()):
+            with run_relay(files.values()):
                 yield
         except AssertionError as error:
             ended = [name for name, process in self.processes.items() if not process.is_alive()]
@@ -259,7 +261,7 @@ class Parties:
 
     def begin(self, name: str, harm: Harm | None = None, *, resume: bool = False) -> None:
         """Start one party's process, as whatever watches over its machine does."""
-        file = self.run.party(name) / "party.yaml"
+        file = self.run.get_party_path(name) / "party.yaml"
         process: BaseProcess = _CONTEXT.Process(
             target=_play, args=(file, resume, harm, self._silent_s, self._command), daemon=True
         )
@@ -268,7 +270,7 @@ class Parties:
 
     def address(self, name: str) -> str:
         """Where a party listens."""
-        told = PartyFile.read(self.run.party(name) / "party.yaml")
+        told = PartyFile.from_file(self.run.get_party_path(name) / "party.yaml")
         assert told.listen is not None
         return told.listen
 
@@ -308,7 +310,7 @@ class Parties:
 
     def said(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
         """What these said at their end, of those that did."""
-        said = {name: self.run.party(name) / "said.json" for name in names}
+        said = {name: self.run.get_party_path(name) / "said.json" for name in names}
         return {name: json.loads(file.read_bytes()) for name, file in said.items() if file.exists()}
 
 

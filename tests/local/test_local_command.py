@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from apfed_experiments.finished import read_finished_run
+from apfed_experiments.finished import load_finished_run
 from apfed_protocols.errors import PartyLeftError
 from secure_apfed.cli import TransportName, execute
 from secure_apfed.config import Config
@@ -137,10 +137,10 @@ def test_whoever_is_harmed_is_named_and_nothing_is_left_running(
 def costs_the_same(memory: Path, apart: Path, figure: str, party: str, capsys: Any) -> None:
     """One thing has one price and one name in all folders, the report, and its payer's log."""
     assert model_digests(memory) == model_digests(apart)
-    alone = read_finished_run(memory)
-    run_apart = read_finished_run(apart)
+    alone = load_finished_run(memory)
+    run_apart = load_finished_run(apart)
     assert alone.outcome.contributions == run_apart.outcome.contributions
-    own = read_finished_run(apart / "parties" / "active")
+    own = load_finished_run(apart / "parties" / "active")
     # What the passives said at the end stands in the active's own folder, too.
     assert (own.epsilon, own.figure) == (alone.epsilon, alone.figure)
     assert own.solo == run_apart.solo
@@ -252,7 +252,7 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
         stdout=subprocess.PIPE,
     )
     party = local._Process(name, process, lambda status: None)
-    party.read()
+    party.wait_for_end()
     return party
 
 
@@ -291,7 +291,7 @@ def ended(name: str, code: int, kind: str = "", message: str = "") -> local._Pro
 def test_a_death_is_told_once_and_its_cause_first(
     processes: list[tuple[Any, ...]], told: str, kind: type[Exception]
 ) -> None:
-    error = local._failures([ended(*one) for one in processes])
+    error = local._find_failure([ended(*one) for one in processes])
     assert (type(error), str(error)) == (kind, told)
 
 
@@ -328,13 +328,13 @@ def test_parties_that_are_started_by_hand_measure_report_and_cost_the_same(
         said
     )
     pages = {name: Path(json.loads(told["out"])["report"]) for name, told in said.items()}
-    assert pages == {name: parties.run.party(name) / "report.html" for name in said}
+    assert pages == {name: parties.run.get_party_path(name) / "report.html" for name in said}
     assert all(page.is_file() for page in pages.values())
     assert json.loads(said["active"]["out"])["solo"]["labels"] == "answered"  # of its mechanism
     rows = printed(config, memory, capsys)
     assert printed(config, folder, capsys, "--resume", "--transport", "grpc") == rows
     costs_the_same(memory, folder, "epsilon_v", "passive-1", capsys)
-    alone, apart = (read_finished_run(run_folder).solo for run_folder in (memory, folder))
+    alone, apart = (load_finished_run(run_folder).solo for run_folder in (memory, folder))
     assert alone is not None
     assert apart is not None
     measured = {found.name: found for found in apart.baselines}  # here, tests have fewer

@@ -163,14 +163,14 @@ def test_who_comes_to_harm_is_named_and_the_run_resumes_the_same(
     if harm.awaiting:
         assert any(f"{name} stopped the run: 'Terminated" in message for message in failed)
     if harm.writing:
-        folder = parties.run.party(name)
+        folder = parties.run.get_party_path(name)
         assert bool(hidden_files(folder)) is (harm.moment != "in place")
         if harm.writing.startswith("checkpoint"):
             assert (folder / harm.writing).exists() is (harm.moment == "in place")
     if not failed:  # all that a dealer dealt has come
         assert (name, harm.kind) == ("dealer", Kind.READY)
     elif harm.kind is Kind.END:  # the result is complete, and nobody needs to go on
-        assert (parties.run.party("active") / "ended.json").exists()
+        assert (parties.run.get_party_path("active") / "ended.json").exists()
         return
     else:
         nobody_failed(kind(config_of(), tmp_path / "run", over=over).play(resume=True))
@@ -194,7 +194,7 @@ def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
     """It is there, whether or not who started them is."""
     parties = Parties(recovering(), tmp_path / "run", timeout_s=5.0, silent_s=5.0)
     nobody_failed(parties.play({"passive-2": Harm(kind, at, signal=number)}))
-    active = parties.run.party("active")
+    active = parties.run.get_party_path("active")
     again: dict[str, Any] = {"resume": True, "transport": "local"}
     alone = json.loads((active / "result.json").read_bytes())
     assert alone["attendance"]["left"] == {"passive-2": step}
@@ -205,7 +205,7 @@ def test_the_others_go_on_where_the_sum_recovers_and_their_result_is_gathered(
 
 
 def held(parties: Parties, name: str) -> list[str]:
-    return sorted(path.name for path in parties.run.party(name).glob("checkpoint-*"))
+    return sorted(path.name for path in parties.run.get_party_path(name).glob("checkpoint-*"))
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_who_left_comes_back_when_the_run_is_resumed(tmp_path: Path) -> None:
     assert held(parties, "passive-2") == ["checkpoint-0.bin", "checkpoint-4.bin"]
     assert held(parties, "active") == ["checkpoint-4.bin", "checkpoint-8.bin"]
     nobody_failed(parties.play(resume=True))
-    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    result = json.loads((parties.run.get_party_path("active") / "result.json").read_bytes())
     # Steps 8 to 10 were answered without it, and nobody is asked about them again.
     assert result["attendance"] == {"left": {}, "steps_without_all": 3}
 
@@ -240,11 +240,11 @@ def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_p
     """Of the same settings and people, but with the rows in another order; or of a peer."""
     other = Parties(config_of(), tmp_path / "other")
     other.play({"active": Harm(Kind.REPRESENTATIONS, 13)})
-    place = stopped.run.party("passive-1")
+    place = stopped.run.get_party_path("passive-1")
     mine = "checkpoint-6.bin"
     key = "identity.pem"
-    theirs = other.run.party("passive-1")
-    peer = stopped.run.party("passive-2")
+    theirs = other.run.get_party_path("passive-1")
+    peer = stopped.run.get_party_path("passive-2")
     kept = {name: (place / name).read_bytes() for name in (mine, key)}
     for taken, told in (
         ({mine: theirs}, "with another identity than that of passive-1"),
@@ -263,7 +263,7 @@ def test_checkpoints_of_another_run_or_party_are_refused(stopped: Parties, tmp_p
 
 def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
     before = {path: path.read_bytes() for path in stopped.run.path.rglob("checkpoint-*")}
-    lost = stopped.run.party("active")
+    lost = stopped.run.get_party_path("active")
     ledgers = [*lost.glob("ledger-*")]
     for path in (*lost.glob("checkpoint-*"), *ledgers):
         path.unlink()
@@ -288,7 +288,7 @@ def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     )
     parties = Parties(config, tmp_path / "run")
     parties.play({"active": Harm(Kind.CHECKPOINT, 0)})
-    for path in parties.run.party("active").glob("checkpoint-*"):
+    for path in parties.run.get_party_path("active").glob("checkpoint-*"):
         path.unlink()
     said = parties.play(resume=True)
     assert "active begins anew, and" in said["passive-1"]["message"]
@@ -296,7 +296,7 @@ def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> None:
-    for path in stopped.run.party("passive-2").glob("checkpoint-*"):
+    for path in stopped.run.get_party_path("passive-2").glob("checkpoint-*"):
         path.unlink()
     said = stopped.play(resume=True)
     assert said["passive-2"]["kind"] == "CheckpointError"
@@ -308,14 +308,14 @@ def test_a_checkpoint_that_was_lost_is_named_by_its_party(stopped: Parties) -> N
 def test_totals_after_a_kill_are_of_all_sessions(stopped: Parties, whole: Path) -> None:
     """In memory `tests/secure_apfed/test_past_sessions.py` shows the same."""
     nobody_failed(stopped.play(resume=True))
-    folder = stopped.run.party("active")
+    folder = stopped.run.get_party_path("active")
     result = json.loads((folder / "result.json").read_bytes())
     once = json.loads((whole / "parties" / "active" / "result.json").read_bytes())
     assert (once["sessions"], result["sessions"]) == (1, 2)
     assert result["steps"] > once["steps"]
     assert result["wire_bytes"] > once["wire_bytes"]
     for name in ("active", "passive-1", "passive-2", "aggregator"):
-        party = stopped.run.party(name)
+        party = stopped.run.get_party_path(name)
         flows = json.loads((party / "transcript.json").read_bytes())
         counted = sum(flow["wire_bytes"] for flow in flows if flow["sender"] == name)
         logged = sum(
@@ -344,7 +344,7 @@ def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> No
     assert unreceived_of_every_link(whole) == 0
     for party in (whole / "parties").iterdir():
         summary = verify_log(party)
-        assert summary.signed
+        assert summary.has_final_signature
         assert (summary.opened, summary.agreed) == (1, 1)
         # The active writes its results before it says that the session ends.
         sent = {
@@ -365,14 +365,14 @@ def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     stopped: Parties, whole: Path
 ) -> None:
     folder = stopped.run.path
-    killed = stopped.run.party("active")
+    killed = stopped.run.get_party_path("active")
     for name in ("active", "passive-1", "passive-2"):
         assert held(stopped, name) == ["checkpoint-3.bin", "checkpoint-6.bin"]
-    assert not verify_log(killed).signed, "who is killed signs nothing"
-    assert verify_log(killed.with_name("passive-1")).signed
+    assert not verify_log(killed).has_final_signature, "who is killed signs nothing"
+    assert verify_log(killed.with_name("passive-1")).has_final_signature
     with (killed / "audit.log").open("ab") as log:
         log.write(b'{"chain":"12')
-    (stopped.run.party("passive-2") / "checkpoint-6.bin").unlink()
+    (stopped.run.get_party_path("passive-2") / "checkpoint-6.bin").unlink()
     before = logs_of(stopped)
     nobody_failed(stopped.play(resume=True))
     contract = json.loads((killed / "contract.json").read_bytes())
@@ -380,7 +380,7 @@ def test_all_go_back_to_the_newest_step_that_all_hold_and_on_in_their_logs(
     assert model_digests(folder) == model_digests(whole)
     none_lost_a_line(before, logs_of(stopped))
     again = verify_log(killed)
-    assert (again.opened, again.agreed, again.cut, again.signed) == (2, 2, 12, True)
+    assert (again.opened, again.agreed, again.cut, again.has_final_signature) == (2, 2, 12, True)
     # What was on its way to the killed one, and the last that it logged.
     assert 0 < unreceived_of_every_link(folder) < 24
 
@@ -423,7 +423,7 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def spent(parties: Parties) -> dict[str, Any]:
-    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    result = json.loads((parties.run.get_party_path("active") / "result.json").read_bytes())
     ends = {
         path.parent.name: json.loads(path.read_bytes())["contributions"]
         for path in sorted(parties.run.path.glob("parties/passive-*/ended.json"))
@@ -450,7 +450,7 @@ def test_no_ledger_goes_back(
     parties = Parties(accounted(), tmp_path / "run")
     parties.play({name: harm})
     before = logs_of(parties)
-    for path in parties.run.party(name).glob("checkpoint-5.bin"):
+    for path in parties.run.get_party_path(name).glob("checkpoint-5.bin"):
         path.unlink()  # and as if it had been lost, where it had been written
     nobody_failed(parties.play(resume=True))
     none_lost_a_line(before, logs_of(parties))
@@ -510,7 +510,7 @@ def test_an_intersection_in_which_a_party_was_killed_goes_on_and_counts_once(
     parties = Parties(small_config(alignment=alignment), tmp_path / "run")
     said = parties.play({name: Harm(Kind.ALIGNMENT, at)})
     assert all(one["kind"] for one in said.values())
-    kept = {one: parties.run.party(one) / "alignment" for one in ("active", "passive-1")}
+    kept = {one: parties.run.get_party_path(one) / "alignment" for one in ("active", "passive-1")}
     assert all((kept[one] / one / "all" / "agreed.msgpack").exists() for one in kept)
     nobody_failed(parties.play())
     noted = {path.stem: path.read_text().count("\n") for path in history.glob("*.jsonl")}
@@ -561,7 +561,7 @@ def test_all_wait_for_who_was_frozen(whole: Path, tmp_path: Path) -> None:
         assert frozen
         state = Path(f"/proc/{frozen}/stat")
         wait_until(lambda: " T " in state.read_text(), "that it was frozen")
-        again = parties.run.party("active") / "restarted"
+        again = parties.run.get_party_path("active") / "restarted"
         wait_until(again.exists, "that the others end the session")
         wait_until(lambda: listening(parties, "active"), "that they begin another")
         os.kill(frozen, signal.SIGCONT)
@@ -607,7 +607,7 @@ def test_who_was_left_out_is_back_at_the_next_checkpoint(number: int, tmp_path: 
         train = config.train.model_copy(update={"epochs": 5})
         config = changed(config, {"patience_s": None}).model_copy(update={"train": train})
     parties = Parties(config, tmp_path / "run", timeout_s=5.0 if frozen else 60.0)
-    active = parties.run.party("active")
+    active = parties.run.get_party_path("active")
     # The active is held before its second (third) epoch's checkpoint until passive-2 is back.
     harms = {
         "passive-2": Harm(Kind.CONTRIBUTION, 2, signal=number),
@@ -651,7 +651,7 @@ def test_without_restarts_who_comes_back_is_not_let_in(tmp_path: Path) -> None:
         parties.processes["passive-2"].join(LONG_S)
         parties.begin("passive-2", resume=True)
         wait_until(lambda: listening(parties, "passive-2"))
-        (parties.run.party("active") / "go-on").touch()
+        (parties.run.get_party_path("active") / "go-on").touch()
         nobody_failed(parties.watch(["active"]))
-    result = json.loads((parties.run.party("active") / "result.json").read_bytes())
+    result = json.loads((parties.run.get_party_path("active") / "result.json").read_bytes())
     assert result["attendance"]["left"] == {"passive-2": 2}

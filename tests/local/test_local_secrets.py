@@ -16,7 +16,7 @@ from safetensors.torch import load
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import Kind, Links, Transport
-from secure_apfed.runs.folder import PartyFolder, read_sealed
+from secure_apfed.runs.folder import PartyFolder, load_with_checksum
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.runs.run import run
 from tests.local.processes import Harm, Parties
@@ -52,9 +52,9 @@ def named_anew(config: Config) -> VerticalData:
 
 def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, bytes]:
     """What the party alone may hold, as bytes that would be found."""
-    folder = parties.run.party(name)
+    folder = parties.run.get_party_path(name)
     pem = (folder / "identity.pem").read_bytes()
-    identity = PartyFolder(folder).identity()
+    identity = PartyFolder(folder).load_identity()
     found = {"identity": identity.secret_bytes(), "identity in PEM": pem.splitlines()[1]}
     if (table := next((one for one in data.tables if one.name == name), None)) is not None:
         found["an ID"] = f"only-{name}-knows".encode()
@@ -63,7 +63,7 @@ def secrets_of(parties: Parties, data: VerticalData, name: str) -> dict[str, byt
         if table.labels is not None:
             found["labels"] = table.labels[:40].numpy().tobytes()
         for path in folder.glob("checkpoint-*"):
-            content = msgpack.unpackb(read_sealed(path), strict_map_key=False)
+            content = msgpack.unpackb(load_with_checksum(path), strict_map_key=False)
             found["noise key"] = content["noise_key"]
             found["seed"] = msgpack.packb(content["seed"])
             found["parameters"] = max(
@@ -91,7 +91,7 @@ def test_no_folder_holds_what_is_anothers(method: str, tmp_path: Path) -> None:
     every = {name: secrets_of(parties, data, name) for name in names}
     assert all(len(every[name]) >= 8 for name in NAMES)
     for name in names:
-        files = [path for path in parties.run.party(name).rglob("*") if path.is_file()]
+        files = [path for path in parties.run.get_party_path(name).rglob("*") if path.is_file()]
         written = {path: path.read_bytes() for path in files}
         for other, secrets in every.items():
             for what, secret in secrets.items():
@@ -143,7 +143,7 @@ def test_no_party_begins_with_what_is_anothers_in_memory(tmp_path: Path) -> None
             os.kill(pid, signal.SIGCONT)
         for name, process in parties.processes.items():
             process.join(LONG_S)
-            said = json.loads((parties.run.party(name) / "said.json").read_bytes())
+            said = json.loads((parties.run.get_party_path(name) / "said.json").read_bytes())
             assert said["kind"] is None, said
 
 
@@ -178,7 +178,7 @@ def test_between_machines_too_an_active_by_code_says_the_same_whatever_it_holds(
         with parties.started({"active": Overheard(None)}):
             ended = parties.watch(list(parties.processes))
         assert {one["kind"] for one in ended.values()} == {None}, ended
-        written = io.BytesIO((parties.run.party("active") / "told").read_bytes())
+        written = io.BytesIO((parties.run.get_party_path("active") / "told").read_bytes())
         told = [(to, Kind(kind), *more) for to, kind, *more in msgpack.Unpacker(written)]
         said.append(
             [

@@ -13,9 +13,9 @@ from secure_apfed.audit_log import verify_log
 from secure_apfed.cli import execute
 from secure_apfed.commands import finished
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import read_json
+from secure_apfed.files import load_json
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.outcome import load_outcome
 from tests.local.processes import Parties
 from tests.modules import forget_modules
 from tests.secure_apfed.small_runs import small_config
@@ -40,13 +40,13 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def found(folder: Path) -> dict[str, AttackResult]:
-    results = read_json(folder / "attacks.json", tuple[AttackResult, ...])
+    results = load_json(folder / "attacks.json", tuple[AttackResult, ...])
     return {result.attack: result for result in results}
 
 
 def test_the_actives_result_is_whole(parties: Path) -> None:
     active = parties / "active"
-    outcome = read_outcome(RunFolder(active))
+    outcome = load_outcome(RunFolder(active))
     (account,) = outcome.stated["passive-1"].accounts
     own = json.loads((parties / "passive-1" / "ended.json").read_bytes())["contributions"]
     assert (account.figure, account.epsilon) == ("epsilon_c", own["epsilon"])

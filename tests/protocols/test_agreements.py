@@ -85,7 +85,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def digest_of(agreed: Any) -> bytes:
     products = hasattr(agreed, "labelled")
-    found: bytes = SumOfProducts(agreed).frames().fingerprint if products else agreed.digest
+    found: bytes = SumOfProducts(agreed).make_frames().fingerprint if products else agreed.digest
     return found
 
 
@@ -109,8 +109,8 @@ def test_other_values_have_other_digests_and_equal_ones_the_same() -> None:
     assert turned.digest == USUAL["intersection"]().digest
     fewer = IntersectionAgreement(session="s", sizes={"p": 1})
     assert len({agreed.digest for agreed in (*sets, turned, fewer)}) == len(Output) + 2
-    swapped = StepBinding.of("s", 1, rows=b"m", message=b"r").digest
-    assert swapped != StepBinding.of("s", 1, rows=b"r", message=b"m").digest
+    swapped = StepBinding.from_contents("s", 1, rows=b"m", message=b"r").digest
+    assert swapped != StepBinding.from_contents("s", 1, rows=b"r", message=b"m").digest
 
 
 def each(field: str, *values: Any) -> Cases:

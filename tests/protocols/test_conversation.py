@@ -44,7 +44,7 @@ class Script:
         return [Outgoing(*message) for message in self._answers.get(body, [])]
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self.got) >= self._waits_for
 
 
@@ -141,7 +141,7 @@ def played_apart(
 def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
     parties = roles(protocol)
     assert played_apart(parties) == {}
-    assert all(role.finished for role in parties.values())
+    assert all(role.is_finished for role in parties.values())
     chosen = [[IDS[name][row] for row in parties[name].rows] for name in IDS]  # type: ignore[attr-defined]  # aligners have rows
     assert chosen[0] == chosen[1] == chosen[2]
     assert sorted(chosen[0]) == [3, 4]
@@ -151,7 +151,7 @@ def test_parties_in_threads_of_their_own_align(protocol: str) -> None:
 def test_a_party_that_dies_is_an_error_at_the_others_in_time(protocol: str, after: int) -> None:
     parties = roles(protocol)
     said = played_apart(parties, shop_dies_after=after)
-    assert not parties["shop"].finished
+    assert not parties["shop"].is_finished
     assert said.keys() == parties.keys() - {"shop"}
     for text in said.values():
         assert "a peer fell silent before the protocol was finished (nothing came" in text

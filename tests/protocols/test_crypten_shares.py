@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("crypten") is None:
     pytest.skip("crypten is absent", allow_module_level=True)
 
-from apfed_protocols.crypten import add_shares, complete, draw_share, total
+from apfed_protocols.crypten import add_shares, compute_last_share, draw_share, reconstruct_sum
 from apfed_protocols.crypten.tensors import DealtTriples
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.psi.hashing import TripleShares
@@ -24,7 +24,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 def test_shares_give_back_their_numbers(numbers: list[int], parties: int) -> None:
     values = np.array(numbers, np.int64)
     drawn = [draw_share(fresh_key(), values.shape) for _ in range(parties - 1)]
-    assert (total([complete(values, drawn), *drawn]) == values).all()
+    assert (reconstruct_sum([compute_last_share(values, drawn), *drawn]) == values).all()
 
 
 @settings(max_examples=60)
@@ -46,7 +46,7 @@ def test_drawn_shares_are_fresh_and_uniform() -> None:
 
 
 def test_a_dealer_deals_bits_of_equal_shapes_only() -> None:
-    provider = DealtTriples(TripleShares.expand(fresh_key(), 8).take)
+    provider = DealtTriples(TripleShares.from_seed(fresh_key(), 8).take_triple)
     with pytest.raises(LocalProtocolError, match="for equal shapes on the processor"):
         provider.generate_binary_triple((2, 3), (3, 2))
     with pytest.raises(LocalProtocolError, match="for equal shapes on the processor"):

@@ -13,7 +13,7 @@ from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.randomness import ForkCheck, fresh_key, random_permutation
 from apfed_protocols.seal import fresh_run_key
 from apfed_protocols.sums.homomorphic import HomomorphicSum, centred_binomial, ternary
-from apfed_protocols.sums.recoverable import split
+from apfed_protocols.sums.recoverable import split_secret
 from tests.contracts import product_parties
 from tests.contracts.hostile import said_in_a_fork
 from tests.contracts.product_parties import ProductParties
@@ -52,10 +52,10 @@ def test_a_role_made_before_the_fork_is_not_set_up_after_it() -> None:
     described: dict[str, Any] = {
         scheme: make(f"{scheme} + pairwise masks", agreement()) for scheme in ("plain", "bfv")
     }
-    masked, bfv = (each.contributor("passive_1") for each in described.values())
-    key = {out.receiver: out.body for out in described["bfv"].receiver().start()}["passive_1"]
+    masked, bfv = (each.make_contributor("passive_1") for each in described.values())
+    key = {out.receiver: out.body for out in described["bfv"].make_receiver().start()}["passive_1"]
     peers = ("passive_2", "passive_3")
-    hellos = {name: described["bfv"].contributor(name).start()[0].body for name in peers}
+    hellos = {name: described["bfv"].make_contributor(name).start()[0].body for name in peers}
 
     def set_up() -> None:
         bfv.receive("active", key)
@@ -89,8 +89,8 @@ def test_a_forked_process_is_no_second_end_of_a_link() -> None:
 
 def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
     agreed = IntersectionAgreement(session="s", dealer="d")
-    ecdh = EcdhIntersection(agreed).hub("hub", ["p"], [b"1"])
-    script = CircuitIntersection(agreed).hub("hub", ["p"], [b"1"])
+    ecdh = EcdhIntersection(agreed).make_hub("hub", ["p"], [b"1"])
+    script = CircuitIntersection(agreed).make_hub("hub", ["p"], [b"1"])
     refused(start=ecdh.start, start_script=script.start)
     ecdh.start()
     script.start()
@@ -100,15 +100,15 @@ def test_a_copy_of_a_role_of_an_intersection_is_refused() -> None:
 def test_a_copy_of_a_role_of_products_is_refused_and_opens_no_candidate() -> None:
     agreed = product_parties.agreement()
     played, answering = ProductParties(agreed), ProductParties(agreed).contributors["passive_1"]
-    combined = played.combiner.combine(0, played.answers(0, product_parties.matrices(agreed)))
+    combined = played.combiner.combine_block(0, played.answers(0, product_parties.matrices(agreed)))
     audited = ProductParties(product_parties.agreement(candidates=2), accept=False)
     told = audited.challenges()
     refused(
-        answer=lambda: answering.answer(0, np.zeros((30, 4))),
-        open=lambda: played.receiver.open(0, combined),
-        audit=lambda: audited.receiver.request(told),
+        answer=lambda: answering.answer_block(0, np.zeros((30, 4))),
+        open=lambda: played.receiver.open_block(0, combined),
+        audit=lambda: audited.receiver.make_request(told),
     )
-    audited.receiver.request(told)
+    audited.receiver.make_request(told)
 
 
 def test_a_copy_with_the_number_of_the_original_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_a_copy_with_the_number_of_the_original_is_refused(monkeypatch: pytest.M
     number = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: number)
     same = ForkCheck("it")
-    refused(require=same.require)
-    same.require()
+    refused(require=same.require_own_process)
+    same.require_own_process()
 
 
 def test_forked_processes_draw_other_numbers() -> None:
@@ -134,7 +134,7 @@ def test_forked_processes_draw_other_numbers() -> None:
         "permutation": lambda: random_permutation(100).tobytes(),
         "ternary": lambda: ternary(100).tobytes(),
         "centred binomial": lambda: centred_binomial(100).tobytes(),
-        "shares": lambda: b"".join(split(bytes(16), threshold=2, holders=3)),
+        "shares": lambda: b"".join(split_secret(bytes(16), threshold=2, holders=3)),
         "error of ckks": encrypted("ckks"),
         "error of bfv": encrypted("bfv"),
     }

@@ -72,7 +72,9 @@ def test_the_printed_backend_keeps_the_contract(tmp_path: Path) -> None:
     usual = Parties(wide(agreement(bits=24)))
     values = [value / 10 for value in random_values(3)]
     assert played.sum.name == "wide + pairwise masks"
-    assert np.abs(usual.add(values) - sum(values)).max() <= usual.sum.rounding() + 1e-15
+    assert (
+        np.abs(usual.add(values) - sum(values)).max() <= usual.sum.compute_rounding_error() + 1e-15
+    )
     bound = played.next()
     told = dict.fromkeys(played.names, bound) | {"passive_2": binding(bound.step, message=1)}
     contributions = played.contribute(values, told)

@@ -6,7 +6,7 @@ import pytest
 
 from apfed_protocols.errors import DataError, LocalProtocolError
 from apfed_protocols.id_patterns import (
-    _united,
+    _apply_rules,
     count_patterns,
     describe_patterns,
     differ_by_zeros,
@@ -139,8 +139,8 @@ def test_patterns_tell_whether_anybody_can_be_common(
 def test_patterns_under_rules_are_those_of_texts_under_rules(
     text: str, rules: tuple[str, ...]
 ) -> None:
-    united = _united({pattern_of(text)}, rules)
-    changed = pattern_of(IdNormalisation(**dict.fromkeys(rules, True)).text(text))  # type: ignore[arg-type]
+    united = _apply_rules({pattern_of(text)}, rules)
+    changed = pattern_of(IdNormalisation(**dict.fromkeys(rules, True)).normalise_text(text))  # type: ignore[arg-type]
     assert united == {changed}
 
 
@@ -157,8 +157,8 @@ def test_letters_and_digits_alone_count() -> None:
     rules = IdNormalisation(case_fold=True, drop_punctuation=True)
     ways = ["DE-1 2.3", "de123", "D/E_123", "\u2013DE\u00a0123\u2014"]
     assert len({encode_ids("bank", [way], rules)[0] for way in ways}) == 1
-    assert rules.text("क्षि-1") == "क्षि1"  # marks of letters stay
-    assert rules.text("a-\x1f-b") == "a\x1fb"
+    assert rules.normalise_text("क्षि-1") == "क्षि1"  # marks of letters stay
+    assert rules.normalise_text("a-\x1f-b") == "a\x1fb"
 
 
 def test_people_whom_the_rule_makes_one_are_refused() -> None:

@@ -81,7 +81,7 @@ def test_coins_of_exponentials_have_their_probability() -> None:
 
 def test_uniform_integers_reach_exactly_their_range() -> None:
     for bound in [1, 2, 3, 1000, 2**49 + 1]:
-        drawn = module._Bits(KEY).below(bound, 20_000)
+        drawn = module._Bits(KEY).draw_below(bound, 20_000)
         assert 0 <= drawn.min() <= drawn.max() < bound
         if bound <= 1000:
             assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > RARE or bound == 1

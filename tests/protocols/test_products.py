@@ -18,12 +18,12 @@ from apfed_protocols.products.ring import (
     LARGEST_ERROR,
     Digits,
     Ring,
-    inverse,
+    invert_transform,
     product_error,
     row_limit,
     solve_products,
-    split,
-    transform,
+    split_widths,
+    transform_polynomials,
 )
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
@@ -64,7 +64,7 @@ def test_it_is_close_to_the_real_product() -> None:
     rows = matrices(agreed)
     real = sum(rows.values()) @ played.labels
     opened = played.opened(rows) / played.sum.fixed_point.levels
-    assert np.abs(opened - real).max() <= played.sum.rounding()
+    assert np.abs(opened - real).max() <= played.sum.compute_rounding_error()
 
 
 def test_labels_are_any_bits_of_any_type() -> None:
@@ -96,10 +96,10 @@ def test_noise_is_added_in_steps() -> None:
     rows = matrices(agreed)
     noise = [discrete_gaussian(bytes([k] * 32), deviation=3000, shape=(30, 3)) for k in (1, 2)]
     answers = {
-        name: role.answer(0, rows[name], noise[k])
+        name: role.answer_block(0, rows[name], noise[k])
         for k, (name, role) in enumerate(played.contributors.items())
     }
-    opened = played.receiver.open(0, played.combiner.combine(0, answers))
+    opened = played.receiver.open_block(0, played.combiner.combine_block(0, answers))
     steps = np.rint(opened * played.sum.fixed_point.levels)
     assert np.array_equal(steps, played.integers(rows) + noise[0] + noise[1])
 
@@ -112,7 +112,7 @@ def test_labels_that_are_no_bits() -> None:
     ]
     for bad in others:
         with pytest.raises(LocalProtocolError, match="labels are"):
-            SumOfProducts(agreement()).receiver(bad)
+            SumOfProducts(agreement()).make_receiver(bad)
 
 
 def test_rows_that_are_refused() -> None:
@@ -128,31 +128,31 @@ def test_rows_that_are_refused() -> None:
         played = ProductParties(agreement())
         role = played.contributors["passive_1"]
         with pytest.raises(LocalProtocolError, match=says):
-            role.answer(0, bad)
-        role.answer(0, np.zeros((30, 4)))  # what was refused used no block up
+            role.answer_block(0, bad)
+        role.answer_block(0, np.zeros((30, 4)))  # what was refused used no block up
 
 
 def test_noise_must_be_as_agreed() -> None:
     role = ProductParties(agreement()).contributors["passive_1"]
     with pytest.raises(LocalProtocolError, match="noise"):
-        role.answer(0, np.zeros((30, 4)), np.zeros((30, 3), dtype=np.int64))
+        role.answer_block(0, np.zeros((30, 4)), np.zeros((30, 3), dtype=np.int64))
     role = ProductParties(agreement(noise=5)).contributors["passive_1"]
     for bad in (None, np.zeros((30, 4), dtype=np.int64), np.full((30, 3), 68), np.zeros((30, 3))):
         with pytest.raises(LocalProtocolError, match="noise"):
-            role.answer(0, np.zeros((30, 4)), bad)  # type: ignore[arg-type]  # on purpose
+            role.answer_block(0, np.zeros((30, 4)), bad)  # type: ignore[arg-type]  # on purpose
 
 
 def test_blocks_go_up_and_are_used_once() -> None:
     agreed = agreement(people=8300, columns=10, labelled=2)
     played = ProductParties(agreed)
     rows = matrices(agreed)
-    combined = played.combiner.combine(1, played.answers(1, rows))
-    played.receiver.open(1, combined)
+    combined = played.combiner.combine_block(1, played.answers(1, rows))
+    played.receiver.open_block(1, combined)
     for block in (1, 0):
         with pytest.raises(LocalProtocolError, match="used once"):
             played.answers(block, rows)
     with pytest.raises(LocalProtocolError, match="used once"):
-        played.receiver.open(1, combined)
+        played.receiver.open_block(1, combined)
     for block in (2, -1, True):
         with pytest.raises(LocalProtocolError, match="blocks of"):
             played.answers(block, rows)
@@ -160,17 +160,17 @@ def test_blocks_go_up_and_are_used_once() -> None:
 
 def test_nothing_leaves_before_setup_and_request() -> None:
     described = SumOfProducts(agreement())
-    request = described.receiver(labels(agreement())).request()
-    role = described.contributor("passive_1")
+    request = described.make_receiver(labels(agreement())).make_request()
+    role = described.make_contributor("passive_1")
     with pytest.raises(LocalProtocolError, match="accept the request"):
-        role.answer(0, np.zeros((30, 4)))
-    role.accept(request)
+        role.answer_block(0, np.zeros((30, 4)))
+    role.accept_request(request)
     with pytest.raises(LocalProtocolError, match="mask key"):
-        role.answer(0, np.zeros((30, 4)))
-    converse({"passive_1": role, "passive_2": described.contributor("passive_2")})
-    role.answer(0, np.zeros((30, 4)))
+        role.answer_block(0, np.zeros((30, 4)))
+    converse({"passive_1": role, "passive_2": described.make_contributor("passive_2")})
+    role.answer_block(0, np.zeros((30, 4)))
     with pytest.raises(LocalProtocolError, match="contributes nothing"):
-        described.contributor("active")
+        described.make_contributor("active")
 
 
 def test_it_says_what_each_party_learns() -> None:
@@ -181,7 +181,7 @@ def test_it_says_what_each_party_learns() -> None:
     assert "column" in described.malicious
     found = described.headroom
     assert described.readable_bits == 3 * (found.modulus_bits - found.smudging_bits)
-    assert described.answered_bits == (3 + 4) * 32
+    assert described.answer_bits == (3 + 4) * 32
 
 
 # The whole protocol again with Python's integers alone, and recorded digests of a run.
@@ -204,10 +204,10 @@ def test_a_recorded_run_repeats_byte_for_byte(candidates: int | None) -> None:
     with fixed_randomness():
         played = ProductParties(agreed, labels)
         answers = played.answers(0, rows)
-        combined = played.combiner.combine(0, answers)
-    opened = played.receiver.open(0, combined) * played.sum.fixed_point.levels
+        combined = played.combiner.combine_block(0, answers)
+    opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
     assert np.array_equal(np.rint(opened), played.integers(rows))
-    parts = played.receiver.request(), answers["passive_1"], combined
+    parts = played.receiver.make_request(), answers["passive_1"], combined
     assert hashlib.sha256(b"".join(parts)).hexdigest() == RECORDED[candidates]
 
 
@@ -236,7 +236,7 @@ def schoolbook(left: list[int], right: list[int], modulus: int) -> list[int]:
 
 def digits(ring: Ring, numbers: list[int]) -> Digits:
     blob = b"".join(number.to_bytes(-(-ring.bits // 8), "little") for number in numbers)
-    return ring.parse(blob, sender="the test")
+    return ring.parse_digits(blob, sender="the test")
 
 
 numbers = st.lists(st.integers(0, 2**RING.bits - 1), min_size=16, max_size=16)
@@ -247,20 +247,22 @@ numbers = st.lists(st.integers(0, 2**RING.bits - 1), min_size=16, max_size=16)
 def test_bytes_digits_and_carries_round_trip(values: list[int]) -> None:
     parsed = digits(RING, values)
     assert integers(RING, parsed) == values
-    assert integers(RING, RING.centred(parsed)) == values
-    for digit, width in zip(RING.centred(parsed), RING.widths, strict=True):
+    assert integers(RING, RING.centre_digits(parsed)) == values
+    for digit, width in zip(RING.centre_digits(parsed), RING.widths, strict=True):
         assert -(1 << (width - 1)) <= digit.min() <= digit.max() <= 1 << (width - 1)
-    assert np.array_equal(RING.carried(RING.centred(parsed)), parsed)
-    blob = RING.pack(RING.centred(parsed))
-    assert blob == RING.pack(parsed)
-    assert integers(RING, RING.parse(blob, sender="the test")) == values
+    assert np.array_equal(RING.carry_digits(RING.centre_digits(parsed)), parsed)
+    blob = RING.pack_digits(RING.centre_digits(parsed))
+    assert blob == RING.pack_digits(parsed)
+    assert integers(RING, RING.parse_digits(blob, sender="the test")) == values
 
 
 @given(numbers, st.lists(st.integers(-1, 1), min_size=16, max_size=16))
 @settings(max_examples=50, deadline=None)
 def test_products_are_those_of_integers(left: list[int], right: list[int]) -> None:
-    spectrum = transform(RING.centred(digits(RING, left))) * transform(np.array(right))
-    product = np.rint(inverse(spectrum)).astype(np.int64)
+    spectrum = transform_polynomials(
+        RING.centre_digits(digits(RING, left))
+    ) * transform_polynomials(np.array(right))
+    product = np.rint(invert_transform(spectrum)).astype(np.int64)
     assert integers(RING, product) == schoolbook(left, right, 2**RING.bits)
 
 
@@ -270,8 +272,8 @@ def test_rounding_is_that_of_integers(values: list[int]) -> None:
     kept = RING.bits - RING.offsets[4]
     dropped = RING.bits - kept
     expected = [((v + (1 << (dropped - 1))) >> dropped) % 2**kept for v in values]
-    for form in (digits(RING, values), RING.centred(digits(RING, values))):
-        assert RING.rounded(form, kept).tolist() == expected
+    for form in (digits(RING, values), RING.centre_digits(digits(RING, values))):
+        assert RING.round_digits(form, kept).tolist() == expected
 
 
 def test_adding_at_a_place() -> None:
@@ -300,9 +302,9 @@ def test_uniform_noise_has_its_range_and_deviation() -> None:
 
 def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
     ring = Ring(4096, (20, 20, 20, 20, 29))
-    first = ring.expand(bytes(32), b"a")
-    assert np.array_equal(first, ring.expand(bytes(32), b"a"))
-    assert not np.array_equal(first, ring.expand(bytes(32), b"b"))
+    first = ring.expand_seed(bytes(32), b"a")
+    assert np.array_equal(first, ring.expand_seed(bytes(32), b"a"))
+    assert not np.array_equal(first, ring.expand_seed(bytes(32), b"b"))
     top = first[-1] >> 26
     assert set(np.unique(top)) == set(range(8))
     assert np.abs(np.bincount(top) - 512).max() < 150
@@ -316,7 +318,9 @@ def test_the_bound_of_the_transforms_holds() -> None:
         left, right = (
             np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2)
         )
-        found = inverse((transform(left * 2**15) * transform(right * 2**12)).sum(axis=0))
+        found = invert_transform(
+            (transform_polynomials(left * 2**15) * transform_polynomials(right * 2**12)).sum(axis=0)
+        )
         norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
         exact = _exact(left, right) * 2**27
         assert np.abs(found - exact).max() <= product_error(size, terms) * norms
@@ -343,15 +347,17 @@ def test_the_digits_of_agreed_parameters_are_exact_at_the_edge() -> None:
         signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
         rows = np.zeros((agreed.labelled, found.rows))
         rows[0] = level
-        spectrum = (transform(rows) * transform(signs * largest)).sum(axis=0)
-        product = inverse(spectrum)
+        spectrum = (transform_polynomials(rows) * transform_polynomials(signs * largest)).sum(
+            axis=0
+        )
+        product = invert_transform(spectrum)
         assert np.abs(product - np.rint(product)).max() < 1 / 8
         assert np.abs(product).max() < 2**53
 
 
 @given(st.integers(1, 300), st.integers(1, 64))
 def test_widths_are_even(bits: int, widest: int) -> None:
-    widths = split(bits, widest)
+    widths = split_widths(bits, widest)
     assert sum(widths) == bits
     assert max(widths) <= widest
     assert max(widths) - min(widths) <= 1
@@ -361,13 +367,13 @@ def test_widths_are_even(bits: int, widest: int) -> None:
 def test_polynomials_that_are_none() -> None:
     ring = Ring(16, (10, 11))
     good = bytes(16 * 3)
-    assert not ring.parse(good, sender="x").any()
+    assert not ring.parse_digits(good, sender="x").any()
     for bad in (good[:-1], good + b"\0", b""):
         with pytest.raises(RemoteProtocolError, match="bytes, expected 48"):
-            ring.parse(bad, sender="x")
+            ring.parse_digits(bad, sender="x")
     with pytest.raises(RemoteProtocolError, match=r"beyond 2\^21"):
-        ring.parse(good[:-1] + b"\x20", sender="x")
-    ring.parse(good[:-1] + b"\x1f", sender="x")
+        ring.parse_digits(good[:-1] + b"\x20", sender="x")
+    ring.parse_digits(good[:-1] + b"\x1f", sender="x")
 
 
 # Parameters are secure and hold the worst noise; what does not fit says so.
@@ -446,12 +452,12 @@ def test_the_bound_of_the_noise_is_real(
     for role in played.contributors.values():
         monkeypatch.setattr(role, "_smudge", largest)
     rows = matrices(agreed)
-    combined = played.combiner.combine(0, played.answers(0, rows))
+    combined = played.combiner.combine_block(0, played.answers(0, rows))
     if opens:
         people = played.sum.people_of(0)
         expected = played.integers(rows)[people.start : people.stop]
-        opened = played.receiver.open(0, combined) * played.sum.fixed_point.levels
+        opened = played.receiver.open_block(0, combined) * played.sum.fixed_point.levels
         assert np.array_equal(np.rint(opened), expected)
     else:
         with pytest.raises(RemoteProtocolError, match="beyond the range"):
-            played.receiver.open(0, combined)
+            played.receiver.open_block(0, combined)

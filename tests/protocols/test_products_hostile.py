@@ -23,16 +23,16 @@ TWO_BLOCKS = {"people": 8300, "columns": 10, "labelled": 2}
 
 
 def parts(played: ProductParties) -> tuple[bytes, ...]:
-    return played.sum.open_request(played.receiver.request(), 2 + played.sum.products.labelled)
+    return played.sum.open_request(played.receiver.make_request(), 2 + played.sum.products.labelled)
 
 
 def test_requests_that_are_none() -> None:
     played = ProductParties(agreement(), accept=False)
     role = played.contributors["passive_1"]
-    good = played.receiver.request()
+    good = played.receiver.make_request()
     seed, key, *encrypted = parts(played)
-    other = ProductParties(agreement(bits=15)).receiver.request()
-    session = ProductParties(replace(agreement(), session="other")).receiver.request()
+    other = ProductParties(agreement(bits=15)).receiver.make_request()
+    session = ProductParties(replace(agreement(), session="other")).receiver.make_request()
     setup = next(iter(played.contributors["passive_2"].start())).body
     for bad, says in {
         b"": "header",
@@ -41,19 +41,19 @@ def test_requests_that_are_none() -> None:
         other: "another agreement",
         session: "another agreement",
         setup: "expected the request",
-        played.sum.request((seed, key, *encrypted[:-1])): "expected 6",
-        played.sum.request((seed, key, *encrypted, key)): "expected 6",
-        played.sum.request((seed[:-1], key, *encrypted)): "seed of 31 bytes",
-        played.sum.request((seed, key[:-1], *encrypted)): "bytes, expected",
-        played.sum.request((seed, key, *encrypted[:-1], b"")): "bytes, expected",
-        played.sum.request((seed, b"\xff" * len(key), *encrypted)): "beyond 2",
-        played.sum.request((seed, key, *encrypted[:-1], b"\xff" * len(key))): "beyond 2",
+        played.sum.pack_request((seed, key, *encrypted[:-1])): "expected 6",
+        played.sum.pack_request((seed, key, *encrypted, key)): "expected 6",
+        played.sum.pack_request((seed[:-1], key, *encrypted)): "seed of 31 bytes",
+        played.sum.pack_request((seed, key[:-1], *encrypted)): "bytes, expected",
+        played.sum.pack_request((seed, key, *encrypted[:-1], b"")): "bytes, expected",
+        played.sum.pack_request((seed, b"\xff" * len(key), *encrypted)): "beyond 2",
+        played.sum.pack_request((seed, key, *encrypted[:-1], b"\xff" * len(key))): "beyond 2",
     }.items():
         with pytest.raises(RemoteProtocolError, match=says):
-            role.accept(bad)
-    role.accept(good)
+            role.accept_request(bad)
+    role.accept_request(good)
     with pytest.raises(RemoteProtocolError, match="second request"):
-        role.accept(good)
+        role.accept_request(good)
 
 
 def test_broken_keys() -> None:
@@ -61,9 +61,9 @@ def test_broken_keys() -> None:
         played = ProductParties(agreement(), accept=False)
         seed, key, *encrypted = parts(played)
         ring = played.sum.ring
-        numbers = ring.parse(key, sender="the test")
+        numbers = ring.parse_digits(key, sender="the test")
         if kind == "uniform half":
-            numbers = ring.expand(seed, b"products key")
+            numbers = ring.expand_seed(seed, b"products key")
         elif kind == "repeated":
             numbers[:, 64:] = np.tile(numbers[:, :64], numbers.shape[1] // 64 - 1)
         elif kind == "small":
@@ -71,8 +71,8 @@ def test_broken_keys() -> None:
         else:
             numbers[:] = {"zeros": 0, "ones": 1, "constant": 777}[kind]
         with pytest.raises(RemoteProtocolError, match="no RLWE key"):
-            played.contributors["passive_1"].accept(
-                played.sum.request((seed, ring.pack(numbers), *encrypted))
+            played.contributors["passive_1"].accept_request(
+                played.sum.pack_request((seed, ring.pack_digits(numbers), *encrypted))
             )
 
 
@@ -80,21 +80,21 @@ def test_other_labels_to_other_passives_are_not_added() -> None:
     agreed = agreement()
     played = ProductParties(agreed, accept=False)
     rows = matrices(agreed)
-    second = played.sum.receiver(1 - labels(agreed)).request()
-    played.contributors["passive_1"].accept(played.receiver.request())
-    played.contributors["passive_2"].accept(second)
+    second = played.sum.make_receiver(1 - labels(agreed)).make_request()
+    played.contributors["passive_1"].accept_request(played.receiver.make_request())
+    played.contributors["passive_2"].accept_request(second)
     answers = played.answers(0, rows)
     with pytest.raises(RemoteProtocolError, match="another message"):
-        played.combiner.combine(0, answers)
+        played.combiner.combine_block(0, answers)
     # Nor would an aggregator that helps the active find anything: the masks do not cancel.
     frame = Frame.parse(answers["passive_2"], sender="passive_2")
-    binding = played.sum.binding(0, bytes(32))
+    binding = played.sum.make_binding(0, bytes(32))
     alike = {
         name: replace(Frame.parse(body, sender=name), binding=binding.digest, party=place).pack()
         for place, (name, body) in enumerate(answers.items())
     }
-    combined = Frame.parse(played.combiner.combine(0, alike), sender="aggregator")
-    words = played.sum.parse(combined, 0, sender="aggregator")
+    combined = Frame.parse(played.combiner.combine_block(0, alike), sender="aggregator")
+    words = played.sum.parse_words(combined, 0, sender="aggregator")
     assert len(np.unique(words)) > 0.99 * len(words)
     assert frame.binding != binding.digest
 
@@ -116,14 +116,14 @@ def test_the_combiner_refuses_what_is_not_this_block_of_these_parties() -> None:
     }
     for says, bodies in cases.items():
         with pytest.raises(RemoteProtocolError, match=says):
-            played.combiner.combine(0, bodies)
+            played.combiner.combine_block(0, bodies)
     with pytest.raises(LocalProtocolError, match="blocks of"):
-        played.combiner.combine(2, first)
+        played.combiner.combine_block(2, first)
     with pytest.raises(RemoteProtocolError, match=r"sent block 0 .* expected block 1"):
-        ProductParties(agreed).sum.combiner().combine(1, first)
-    played.combiner.combine(0, first)
+        ProductParties(agreed).sum.make_combiner().combine_block(1, first)
+    played.combiner.combine_block(0, first)
     with pytest.raises(RemoteProtocolError, match="replayed"):
-        played.combiner.combine(0, first)
+        played.combiner.combine_block(0, first)
 
 
 def resized(frame: bytes, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]) -> bytes:
@@ -146,20 +146,20 @@ def test_words_of_other_sizes() -> None:
         answers = played.answers(0, rows)
         bad = {**answers, "passive_2": resized(answers["passive_2"], change)}
         with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-            played.combiner.combine(0, bad)
-        combined = ProductParties(agreed).sum.combiner().combine(0, answers)
+            played.combiner.combine_block(0, bad)
+        combined = ProductParties(agreed).sum.make_combiner().combine_block(0, answers)
         with pytest.raises(RemoteProtocolError, match=r"parts in|other sizes"):
-            played.receiver.open(0, resized(combined, change))
+            played.receiver.open_block(0, resized(combined, change))
 
 
 def test_the_receiver_refuses_once_and_then_opens_nothing() -> None:
     agreed = agreement(**TWO_BLOCKS)
     played, rows = ProductParties(agreed), matrices(agreed)
-    good = [played.combiner.combine(block, played.answers(block, rows)) for block in range(2)]
+    good = [played.combiner.combine_block(block, played.answers(block, rows)) for block in range(2)]
     with pytest.raises(RemoteProtocolError):
-        played.receiver.open(0, good[1])
+        played.receiver.open_block(0, good[1])
     assert vars(played.receiver)["_secret"] is None
-    for action in (lambda: played.receiver.open(0, good[0]), played.receiver.request):
+    for action in (lambda: played.receiver.open_block(0, good[0]), played.receiver.make_request):
         with pytest.raises(LocalProtocolError, match="threw away what opens sums"):
             action()
 
@@ -172,7 +172,7 @@ def test_sums_that_were_altered() -> None:
         played = ProductParties(agreed)
         rows = matrices(agreed)
         answers = played.answers(0, rows)
-        frame = Frame.parse(played.combiner.combine(0, answers), sender="aggregator")
+        frame = Frame.parse(played.combiner.combine_block(0, answers), sender="aggregator")
         if flipped is None:  # the contribution of one passive alone: its masks remain
             alone = Frame.parse(answers["passive_1"], sender="x")
             bad = replace(alone, kind=FrameKind.SUM, party=2).pack()
@@ -183,9 +183,9 @@ def test_sums_that_were_altered() -> None:
             bad = replace(frame, blobs=(bytes(blob),)).pack()
         else:
             other = ProductParties(agreed)
-            bad = other.combiner.combine(0, other.answers(0, rows))
+            bad = other.combiner.combine_block(0, other.answers(0, rows))
         with pytest.raises(RemoteProtocolError):
-            played.receiver.open(0, bad)
+            played.receiver.open_block(0, bad)
 
 
 def test_mutated_frames() -> None:
@@ -196,21 +196,21 @@ def test_mutated_frames() -> None:
     refused = 0
     for _ in range(40):
         played = ProductParties(agreed, accept=False)
-        request = mutated(rng, played.receiver.request())
+        request = mutated(rng, played.receiver.make_request())
         with pytest.raises(RemoteProtocolError):
-            played.contributors["passive_1"].accept(request[: rng.randrange(len(request))])
+            played.contributors["passive_1"].accept_request(request[: rng.randrange(len(request))])
         try:
-            played.contributors["passive_1"].accept(request)
+            played.contributors["passive_1"].accept_request(request)
         except RemoteProtocolError:
             refused += 1
-            played.contributors["passive_1"].accept(played.receiver.request())
-        played.contributors["passive_2"].accept(played.receiver.request())
+            played.contributors["passive_1"].accept_request(played.receiver.make_request())
+        played.contributors["passive_2"].accept_request(played.receiver.make_request())
         answers = played.answers(0, rows)
         bad = {**answers, "passive_2": mutated(rng, answers["passive_2"])}
         for bodies in (bad, answers):
             try:
-                combined = played.combiner.combine(0, bodies)
-                opened = played.receiver.open(0, mutated(rng, combined))
+                combined = played.combiner.combine_block(0, bodies)
+                opened = played.receiver.open_block(0, mutated(rng, combined))
             except (RemoteProtocolError, LocalProtocolError):
                 refused += 1
             else:
@@ -224,7 +224,7 @@ def test_no_bytes_repeat() -> None:
     rows = matrices(agreed)
     requests, answers = zip(
         *(
-            (played.receiver.request(), played.answers(0, rows)["passive_1"])
+            (played.receiver.make_request(), played.answers(0, rows)["passive_1"])
             for played in (ProductParties(agreed), ProductParties(agreed))
         ),
         strict=True,
@@ -235,7 +235,7 @@ def test_no_bytes_repeat() -> None:
 
 
 def test_the_aggregator_needs_no_library_and_holds_no_key() -> None:
-    held = vars(SumOfProducts(agreement()).combiner())
+    held = vars(SumOfProducts(agreement()).make_combiner())
     assert set(held) == {"_products", "_frames", "_setup"}
 
 
@@ -256,15 +256,15 @@ def test_shifts_say_nothing_of_the_labels() -> None:
 def test_the_outcome_is_the_same_for_all_and_uniform() -> None:
     agreed = agreement(3, candidates=8)
     described = SumOfProducts(agreed)
-    commitment = described.receiver(labels(agreed)).commitment()
+    commitment = described.make_receiver(labels(agreed)).get_commitment()
     outcomes = []
     for _ in range(400):
         coins = {
-            name: products.PublicCoin(name, described, described.frames(), commitment)
+            name: products.PublicCoin(name, described, described.make_frames(), commitment)
             for name in agreed.contributors
         }
         converse(coins)
-        kept = {coin.kept for coin in coins.values()}
+        kept = {coin.chosen_candidate for coin in coins.values()}
         assert len(kept) == 1
         outcomes.append(kept.pop())
     assert np.abs(np.bincount(outcomes, minlength=8) - 50).max() < 35
@@ -297,13 +297,13 @@ def test_a_request_that_was_made_otherwise_is_found_out(
         played = ProductParties(agreement(candidates=4), accept=False)
         assert len(cheat.roots) == 4
         request = played.audited()
-    kept = vars(played.contributors["passive_1"])["_coin"].kept
+    kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
     for role in played.contributors.values():
         if kept == bad:
-            role.accept(request)
+            role.accept_request(request)
         else:
             with pytest.raises(RemoteProtocolError, match="cheated"):
-                role.accept(request)
+                role.accept_request(request)
 
 
 def changed(
@@ -311,7 +311,7 @@ def changed(
 ) -> bytes:
     parts = list(played.sum.open_request(request, 4 + played.sum.products.labelled))
     change(parts)
-    return played.sum.request(parts)
+    return played.sum.pack_request(parts)
 
 
 CHANGES: dict[str, tuple[str, Callable[[list[bytes]], object]]] = {
@@ -336,48 +336,48 @@ def test_requests_that_were_altered() -> None:
         request = played.audited()
         role = played.contributors["passive_1"]
         with pytest.raises(RemoteProtocolError, match=says):
-            role.accept(changed(played, request, change))
-        role.accept(request)
+            role.accept_request(changed(played, request, change))
+        role.accept_request(request)
         with pytest.raises(RemoteProtocolError, match="second request"):
-            role.accept(request)
+            role.accept_request(request)
 
 
 def test_challenges_that_do_not_agree_open_nothing() -> None:
     played = ProductParties(agreement(candidates=3), accept=False)
-    commitment = played.receiver.commitment()
+    commitment = played.receiver.get_commitment()
     told = played.challenges()
-    frames = played.sum.frames()
+    frames = played.sum.make_frames()
     digest = hashlib.sha256(played.sum.open_request(commitment, 1)[0]).digest()
-    kept = vars(played.contributors["passive_1"])["_coin"].kept
-    other = frames.setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
-    beyond = frames.setup(b"\0\3" + digest)
+    kept = vars(played.contributors["passive_1"])["_coin"].chosen_candidate
+    other = frames.pack_setup(((kept + 1) % 3).to_bytes(2, "big") + digest)
+    beyond = frames.pack_setup(b"\0\3" + digest)
     for bad in (
         {},
         {"passive_1": told["passive_1"]},
         {**told, "aggregator": told["passive_1"]},
         {**told, "passive_2": other},
         dict.fromkeys(told, beyond),
-        dict.fromkeys(told, frames.setup()),
+        dict.fromkeys(told, frames.pack_setup()),
         {**told, "passive_2": b""},
         {**told, "passive_2": told["passive_2"][:-1]},
     ):
         with pytest.raises(RemoteProtocolError):
-            played.receiver.request(bad)
+            played.receiver.make_request(bad)
     with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
-        played.receiver.request()
-    request = played.receiver.request(told)
+        played.receiver.make_request()
+    request = played.receiver.make_request(told)
     with pytest.raises(LocalProtocolError, match="opened already"):
-        played.receiver.request(dict.fromkeys(told, other))  # which would open the one kept
-    assert played.receiver.request() == request
+        played.receiver.make_request(dict.fromkeys(told, other))  # which would open the one kept
+    assert played.receiver.make_request() == request
 
 
 def test_messages_of_the_coin_that_are_refused() -> None:
     agreed = agreement(3, candidates=3)
     described = SumOfProducts(agreed)
-    receiver = described.receiver(labels(agreed))
+    receiver = described.make_receiver(labels(agreed))
 
     def coin(name: str, of: Any = receiver) -> products.PublicCoin:
-        return products.PublicCoin(name, described, described.frames(), of.commitment())
+        return products.PublicCoin(name, described, described.make_frames(), of.get_commitment())
 
     one = coin("passive_1")
     two = coin("passive_2")
@@ -385,18 +385,22 @@ def test_messages_of_the_coin_that_are_refused() -> None:
     for sender in ("passive_1", "active", "nobody"):
         with pytest.raises(RemoteProtocolError, match="out of turn"):
             one.receive(sender, promise)
-    for bad in (b"", described.frames().setup(), described.frames().setup(bytes(31))):
+    for bad in (
+        b"",
+        described.make_frames().pack_setup(),
+        described.make_frames().pack_setup(bytes(31)),
+    ):
         with pytest.raises(RemoteProtocolError):
             one.receive("passive_2", bad)
     assert one.receive("passive_2", promise) == ()
     with pytest.raises(RemoteProtocolError, match="other bytes for the coin"):
-        one.receive("passive_2", described.frames().setup(bytes(32)))
+        one.receive("passive_2", described.make_frames().pack_setup(bytes(32)))
     with pytest.raises(LocalProtocolError, match="still"):
-        _ = one.kept
+        _ = one.chosen_candidate
     # Passives that the active told other hashes find out.
     pair = {
         "passive_1": coin("passive_1"),
-        "passive_2": coin("passive_2", described.receiver(labels(agreed))),
+        "passive_2": coin("passive_2", described.make_receiver(labels(agreed))),
         "passive_3": coin("passive_3"),
     }
     with pytest.raises(RemoteProtocolError, match="other hashes of active"):
@@ -406,9 +410,9 @@ def test_messages_of_the_coin_that_are_refused() -> None:
 def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
     agreed = agreement(3, candidates=3)
     described = SumOfProducts(agreed)
-    commitment = described.receiver(labels(agreed)).commitment()
+    commitment = described.make_receiver(labels(agreed)).get_commitment()
     one, two, three = (
-        products.PublicCoin(name, described, described.frames(), commitment)
+        products.PublicCoin(name, described, described.make_frames(), commitment)
         for name in agreed.contributors
     )
     first = one.start()
@@ -426,35 +430,35 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
 def test_commitments_that_are_none() -> None:
     played = ProductParties(agreement(candidates=3), accept=False)
     role = played.contributors["passive_1"]
-    for bad in (b"", played.sum.request((bytes(64),)), played.sum.request(())):
+    for bad in (b"", played.sum.pack_request((bytes(64),)), played.sum.pack_request(())):
         with pytest.raises(RemoteProtocolError):
-            role.toss(bad)
-    role.toss(played.receiver.commitment())
+            role.toss_coin(bad)
+    role.toss_coin(played.receiver.get_commitment())
     with pytest.raises(RemoteProtocolError, match="second commitment"):
-        role.toss(played.receiver.commitment())
+        role.toss_coin(played.receiver.get_commitment())
 
 
 def test_what_is_called_out_of_turn() -> None:
     audited = ProductParties(agreement(candidates=2), accept=False)
     with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
-        audited.receiver.request()
+        audited.receiver.make_request()
     with pytest.raises(LocalProtocolError, match="once the passives' challenges came"):
-        audited.receiver.open(0, b"")
+        audited.receiver.open_block(0, b"")
     role = audited.contributors["passive_1"]
-    for early in (role.challenge, lambda: role.accept(b"")):
+    for early in (role.pack_challenge, lambda: role.accept_request(b"")):
         with pytest.raises(LocalProtocolError, match="tossed no coin"):
             early()
     trusted = ProductParties(agreement(), accept=False)
     for action in (
-        trusted.receiver.commitment,
-        lambda: trusted.receiver.request({}),
-        lambda: trusted.contributors["passive_1"].toss(b""),
+        trusted.receiver.get_commitment,
+        lambda: trusted.receiver.make_request({}),
+        lambda: trusted.contributors["passive_1"].toss_coin(b""),
     ):
         with pytest.raises(LocalProtocolError, match="no candidates"):
             action()
     for bad in (np.zeros((4, 3)), np.ones((4, 3))):
         with pytest.raises(LocalProtocolError, match="one class"):
-            SumOfProducts(agreement(candidates=2)).receiver(bad)
+            SumOfProducts(agreement(candidates=2)).make_receiver(bad)
 
 
 def test_mutated_messages_of_an_audit() -> None:
@@ -474,19 +478,19 @@ def test_mutated_messages_of_an_audit() -> None:
                 refused += 1
 
     def told_by_all(played: ProductParties, body: bytes) -> None:
-        played.receiver.request(dict.fromkeys(agreed.contributors, body))
+        played.receiver.make_request(dict.fromkeys(agreed.contributors, body))
 
     for _ in range(60):
         played = ProductParties(agreed, accept=False)
         one, two = (played.contributors[name] for name in agreed.contributors)
-        commitment = played.receiver.commitment()
-        attempt(played.sum.contributor("passive_1").toss, commitment)
-        coins = {"passive_1": one.toss(commitment), "passive_2": two.toss(commitment)}
+        commitment = played.receiver.get_commitment()
+        attempt(played.sum.make_contributor("passive_1").toss_coin, commitment)
+        coins = {"passive_1": one.toss_coin(commitment), "passive_2": two.toss_coin(commitment)}
         promise = next(iter(coins["passive_2"].start())).body
         attempt(partial(coins["passive_1"].receive, "passive_2"), promise)
-        told = honest.contributors["passive_1"].challenge()
+        told = honest.contributors["passive_1"].pack_challenge()
         attempt(partial(told_by_all, played), told)
-        attempt(honest.contributors["passive_1"].accept, request)
+        attempt(honest.contributors["passive_1"].accept_request, request)
     # But for a changed bit in what is only checked later: hashes, and the bytes of a promise.
     assert refused > 60 * (4 + 2)
     assert vars(honest.contributors["passive_1"])["_labels"] is None
@@ -506,5 +510,5 @@ def test_what_encrypted_labels_take_is_told_before_they_come(changes: dict[str, 
     described = SumOfProducts(agreed)
     rows = np.eye(agreed.columns, dtype=np.int64)[np.zeros(12, dtype=np.int64)]
     blobs = encrypt_labels(described, bytes(range(32)), rows)
-    held = products.LabelValues.of(described, b"", blobs)
+    held = products.LabelValues.from_request(described, b"", blobs)
     assert held.labels.nbytes == 12 * described.label_bytes

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from apfed_protocols import products as roles
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products import SumOfProducts, encrypt_labels, expand_label
-from apfed_protocols.products.ring import LARGEST_ERROR, Digits, inverse, row_limit, transform
+from apfed_protocols.products.ring import (
+    LARGEST_ERROR,
+    Digits,
+    invert_transform,
+    row_limit,
+    transform_polynomials,
+)
 from tests.contracts.product_parties import ProductParties, agreement
 
 DIGIT = 2  # bits; two passives vote 0 to 2 times
@@ -40,7 +46,7 @@ def read(
     described = SumOfProducts(agreed)
     weights = packing_weights(described)
     opened: list[Any] = []
-    monkeypatch.setattr(roles, "_checked_bits", lambda *_: weights)
+    monkeypatch.setattr(roles, "_check_bits", lambda *_: weights)
     monkeypatch.setattr(
         roles.ProductReceiver, "_require_range", lambda self, found, binding: opened.append(found)
     )
@@ -56,8 +62,8 @@ def read(
             if noise
             else None
         )
-        answers[name] = role.answer(0, row, drawn)
-    played.receiver.open(0, played.combiner.combine(0, answers))
+        answers[name] = role.answer_block(0, row, drawn)
+    played.receiver.open_block(0, played.combiner.combine_block(0, answers))
     plain = described.headroom.plain_bits
     # Half of the lowest digit that is used, so that noise of either sign rounds.
     half = 2 ** (plain - DIGIT * labelled - 1) if plain > DIGIT * labelled else 0
@@ -134,12 +140,12 @@ def test_noise_touches_nothing_below_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     rng = np.random.default_rng(1)
     rows = {name: rng.dirichlet(np.full(12, 0.2), 300) for name in agreed.contributors}
     answers = {
-        name: role.answer(
+        name: role.answer_block(
             0, rows[name], discrete_gaussian(bytes([key] * 32), deviation=noise, shape=(300, 3))
         )
         for key, (name, role) in enumerate(played.contributors.items())
     }
-    played.receiver.open(0, played.combiner.combine(0, answers))
+    played.receiver.open_block(0, played.combiner.combine_block(0, answers))
     votes = sum(rows.values()) @ played.labels
     said = votes + rng.normal(size=votes.shape) * math.sqrt(2) * noise / 2 ** (bits - 1)
     assert (said.argmax(axis=1) == votes.argmax(axis=1)).mean() < 0.5
@@ -165,7 +171,7 @@ class CuriousActive:
         self.ring = played.sum.ring
         secret = vars(played.receiver)["_secret"]
         self.secret_H = secret
-        self.request = played.receiver.request()
+        self.request = played.receiver.make_request()
         self.errors = (
             [self._error(place) for place in range(len(LABELS))]
             if played.sum.headroom.folds == 1
@@ -176,7 +182,7 @@ class CuriousActive:
         """e_j, from b_j + a_j s."""
         seed, _, *blobs = self.played.sum.open_request(self.request, 4)
         numbers = self._times_secret(expand_label(self.ring, seed, place))
-        numbers += self.ring.parse(blobs[place], sender="itself")
+        numbers += self.ring.parse_digits(blobs[place], sender="itself")
         step = self.ring.bits - self.played.sum.headroom.plain_bits
         self.ring.add_at(numbers[:, :2], step, -LABELS[place])
         return self._centred(numbers).astype(np.float64)
@@ -185,7 +191,7 @@ class CuriousActive:
         """Of the coefficients that are sent, for integers `rows` of one passive: (C, U, K)."""
         role = self.played.contributors["passive_1"]
         labels = vars(role)["_labels"]
-        c0, c1 = role._ciphertexts(rows.astype(np.int64), labels)
+        c0, c1 = role._compute_ciphertexts(rows.astype(np.int64), labels)
         folds = self.played.sum.headroom.folds
         phase = self._times_secret(c1).reshape(*c0.shape[:3], -1)[..., : 2 * folds]
         phase = phase.reshape(*c0.shape[:3], folds, 2).sum(axis=3) + c0
@@ -199,19 +205,21 @@ class CuriousActive:
         found = self.played.sum.headroom
         total: Floats = np.zeros((len(rows) // found.rows, found.rows, found.stride))
         for error_N, column in zip(self.errors, rows.T, strict=True):
-            values_CH = transform(column.reshape(-1, found.rows))
-            values_SH = transform(error_N.reshape(found.rows, found.stride).T)
-            total += inverse(values_CH[:, None] * values_SH).swapaxes(1, 2)
+            values_CH = transform_polynomials(column.reshape(-1, found.rows))
+            values_SH = transform_polynomials(error_N.reshape(found.rows, found.stride).T)
+            total += invert_transform(values_CH[:, None] * values_SH).swapaxes(1, 2)
         return total[..., :2]
 
     def _times_secret(self, numbers: Digits) -> Digits:
-        return np.rint(inverse(transform(self.ring.centred(numbers)) * self.secret_H)).astype(
-            np.int64
-        )
+        return np.rint(
+            invert_transform(
+                transform_polynomials(self.ring.centre_digits(numbers)) * self.secret_H
+            )
+        ).astype(np.int64)
 
     def _centred(self, numbers: Digits) -> Integers:
         total = np.zeros(numbers.shape[1:], dtype=object)
-        for digit, offset in zip(self.ring.carried(numbers), self.ring.offsets, strict=True):
+        for digit, offset in zip(self.ring.carry_digits(numbers), self.ring.offsets, strict=True):
             total += digit.astype(object) << offset
         half = 1 << (self.ring.bits - 1)
         centred: Integers = (total + half) % (2 * half) - half

@@ -24,12 +24,12 @@ from apfed_protocols.psi.circuit import (
     Kind,
     Meeting,
     OpprfIntersection,
-    chunks,
     deal_request,
+    split_bins,
 )
 from apfed_protocols.psi.hashing import Words, bins_for
 from apfed_protocols.psi.interface import Aligner, Inbox, IntersectionAgreement, Turn
-from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode, targets_of
+from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode_rows, targets_of
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
 from tests.memory import traced
@@ -68,7 +68,7 @@ def framed(
     agreement: IntersectionAgreement = AGREEMENT,
     version: int = CircuitIntersection.version,
 ) -> bytes:
-    (out,) = Desk("hub", agreement, version=version).turn(kind, {"p": body}, ()).outgoing
+    (out,) = Desk("hub", agreement, version=version).make_turn(kind, {"p": body}, ()).outgoing
     return out.body
 
 
@@ -98,25 +98,25 @@ def test_shared_and_equals_and() -> None:
         seeds, correction = hashing.deal_triples(parties, 12)
         corrections = [None] * (parties - 1) + [correction]
         triples = [
-            hashing.TripleShares.expand(seed, 12, fix).take((3, 4))
+            hashing.TripleShares.from_seed(seed, 12, fix).take_triple((3, 4))
             for seed, fix in zip(seeds, corrections, strict=True)
         ]
         x = random_tags(parties, 3, 4)
         y = random_tags(parties, 3, 4)
         gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
-        opened = np.bitwise_xor.reduce([gate.masked() for gate in gates])
-        z = [gate.share(opened) for gate in gates]
+        opened = np.bitwise_xor.reduce([gate.mask_inputs() for gate in gates])
+        z = [gate.compute_share(opened) for gate in gates]
         expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
         assert (np.bitwise_xor.reduce(z) == expected).all()
 
 
 def test_triples_are_handed_out_once() -> None:
-    shares = hashing.TripleShares.expand(bytes(32), 10)
-    first = shares.take((2, 3))
-    second = shares.take((4,))
+    shares = hashing.TripleShares.from_seed(bytes(32), 10)
+    first = shares.take_triple((2, 3))
+    second = shares.take_triple((4,))
     assert not set(first[0].ravel()) & set(second[0].ravel())
     with pytest.raises(ValueError, match="reshape"):
-        shares.take((1,))
+        shares.take_triple((1,))
     assert "array" not in repr(shares)
 
 
@@ -285,7 +285,7 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     stage = Stage(ids_of(1, 2), ids_of(1, 2)).play()
     for name, role in stage.roles.items():
         peer = "p0" if name == "hub" else "hub"
-        assert role.finished
+        assert role.is_finished
         with pytest.raises(RemoteProtocolError, match=f"{peer} sent a message when .* is over"):
             role.receive(peer, framed(Kind.MASKED, b""))
 
@@ -353,7 +353,7 @@ def test_the_dealer_fills_what_the_agreed_sizes_take_and_no_more(
     monkeypatch.setattr(circuit, "deal_triples", noted)
     agreement = IntersectionAgreement(session="s", maximum_ids=most, dealer="d")
     members = ["p0", "p1"] if backend is OpprfIntersection else ["p0"]
-    dealer = backend(agreement).dealer("hub", members)
+    dealer = backend(agreement).make_dealer("hub", members)
     dealer.start()
     *filled, last = (framed(*order, agreement, version=backend.version) for order in orders)
     for order in filled:
@@ -403,9 +403,9 @@ def test_one_gate_sends_and_gives_the_same_words(words: list[list[int]], leads: 
     read_only = np.frombuffer(x.tobytes(), np.uint64)
     ours = hashing.BeaverAnd(x, y, (a, b, c), leads=leads)
     theirs = CryptenAnd(read_only, y, (a, b, c), leads=leads)
-    assert (ours.masked() == theirs.masked()).all()
+    assert (ours.mask_inputs() == theirs.mask_inputs()).all()
     opened = np.stack([d, e])
-    assert (ours.share(opened) == theirs.share(opened)).all()
+    assert (ours.compute_share(opened) == theirs.compute_share(opened)).all()
     assert [row.tolist() for row in (x, y, a, b, c)] == words[:5], "inputs are untouched"
 
 
@@ -418,7 +418,7 @@ def test_a_dead_peer_leaves_no_thread_and_no_seat() -> None:
     for _ in range(9):  # into the gates, then the member is gone
         sender, out = queue.pop(0)
         queue += [(out.receiver, each) for each in roles[out.receiver].receive(sender, out.body)]
-    assert not roles["hub"].finished
+    assert not roles["hub"].is_finished
     assert threading.active_count() == threads
     assert not load_crypten().is_initialized()
 
@@ -432,7 +432,7 @@ def test_an_and_without_its_opening_is_refused(
     monkeypatch.setattr(beaver, "AND", lambda x, y: x)
     gate = CryptenAnd(*(np.zeros(1, np.uint64),) * 2, (np.zeros(1, np.uint64),) * 3, leads=True)
     with pytest.raises(LocalProtocolError, match="opened nothing"):
-        gate.masked()
+        gate.mask_inputs()
 
 
 # What a hub that lies about the other members costs an honest one.
@@ -446,7 +446,7 @@ class Liar:
     """A hub with one true member `p0`, which it tells of many more."""
 
     def __init__(self, agreement: IntersectionAgreement) -> None:
-        self.member: Aligner = CircuitIntersection(agreement).member("p0", "hub", OWN)
+        self.member: Aligner = CircuitIntersection(agreement).make_member("p0", "hub", OWN)
         self.member.start()
         self._agreement = agreement
 
@@ -475,7 +475,7 @@ def test_members_that_are_not_there_take_little_memory() -> None:
         liar.meet(hub_size, members, size=0)
         bins = hashing.bins_for(hub_size)
         slots = [hashing.slots_for(len(OWN), bins), *[1] * (members - 1)]
-        chunk = chunks(bins, slots)[0]
+        chunk = split_bins(bins, slots)[0]
         words = (chunk.stop - chunk.start) // 64
         sent = liar.send(Kind.TRIPLES, bytes(64 + 8 * 63 * words * slots[0]), sender="d")
         for half in (32, 16, 8, 4, 2, 1):
@@ -487,7 +487,7 @@ def test_members_that_are_not_there_take_little_memory() -> None:
 def test_no_chunk_grows_with_the_members() -> None:
     bins = hashing.bins_for(10**7)
     for slots, members in ((25, 1), (1, MOST_MEMBERS), (25, 1_000), (473_928, 5)):
-        pieces = chunks(bins, [slots] * members)
+        pieces = split_bins(bins, [slots] * members)
         assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
         assert pieces[-1].stop == bins
         size = pieces[0].stop - pieces[0].start
@@ -526,33 +526,35 @@ class _Probing(OpprfIntersection):
     read: ClassVar[dict[tuple[int, int], int]] = {}
     tags: ClassVar[list[Words]] = []
 
-    def at_hub(
+    def tag_hub_bins(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         size = meeting.sizes[0]
         correlating = circuit._CORRELATING
-        inbox = yield correlating.ordered(desk, size)
+        inbox = yield correlating.make_order(desk, size)
         shares = yield from correlating.hub_shares(desk, size, members, inbox)
         (share,) = shares.values()
         self.put.update(
             {bin_: row for row, bins in enumerate(meeting.bins_of.tolist()) for bin_ in bins}
         )
-        digests = circuit._digests(meeting.tokens, meeting.key)
+        digests = circuit._hash_tokens(meeting.tokens, meeting.key)
         points = np.zeros((len(meeting.row_of_bin), 2), np.uint64)
         points[list(self.put)] = targets_of(digests)[list(self.put.values())]
-        inbox = yield desk.turn(Kind.VECTOR, {members[0]: share.masked(points)}, members)
+        inbox = yield desk.make_turn(Kind.VECTOR, {members[0]: share.mask_vector(points)}, members)
         cells = cells_for(meeting.sizes[1])
-        hints = desk.read_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
-        words = decode(hints, Rows.of(digests, cells))
-        words ^= circuit._function(share.c, meeting.key)[meeting.bins_of]
+        hints = desk.parse_words(inbox, members[0], Kind.HINT, (cells + DENSE, 3))
+        words = decode_rows(hints, Rows.from_digests(digests, cells))
+        words ^= circuit._evaluate_prf(share.c, meeting.key)[meeting.bins_of]
         for row, (bins, found) in enumerate(zip(meeting.bins_of, words, strict=True)):
             self.read.update(
                 {(int(bin_), row): int(t) for bin_, t in zip(bins, found, strict=True)}
             )
         return np.zeros((1, len(points)), np.uint64)
 
-    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
-        self.tags.append((yield from super().at_member(desk, hub, meeting)))
+    def tag_member_bins(
+        self, desk: Desk, hub: str, meeting: Meeting
+    ) -> Generator[Turn, Inbox, Words]:
+        self.tags.append((yield from super().tag_member_bins(desk, hub, meeting)))
         return self.tags[0]
 
 
@@ -571,8 +573,8 @@ def test_a_hub_that_deviates_reads_no_membership_before_the_circuit() -> None:
 
 
 def test_parties_of_circuit_and_opprf_do_not_take_each_other_at_their_word() -> None:
-    member = CircuitIntersection(AGREEMENT).member("p", "hub", PEOPLE)
+    member = CircuitIntersection(AGREEMENT).make_member("p", "hub", PEOPLE)
     member.start()
-    (first, *_) = OpprfIntersection(AGREEMENT).hub("hub", ["p"], PEOPLE).start()
+    (first, *_) = OpprfIntersection(AGREEMENT).make_hub("hub", ["p"], PEOPLE).start()
     with pytest.raises(RemoteProtocolError, match="use the same protocol"):
         member.receive("hub", first.body)

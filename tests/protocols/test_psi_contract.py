@@ -85,7 +85,7 @@ def test_no_message_is_longer_than_the_longest(
 def test_what_is_too_long_is_not_kept_until_it_is_awaited(backend: str) -> None:
     agreement = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=10)
     protocol = SET_INTERSECTIONS[backend](agreement)
-    member = protocol.member("p", HUB, [b"a", b"b"])
+    member = protocol.make_member("p", HUB, [b"a", b"b"])
     member.start()
     with pytest.raises(RemoteProtocolError, match=f"p takes at most {protocol.longest} "):
         member.receive(DEALER, bytes(protocol.longest + 1))
@@ -133,9 +133,9 @@ def test_unfit_own_ids_are_refused(backend: str) -> None:
     protocol = SET_INTERSECTIONS[backend](agreement)
     for message, ids in UNFIT.items():
         with pytest.raises(LocalProtocolError, match=message):
-            protocol.hub("me", ["you"], ids)
+            protocol.make_hub("me", ["you"], ids)
         with pytest.raises(LocalProtocolError, match=message):
-            protocol.member("me", "you", ids)
+            protocol.make_member("me", "you", ids)
 
 
 @BACKENDS
@@ -143,17 +143,17 @@ def test_roles_need_different_parties(backend: str) -> None:
     protocol = SET_INTERSECTIONS[backend](IntersectionAgreement(session="s", dealer=DEALER))
     for members in ([], ["a", "a"], ["me"]):
         with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
-            protocol.hub("me", members, [b"a"])
+            protocol.make_hub("me", members, [b"a"])
     with pytest.raises(LocalProtocolError, match="one hub and one or more different members"):
-        protocol.member("me", "me", [b"a"])
+        protocol.make_member("me", "me", [b"a"])
     if not protocol.needs_dealer:
         return
     with pytest.raises(LocalProtocolError, match="needs a dealer; name it in the agreement"):
         SET_INTERSECTIONS[backend](IntersectionAgreement(session="s"))
     twice: list[tuple[Any, tuple[Any, ...]]] = [
-        (protocol.hub, (DEALER, ["p"], [b"a"])),
-        (protocol.member, (DEALER, "h", [b"a"])),
-        (protocol.dealer, ("h", [DEALER])),
+        (protocol.make_hub, (DEALER, ["p"], [b"a"])),
+        (protocol.make_member, (DEALER, "h", [b"a"])),
+        (protocol.make_dealer, ("h", [DEALER])),
     ]
     for role, given_to in twice:
         with pytest.raises(LocalProtocolError, match=f"dealer '{DEALER}'"):
@@ -171,16 +171,16 @@ def test_each_role_with_ids_asks_whether_it_may_take_part(backend: str) -> None:
 
     agreement = IntersectionAgreement(session="s", dealer=DEALER)
     protocol = SET_INTERSECTIONS[backend](agreement, admit=admit)
-    protocol.hub(HUB, ["p", "q"], [b"a"])
-    protocol.member("p", HUB, [b"a"])
+    protocol.make_hub(HUB, ["p", "q"], [b"a"])
+    protocol.make_member("p", HUB, [b"a"])
     assert asked == [(HUB, ["p", "q"]), ("p", [HUB])]
     with pytest.raises(LocalProtocolError, match="repeated ID"):
-        protocol.hub(HUB, ["p"], [b"a", b"a"])
+        protocol.make_hub(HUB, ["p"], [b"a", b"a"])
     assert len(asked) == 2, "a set that is refused anyway costs nothing"
     with pytest.raises(PermissionError, match=HUB):
-        protocol.hub(HUB, ["p"], [b"a"])
+        protocol.make_hub(HUB, ["p"], [b"a"])
     with pytest.raises(PermissionError, match="p"):
-        protocol.member("p", HUB, [b"a"])
+        protocol.make_member("p", HUB, [b"a"])
 
 
 @BACKENDS
@@ -328,7 +328,7 @@ def play_for(
     least = len(set.intersection(*map(set, sets.values())))
     fields: dict[str, Any] = {"minimum_rows": least, "output": output} | more
     played = Intersection(backend, sets, progress=report, **fields).play()
-    assert all(role.finished for role in played.roles.values())
+    assert all(role.is_finished for role in played.roles.values())
     return played
 
 
@@ -408,14 +408,14 @@ def test_in_counting_the_hub_cannot_link_tags_to_its_rows() -> None:
     for _ in range(20):
         sets: Sets = {HUB: ids_of(0, 3), "p": ids_of(0, 3)}
         protocol = SET_INTERSECTIONS["ecdh"](IntersectionAgreement(session="s", output=Output.SIZE))
-        hub = protocol.hub(HUB, ["p"], sets[HUB])
-        member = protocol.member("p", HUB, sets["p"])
+        hub = protocol.make_hub(HUB, ["p"], sets[HUB])
+        member = protocol.make_member("p", HUB, sets["p"])
         (offer,) = hub.start()
         member.start()
         (tags,) = member.receive(HUB, offer.body)
         secret = vars(member)["_blindings"][HUB].scalar  # as the member itself would
         straight = [
-            point[:16] for point in ecdh.split_points(ecdh.multiply(secret, offer.body[22:]))
+            point[:16] for point in ecdh.split_points(ecdh.multiply_points(secret, offer.body[22:]))
         ]
         returned = [tags.body[k : k + 16] for k in range(22, len(tags.body), 16)]
         assert sorted(straight) == sorted(returned)
@@ -439,8 +439,8 @@ def ecdh_member(output: Output) -> tuple[Aligner, bytes]:
     """A member that waits for the hub's last message, and the header of one of its own."""
     agreement = IntersectionAgreement(session="s", minimum_rows=2, output=output)
     protocol = SET_INTERSECTIONS["ecdh"](agreement)
-    hub = protocol.hub(HUB, ["p"], ids_of(0, 9))
-    member = protocol.member("p", HUB, ids_of(0, 7))
+    hub = protocol.make_hub(HUB, ["p"], ids_of(0, 9))
+    member = protocol.make_member("p", HUB, ids_of(0, 7))
     (own,) = member.start()
     member.receive(HUB, next(iter(hub.start())).body)
     return member, own.body[:18]
@@ -669,7 +669,7 @@ class Measured:
         self.peak = 0
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return bool(self._role.finished)
 
     def start(self) -> list[Outgoing]:
@@ -705,7 +705,7 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
         if name != large:
             own = 0 if name == DEALER else len(FEW)
             members = 1 if name == "q" else 2
-            most = kind.announced_bytes(ANNOUNCED, own=own, members=members)
+            most = kind.count_announced_bytes(ANNOUNCED, own=own, members=members)
             assert role.peak <= most, (name, role.peak / most)
 
 
@@ -720,11 +720,11 @@ def test_a_size_that_would_take_too_much_is_refused_with_one_that_does_not(
         agreed = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=maximum_ids)
         protocol = kind(agreed)
         if role == "hub":
-            protocol.hub(HUB, members, FEW)
+            protocol.make_hub(HUB, members, FEW)
         elif role == "member":
-            protocol.member("p0", HUB, FEW)
+            protocol.make_member("p0", HUB, FEW)
         else:
-            protocol.dealer(HUB, members)
+            protocol.make_dealer(HUB, members)
 
     with pytest.raises(LocalProtocolError, match=r"GiB, expected 16 GiB at most; agree on") as told:
         enter(2**32 - 1)
@@ -737,4 +737,4 @@ def test_a_size_that_would_take_too_much_is_refused_with_one_that_does_not(
 
 def test_lists_that_are_as_long_as_their_messages_take_any_size() -> None:
     agreed = IntersectionAgreement(session="s", maximum_ids=2**32 - 1)
-    SET_INTERSECTIONS["ecdh"](agreed).member("p", HUB, FEW)
+    SET_INTERSECTIONS["ecdh"](agreed).make_member("p", HUB, FEW)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import ecdh
-from apfed_protocols.psi.ecdh import EcdhIntersection, in_threads, split_points
+from apfed_protocols.psi.ecdh import EcdhIntersection, map_in_threads, split_points
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER
@@ -29,7 +29,7 @@ IDS = [str(k).encode() for k in range(6)]
 def make_roles(*, minimum_rows: int = 0) -> tuple[Aligner, Aligner]:
     agreement = IntersectionAgreement(session="s", minimum_rows=minimum_rows, maximum_ids=100)
     protocol = EcdhIntersection(agreement)
-    return protocol.hub("hub", ["p"], IDS), protocol.member("p", "hub", IDS[2:])
+    return protocol.make_hub("hub", ["p"], IDS), protocol.make_member("p", "hub", IDS[2:])
 
 
 class Played:
@@ -122,7 +122,7 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     for r, u in [(0, 0), (PRIME, 0), *((r, 1) for r in (root, PRIME - root, half, PRIME - half))]:
         assert ecdh.to_curve(number(r)) == [number(u)]
         with pytest.raises(RuntimeError, match="library error"):
-            ecdh.blind(fresh_key(), number(r))
+            ecdh.blind_digests(fresh_key(), number(r))
     images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
     assert images == [1]
 
@@ -155,7 +155,9 @@ def test_no_digest_travels_and_scalars_are_fresh_for_each_run_and_member() -> No
     runs = Played(), Played()
     agreement = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=100)
     sent = [body for run in runs for body in (run.to_member, run.to_hub)]
-    sent += [out.body for out in EcdhIntersection(agreement).hub("hub", ["p", "q"], IDS).start()]
+    sent += [
+        out.body for out in EcdhIntersection(agreement).make_hub("hub", ["p", "q"], IDS).start()
+    ]
     seen = [point for message in sent for point in points_of(message)]
     digests = split_points(ecdh.digest_ids(IDS, session=agreement.digest))
     assert set(seen).isdisjoint(digests)
@@ -169,7 +171,7 @@ LOW_ORDER = (0, 1, PRIME - 1, ORDER_EIGHT, pow(ORDER_EIGHT, -1, PRIME))
 def test_low_order_points_annihilate_and_are_refused() -> None:
     for u in LOW_ORDER:
         with pytest.raises(RuntimeError, match="library error"):
-            ecdh.multiply(fresh_key(), number(u))
+            ecdh.multiply_points(fresh_key(), number(u))
         played = Played()
         with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
             played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
@@ -195,7 +197,7 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
     points = points_of(good.to_hub)
     twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
     scalar = fresh_key()
-    assert ecdh.multiply(scalar, twin) == ecdh.multiply(scalar, points[1])
+    assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
     lists: list[tuple[list[bytes], str]] = [
         *(([number(u)], "not a number below") for u in (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9)),
         ([*points, points[0], points[1]], r"p sent 2 blinded ID\(s\) twice"),
@@ -265,7 +267,7 @@ def test_secrets_are_absent_from_repr() -> None:
 
 SCALAR = b"a" * 32
 DIGESTS = ecdh.digest_ids([b"%d" % k for k in range(41)], session=bytes(32))
-POINTS = ecdh.blind(SCALAR, DIGESTS)
+POINTS = ecdh.blind_digests(SCALAR, DIGESTS)
 
 
 def test_each_multiplication_is_that_of_another_library() -> None:
@@ -273,7 +275,7 @@ def test_each_multiplication_is_that_of_another_library() -> None:
     random = np.random.default_rng(3).bytes(32 * 200)
     for points, found in (
         (ecdh.to_curve(DIGESTS), POINTS),
-        (split_points(random), ecdh.multiply(SCALAR, random)),
+        (split_points(random), ecdh.multiply_points(SCALAR, random)),
     ):
         theirs = [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
         assert split_points(found) == theirs
@@ -286,12 +288,14 @@ def test_many_small_pieces_come_back_in_order(
     monkeypatch.setattr(ecdh, "_POINTS_OF_A_PIECE", 3)
     some = DIGESTS[: 32 * count]
     seen = list[int]()
-    found = in_threads(partial(ecdh.blind, SCALAR), some, threads=most, report=seen.append)
+    found = map_in_threads(
+        partial(ecdh.blind_digests, SCALAR), some, threads=most, report=seen.append
+    )
     assert found == POINTS[: 32 * count]
     assert seen == sorted(seen)
     assert seen[-1] == count
-    again = in_threads(partial(ecdh.multiply, SCALAR), found, threads=most)
-    assert again == ecdh.multiply(SCALAR, found)
+    again = map_in_threads(partial(ecdh.multiply_points, SCALAR), found, threads=most)
+    assert again == ecdh.multiply_points(SCALAR, found)
 
 
 @pytest.fixture
@@ -310,7 +314,7 @@ def test_a_multiplication_leaves_pythons_lock_to_others() -> None:
 
     def multiply(name: str) -> None:
         for point in points:
-            ecdh.multiply(SCALAR, point)
+            ecdh.multiply_points(SCALAR, point)
             done.append(name)
 
     with ThreadPoolExecutor(2) as two:
@@ -335,25 +339,22 @@ def test_long_lists_use_a_thread_for_each_processor(
             together.wait(20)
         return blocks
 
-    assert in_threads(work, DIGESTS, threads=most) == DIGESTS
+    assert map_in_threads(work, DIGESTS, threads=most) == DIGESTS
     assert len(seen) == expected
     assert (threading.get_ident() in seen) == (expected == 1)
 
 
 def test_an_error_in_a_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="library error"):
-        in_threads(partial(ecdh.multiply, SCALAR), bytes(32) * 5000, threads=2)
+        map_in_threads(partial(ecdh.multiply_points, SCALAR), bytes(32) * 5000, threads=2)
 
 
 def test_a_party_that_is_told_to_end_ends_soon() -> None:
     script = (
-        "import signal\n"
-        "from functools import partial\nfrom apfed_protocols.psi import ecdh\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "def tell(done):\n"
-        "    print(done, flush=True)\n"
-        "work = partial(ecdh.blind, bytes(32))\n"
-        "ecdh.in_threads(work, b'1' * 32 * 300_000, threads=2, report=tell)\n"
+        "import signal\nfrom functools import partial\nfrom apfed_protocols.psi import "
+        "ecdh\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ndef tell(done):\n    "
+        "print(done, flush=True)\nwork = partial(ecdh.blind_digests, bytes(32))\n"
+        "ecdh.map_in_threads(work, b'1' * 32 * 300_000, threads=2, report=tell)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -28,7 +28,7 @@ from apfed_protocols.psi.store import (
     Multiplier,
     Rows,
     cells_for,
-    decode,
+    decode_rows,
     digest_ids,
     from_bytes,
     random_elements,
@@ -41,7 +41,7 @@ from apfed_protocols.psi.vole import (
     Kind,
     VoleIntersection,
     hash_values,
-    match,
+    match_tags,
     member_dealt_bytes,
     tag_bytes,
 )
@@ -72,18 +72,18 @@ def test_products_are_those_of_the_field() -> None:
     elements = random_elements(fresh_key(), b"test", 40)
     elements = np.concatenate([elements, from_bytes(bytes(16) + b"\xff" * 16 + b"\1" + bytes(15))])
     expected = [multiplied(one, int.from_bytes(factor, "little")) for one in as_ints(elements)]
-    assert as_ints(Multiplier(factor).times(elements)) == expected
+    assert as_ints(Multiplier(factor).multiply_elements(elements)) == expected
 
 
 def test_a_store_gives_each_id_its_value() -> None:
     for count in [0, 1, 2, 7, 60, 3000]:
         cells = cells_for(count)
-        rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
+        rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
         assert all(len(set(three)) == 3 for three in rows.cells.tolist())
         assert not count or (rows.cells.min() >= 0 and rows.cells.max() < cells)
         values = random_elements(fresh_key(), b"test", count)
         store = Encoder(rows, cells).encode(values)
-        assert (decode(store, rows) == values).all()
+        assert (decode_rows(store, rows) == values).all()
         assert len(np.unique(store, axis=0)) == cells + DENSE  # cells that nobody needs are random
 
 
@@ -91,15 +91,15 @@ def test_rows_that_cannot_be_peeled_are_solved() -> None:
     """At this density hundreds of rows are left, in which every cell is used twice or more."""
     count = 900
     cells = 1000
-    rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
-    _, left = stores._peel(rows.cells, cells)
+    rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
+    _, left = stores._peel_rows(rows.cells, cells)
     assert len(left) > 100
     values = random_elements(fresh_key(), b"test", count)
-    assert (decode(Encoder(rows, cells).encode(values), rows) == values).all()
+    assert (decode_rows(Encoder(rows, cells).encode(values), rows) == values).all()
 
 
 def test_dependent_rows_are_refused() -> None:
-    one = Rows.of(digest_ids(IDS[:1] * 2, fresh_key()), cells_for(2))
+    one = Rows.from_digests(digest_ids(IDS[:1] * 2, fresh_key()), cells_for(2))
     with pytest.raises(DependentRowsError):
         Encoder(one, cells_for(2)).encode(random_elements(fresh_key(), b"test", 2))
 
@@ -132,9 +132,9 @@ def test_the_bound_is_kept_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = 0
     monkeypatch.setattr(stores, "DENSE", dense)
     for _ in range(tries):
-        rows = Rows.of(digest_ids(IDS[:count], fresh_key()), cells)
+        rows = Rows.from_digests(digest_ids(IDS[:count], fresh_key()), cells)
         try:
-            stores._solve(
+            stores._solve_cells(
                 np.zeros((cells + dense, 2), np.uint64),
                 rows,
                 np.zeros((count, 2), np.uint64),
@@ -163,27 +163,27 @@ def test_tags_that_begin_alike_are_told_apart() -> None:
     own = np.zeros((3, 10), np.uint8)
     own[:, 9] = [1, 2, 3]
     theirs = np.array(own[[2, 0]])
-    assert match(own, theirs, sender="p").tolist() == [1, -1, 0]
+    assert match_tags(own, theirs, sender="p").tolist() == [1, -1, 0]
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
-        match(own, theirs[[0, 0]], sender="p")
+        match_tags(own, theirs[[0, 0]], sender="p")
 
 
 def test_two_ids_of_the_hub_with_one_tag_are_not_taken_for_an_intersection() -> None:
     own = np.array([1, 2, 1, 3], np.uint8).repeat(8).reshape(4, 8)
     theirs = np.array([9, 2, 7], np.uint8).repeat(8).reshape(3, 8)
-    assert match(own, theirs, sender="p").tolist() == [-1, 1, -1, -1]
+    assert match_tags(own, theirs, sender="p").tolist() == [-1, 1, -1, -1]
 
 
 def test_tags_are_matched_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tags = hash_values(random_elements(fresh_key(), b"test", 900), fresh_key(), 9)
     own = tags[:600]
     theirs = tags[300:][::-1]
-    at_once = match(own, theirs, sender="p")
+    at_once = match_tags(own, theirs, sender="p")
     monkeypatch.setattr(outputs, "_MATCHED", 100)
-    assert match(own, theirs, sender="p").tolist() == at_once.tolist()
+    assert match_tags(own, theirs, sender="p").tolist() == at_once.tolist()
     assert at_once.tolist() == [-1] * 300 + list(range(599, 299, -1))
     with pytest.raises(RemoteProtocolError, match="p sent a tag twice"):
-        match(own, np.concatenate([theirs, theirs[:1]]), sender="p")
+        match_tags(own, np.concatenate([theirs, theirs[:1]]), sender="p")
 
 
 def test_the_hash_depends_on_all_of_its_input() -> None:
@@ -271,13 +271,13 @@ def test_the_hubs_store_solves_as_many_equations_as_the_printed_bound() -> None:
     solved = {80: 0, bound + 1: 0}
     for number, count in product(range(20), solved):
         digests = digest_ids([b"%d %d" % (number, k) for k in range(count)], bytes(32))
-        rows = Rows.of(digests, cells_for(2))
+        rows = Rows.from_digests(digests, cells_for(2))
         try:
             store = Encoder(rows, cells_for(2)).encode(targets_of(digests))
         except DependentRowsError:
             continue
         solved[count] += 1
-        assert (decode(store, rows) == targets_of(digests)).all()
+        assert (decode_rows(store, rows) == targets_of(digests)).all()
     assert solved[80] > 10
     assert solved[bound + 1] == 0
 

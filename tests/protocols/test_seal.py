@@ -214,12 +214,12 @@ def test_keys_are_agreed_once() -> None:
 def test_both_ends_agree_on_one_key_for_each_salt_and_info() -> None:
     alice = fresh_run_key()
     bob = fresh_run_key()
-    shared = alice.agree(bob.public, salt=b"salt", info=b"info")
-    assert shared == bob.agree(alice.public, salt=b"salt", info=b"info")
+    shared = alice.derive_shared_key(bob.public, salt=b"salt", info=b"info")
+    assert shared == bob.derive_shared_key(alice.public, salt=b"salt", info=b"info")
     assert len(shared) == 32
     others = {
-        alice.agree(bob.public, salt=b"salt", info=b"other"),
-        alice.agree(bob.public, salt=b"other", info=b"info"),
+        alice.derive_shared_key(bob.public, salt=b"salt", info=b"other"),
+        alice.derive_shared_key(bob.public, salt=b"other", info=b"info"),
         shared,
     }
     assert len(others) == 3

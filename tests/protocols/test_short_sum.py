@@ -96,10 +96,12 @@ MISUSES: dict[str, Any] = {
         "recoverable", [*NAMES, "d"], to="x", clip=1, threshold=3
     ),
     "hub, which is x and y, alone can read .*Take a sum under masks": lambda: ap.hub_pump(
-        {"x": unmasked().receiver(), "y": unmasked().combiner()}, print, lambda: ("a", b"")
+        {"x": unmasked().make_receiver(), "y": unmasked().make_combiner()},
+        print,
+        lambda: ("a", b""),
     ),
     "y and x|x and y, alone can read one": lambda: ap.answer_hub(
-        unmasked().contributor("a"), b"\0\0\0\5start"
+        unmasked().make_contributor("a"), b"\0\0\0\5start"
     ),
     "allow_single_reader of MaskedSum is of type bool": lambda: secure_sum(
         "masked",
@@ -127,30 +129,30 @@ MISUSES: dict[str, Any] = {
     "beyond 127, the end of its type": lambda: secure_sum("masked", NAMES, to="x", clip=999)(
         dict.fromkeys(NAMES, np.full(2, 100, np.int8))
     ),
-    "has no clip yet": lambda: secure_sum("masked", NAMES, to="x", clip="agree").receiver(),
+    "has no clip yet": lambda: secure_sum("masked", NAMES, to="x", clip="agree").make_receiver(),
     "zero at all contributors": lambda: secure_sum("masked", NAMES, to="x", clip="agree")(
         dict.fromkeys(NAMES, 0.0)
     ),
-    "receives and combines in one role": lambda: short().combiner(),
-    "'d' contributes nothing": lambda: short().contributor("d"),
-    "run the setup first": lambda: short().contributor("a").contribute(0.1),
+    "receives and combines in one role": lambda: short().make_combiner(),
+    "'d' contributes nothing": lambda: short().make_contributor("d"),
+    "run the setup first": lambda: short().make_contributor("a").contribute(0.1),
     "holds secrets .* never serialised": lambda: pickle.dumps(short()),
-    "holds secrets .*serialised": lambda: copy.deepcopy(short().contributor("a")),
-    "a key that seals a role is 32": lambda: ap.put_away(
-        short().contributor("a"), b"1", book=ap.BookInMemory()
+    "holds secrets .*serialised": lambda: copy.deepcopy(short().make_contributor("a")),
+    "a key that seals a role is 32": lambda: ap.suspend_role(
+        short().make_contributor("a"), b"1", book=ap.BookInMemory()
     ),
-    "no role of b": lambda: short().take_up(
-        "b", put_in_memory(short().contributor("a")), bytes(32), book=ap.BookInMemory()
+    "no role of b": lambda: short().resume_role(
+        "b", put_in_memory(short().make_contributor("a")), bytes(32), book=ap.BookInMemory()
     ),
     "holds shares for the next step": lambda: put_in_memory(
-        secure_sum("recoverable", NAMES, to="x", clip=1).contributor("a")
+        secure_sum("recoverable", NAMES, to="x", clip=1).make_contributor("a")
     ),
     "a hub has the receiver": lambda: ap.hub_pump({}, print, lambda: ("a", b"")),
     "a step needs `values`": lambda: ap.answer_hub(
-        short().contributor("a"), b"\0\0\0\4step\0\0\0\10" + bytes(8) + bytes(4)
+        short().make_contributor("a"), b"\0\0\0\4step\0\0\0\10" + bytes(8) + bytes(4)
     ),
     "is signed with `identity` and `peers`": lambda: ap.answer_hub(
-        short().contributor("a"), b"", identity=ap.fresh_identity()
+        short().make_contributor("a"), b"", identity=ap.fresh_identity()
     ),
 }
 
@@ -348,7 +350,7 @@ def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_t
     session = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
     other = secure_sum("masked", NAMES, to="x", clip="agree", session="s")
     other({name: of_norm(1.5) for name in NAMES})  # settles on the same clip
-    ahead = next(iter(other.contributor("b").start())).body
+    ahead = next(iter(other.make_contributor("b").start())).body
     fits = b"\x65"  # what b and c say of the next agreement, which a has not begun
     arriving = iter(
         [
@@ -363,7 +365,7 @@ def test_messages_that_run_ahead_of_an_agreement_are_kept_for_what_they_belong_t
     )
     links: Any = {"send": lambda *_: None, "receive": lambda: next(arriving)}
     role = session.join("a", first=of_norm(1.5), **links)
-    assert role.finished
+    assert role.is_finished
     assert session.agree_anew(role, "a", values=of_norm(1.5), **links) is role
 
 
@@ -418,8 +420,8 @@ def test_threads_take_turns_and_a_step_is_used_once() -> None:
         totals = [session(dict(zip("bac", (np.full(9, k), *rest), strict=True))) for k in range(25)]
         return all((total == number + k).all() for k, total in enumerate(totals))
 
-    roles: dict[str, Any] = {name: session.contributor(name) for name in NAMES}
-    ap.converse({"x": session.receiver(), **roles})
+    roles: dict[str, Any] = {name: session.make_contributor(name) for name in NAMES}
+    ap.converse({"x": session.make_receiver(), **roles})
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(adds, range(4)))
         sent = [*pool.map(lambda _: roles["a"].contribute(GOOD["a"]), range(4))]
@@ -443,17 +445,19 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
     public = {name: held.public for name, held in identities.items()}
     own: dict[str, Any] = {me: {"identity": one, "peers": public} for me, one in identities.items()}
     apart = session.described.rounds == 1
-    kept: dict[str, Any] = {name: session.contributor(name) for name in NAMES}
-    kept = {me: ap.put_away(role, key, book=book) if apart else role for me, role in kept.items()}
+    kept: dict[str, Any] = {name: session.make_contributor(name) for name in NAMES}
+    kept = {
+        me: ap.suspend_role(role, key, book=book) if apart else role for me, role in kept.items()
+    }
     answers, old = [], dict(kept)
 
     def send(me: str, packet: bytes) -> None:
-        role = session.take_up(me, kept[me], key, book=book) if apart else kept[me]
+        role = session.resume_role(me, kept[me], key, book=book) if apart else kept[me]
         answer = ap.answer_hub(role, packet, lambda m: np.frombuffer(m) * 2, **own.get(me, {}))
-        kept[me] = ap.put_away(role, key, book=book) if apart else role
+        kept[me] = ap.suspend_role(role, key, book=book) if apart else role
         answers.append((me, answer))
 
-    ends = {"x": session.receiver()} | ({"y": session.combiner()} if by else {})
+    ends = {"x": session.make_receiver()} | ({"y": session.make_combiner()} if by else {})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hub = ap.hub_pump(ends, send, lambda: answers.pop(0), **own.get("x", {}))
@@ -466,23 +470,23 @@ def test_a_hub_drives_hosts_that_keep_nothing(kind: str, signed: bool, tmp_path:
         assert np.allclose(total, 6 * number, atol=2e-3)
     if apart:
         with pytest.raises(LocalProtocolError, match="was taken up before"):
-            session.take_up("a", old["a"], key, book=book)
+            session.resume_role("a", old["a"], key, book=book)
         stranger = tmp_path / "stranger"
-        ap.put_away(session.contributor("a"), key, book=stranger)
+        ap.suspend_role(session.make_contributor("a"), key, book=stranger)
         with pytest.raises(LocalProtocolError, match="does not list this role"):
-            session.take_up("a", kept["a"], key, book=stranger)
+            session.resume_role("a", kept["a"], key, book=stranger)
         book.rename(tmp_path / "lost")
         with pytest.raises(LocalProtocolError, match="is missing, so nobody knows"):
-            session.take_up("a", kept["a"], key, book=book)
+            session.resume_role("a", kept["a"], key, book=book)
     if signed and kind == "masked":
         with pytest.raises(RemoteProtocolError, match="does not fit the key"):
             ap.answer_hub(
-                session.contributor("a"),
+                session.make_contributor("a"),
                 b"".join(len(p).to_bytes(4, "big") + p for p in (b"letters", b"b", bytes(200))),
                 **own["a"],
             )
     with pytest.raises(RemoteProtocolError, match="no packet of a hub"):
-        ap.answer_hub(session.contributor("a"), b"\0\0\0\xffstep")
+        ap.answer_hub(session.make_contributor("a"), b"\0\0\0\xffstep")
 
 
 BAD_BOOKS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -508,7 +512,7 @@ def linked(folder: Path) -> Path:
 
 
 def put_in_memory(role: Any) -> bytes:
-    return ap.put_away(role, bytes(32), book=ap.BookInMemory())
+    return ap.suspend_role(role, bytes(32), book=ap.BookInMemory())
 
 
 @pytest.mark.parametrize("name", BAD_BOOKS)
@@ -517,42 +521,42 @@ def test_what_is_no_book_keeps_no_role_and_the_role_stays(name: str, tmp_path: P
     book: Any = make(tmp_path)
     session = short()
     good = tmp_path / "good"
-    role = session.contributor("a")
+    role = session.make_contributor("a")
     with pytest.raises(LocalProtocolError, match=says):
-        ap.put_away(role, bytes(32), book=book)
-    sealed = ap.put_away(role, bytes(32), book=good)
+        ap.suspend_role(role, bytes(32), book=book)
+    sealed = ap.suspend_role(role, bytes(32), book=good)
     with pytest.raises(LocalProtocolError, match=says + "|is missing"):
-        session.take_up("a", sealed, bytes(32), book=book)
-    session.take_up("a", sealed, bytes(32), book=good)
+        session.resume_role("a", sealed, bytes(32), book=book)
+    session.resume_role("a", sealed, bytes(32), book=good)
 
 
 def test_a_book_in_memory_serves_once_and_only_its_own(tmp_path: Path) -> None:
     session = short()
     book = ap.BookInMemory()
-    sealed = ap.put_away(session.contributor("a"), bytes(32), book=book)
+    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        session.take_up("a", sealed, bytes(32), book=ap.BookInMemory())
-    role = session.take_up("a", sealed, bytes(32), book=book)
+        session.resume_role("a", sealed, bytes(32), book=ap.BookInMemory())
+    role = session.resume_role("a", sealed, bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="was taken up before"):
-        session.take_up("a", sealed, bytes(32), book=book)
+        session.resume_role("a", sealed, bytes(32), book=book)
     with pytest.raises(LocalProtocolError, match="does not list this role"):
-        ap.put_away(role, bytes(32), book=ap.BookInMemory())
+        ap.suspend_role(role, bytes(32), book=ap.BookInMemory())
 
 
 def test_an_older_copy_of_a_book_takes_up_nothing(tmp_path: Path) -> None:
     session = short()
     book = tmp_path / "book"
     key = bytes(32)
-    first = ap.put_away(session.contributor("a"), key, book=book)
+    first = ap.suspend_role(session.make_contributor("a"), key, book=book)
     copy_of_book = book.read_bytes()
-    second = ap.put_away(session.take_up("a", first, key, book=book), key, book=book)
+    second = ap.suspend_role(session.resume_role("a", first, key, book=book), key, book=book)
     book.write_bytes(copy_of_book)
     with pytest.raises(LocalProtocolError, match="was taken up before"):
-        session.take_up("a", second, key, book=book)
+        session.resume_role("a", second, key, book=book)
 
 
 def test_a_book_in_memory_serves_nobody_in_a_forked_copy() -> None:
     session, book = short(), ap.BookInMemory()
-    sealed = ap.put_away(session.contributor("a"), bytes(32), book=book)
-    action = lambda: session.take_up("a", sealed, bytes(32), book=book)  # noqa: E731
+    sealed = ap.suspend_role(session.make_contributor("a"), bytes(32), book=book)
+    action = lambda: session.resume_role("a", sealed, bytes(32), book=book)  # noqa: E731
     assert "belongs to the process that made it" in said_in_a_fork({"take up": action})["take up"]

@@ -91,7 +91,7 @@ def slots_of_sum(found: Headroom, slot: int, addends: int = 1) -> NDArray[np.flo
     keys = cipher.key_pair()
     slots = np.full((1, found.packing.slots), slot)
     parts = {str(k): cipher.encrypt(keys, slots) for k in range(addends)}
-    return cipher.decrypt(keys, cipher.add(parts, 1), 1, sender="the test")
+    return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
 
 
 def test_one_bit_more_scale_wraps_around() -> None:
@@ -133,7 +133,7 @@ def coefficients_of_sum(
     cipher = BfvCipher((60,), plain_bits)
     keys = cipher.key_pair()
     parts = {str(k): cipher.encrypt(keys, coefficients[None]) for k in range(addends)}
-    return cipher.decrypt(keys, cipher.add(parts, 1), 1, sender="the test")
+    return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
 
 
 def test_the_noise_limit_of_the_plain_modulus_is_real() -> None:
@@ -153,9 +153,9 @@ def test_one_bit_more_a_value_wraps_around() -> None:
         wanted = fixed_point(64, bits)
         assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
         packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
-        highest = packing.pack(np.full(8192, wanted.levels, dtype=np.int64))[0]
+        highest = packing.pack_fields(np.full(8192, wanted.levels, dtype=np.int64))[0]
         total = coefficients_of_sum(plain_bits, highest, 64)
-        assert (packing.unpack(total) == 64 * wanted.levels).all() == exact
+        assert (packing.unpack_fields(total) == 64 * wanted.levels).all() == exact
 
 
 def test_what_does_not_fit_says_what_would() -> None:
@@ -225,7 +225,7 @@ def test_the_noise_is_as_large_as_seals(kind: type[BfvCipher]) -> None:
     budgets = []
     for _ in range(8):
         blobs = cipher.encrypt(keys, np.zeros((1, 4096), dtype=np.int64))
-        loaded = cipher.load(blobs, 1, sender="the test")[0]
+        loaded = cipher.load_ciphertexts(blobs, 1, sender="the test")[0]
         budgets.append(keys.decryptor.invariant_noise_budget(loaded))
     # q / 2t over 4 to 6 deviations of sqrt(10.5 (1 + 4N/3)), in whole bits.
     deviation = math.sqrt(10.5 * (1 + 4 * 4096 / 3))
@@ -237,7 +237,7 @@ def in_coefficients(cipher: BfvCipher, ciphertext: Any) -> NDArray[np.int64]:
     """The two polynomials of a ciphertext that is a product in SEAL's transformed form."""
     vars(cipher)["_evaluator"].transform_from_ntt_inplace(ciphertext)
     with scratch_file() as scratch:
-        numbers = cipher.ciphertext_form.numbers(ciphertext, scratch)
+        numbers = cipher.ciphertext_form.extract_numbers(ciphertext, scratch)
     return numbers.reshape(2, -1).astype(np.int64)
 
 
@@ -310,8 +310,8 @@ def test_quantised_values_are_those_of_exact_arithmetic(
     square = sum(value * value for value in exact)
     # The norm to 20 digits, where it exceeds the bound.
     shrink = Fraction(10**20, math.isqrt(int(square * 10**40))) if square > 1 else Fraction(1)
-    (integers,) = fixed_point.quantise(np.array([row]))
-    assert np.array_equal(fixed_point.quantise(np.array([row]), width=np.int32), [integers])
+    (integers,) = fixed_point.quantise_rows(np.array([row]))
+    assert np.array_equal(fixed_point.quantise_rows(np.array([row]), width=np.int32), [integers])
     for integer, value in zip(integers.tolist(), exact, strict=True):
         error = abs(integer - value * shrink * fixed_point.levels)
         assert error <= Fraction(1, 2) + Fraction(1, 10**6)
@@ -319,7 +319,7 @@ def test_quantised_values_are_those_of_exact_arithmetic(
 
 def test_the_bound_itself_takes_the_last_level() -> None:
     fixed_point = FixedPoint(clip_norm=0.3, bits=16, contributors=4)
-    levels = fixed_point.quantise(np.array([[0.3], [-0.3], [9.0]]))
+    levels = fixed_point.quantise_rows(np.array([[0.3], [-0.3], [9.0]]))
     assert levels.ravel().tolist() == [32767, -32767, 32767]
     assert (fixed_point.limit, fixed_point.field_bits) == (4 * 32767, 18)
 
@@ -331,10 +331,10 @@ def test_packing_round_trip(data: st.DataObject, fields: int, width: int) -> Non
     integers = np.array(
         data.draw(st.lists(st.integers(-edge, edge - 1), min_size=1, max_size=30)), dtype=np.int64
     )
-    slots = packing.pack(integers)
-    assert slots.shape == (packing.vectors(integers.size), 4)
+    slots = packing.pack_fields(integers)
+    assert slots.shape == (packing.count_vectors(integers.size), 4)
     assert np.array_equal(slots.astype(np.float64).astype(np.int64), slots)
-    back = packing.unpack(slots)
+    back = packing.unpack_fields(slots)
     assert np.array_equal(back[: integers.size], integers)
     assert not back[integers.size :].any()
 
@@ -344,7 +344,7 @@ def test_packed_sums_are_sums(numbers: list[int]) -> None:
     packing = Packing(fields=2, field_bits=13, slots=2)
     first = np.array(numbers[:3])
     second = np.array(numbers[3:])
-    total = packing.unpack(packing.pack(first) + packing.pack(second))
+    total = packing.unpack_fields(packing.pack_fields(first) + packing.pack_fields(second))
     assert np.array_equal(total[:3], first + second)
 
 

@@ -66,7 +66,7 @@ def test_the_aggregator_holds_no_key_of_any_kind(played: Parties) -> None:
 
 
 def test_setup_sends_the_public_key_to_passives_only(choice: str) -> None:
-    outgoing = make(choice, agreement()).receiver().start()
+    outgoing = make(choice, agreement()).make_receiver().start()
     sizes = {message.receiver: len(message.body) for message in outgoing}
     assert sizes.pop("aggregator") < 128
     assert set(sizes) == {"passive_1", "passive_2", "passive_3"}
@@ -78,7 +78,7 @@ def test_only_residues_cross_the_wire(played: Parties, cipher: SealCipher) -> No
     contributions = played.contribute(random_values(3, (100, 50)), played.next())
     for frame in (*contributions.values(), played.combiner.combine(contributions)):
         blobs = Frame.parse(frame, sender="peer").blobs
-        assert len(blobs) == described(played).packing.vectors(5000)
+        assert len(blobs) == described(played).packing.count_vectors(5000)
         for blob in blobs:
             assert cipher.residues.parse(blob, sender="peer").size == 8192
     assert cipher.residues.width == (8 if played.sum.name == "ckks" else 7)
@@ -87,10 +87,10 @@ def test_only_residues_cross_the_wire(played: Parties, cipher: SealCipher) -> No
 def test_another_format_of_seal_is_our_own_fault(cipher: SealCipher) -> None:
     with scratch_file() as scratch:
         blob = scratch.save(cipher.key_pair().public_key)
-    assert len(SealForm.content(blob)) > 65536
+    assert len(SealForm.decompress_object(blob)) > 65536
     for other in (b"XX" + blob[2:], blob[:5] + b"\1" + blob[6:]):
         with pytest.raises(LocalProtocolError, match=r"does not serialise as SEAL 4\.1"):
-            SealForm.content(other)
+            SealForm.decompress_object(other)
 
 
 def test_a_temporary_file_serves_where_memory_has_no_path(
@@ -105,14 +105,14 @@ def test_a_temporary_file_serves_where_memory_has_no_path(
 
 def test_roles_wait_for_their_setup(choice: str) -> None:
     fresh = make(choice, agreement())
-    contributor = fresh.contributor("passive_1")
-    combiner = fresh.combiner()
-    assert not contributor.finished
+    contributor = fresh.make_contributor("passive_1")
+    combiner = fresh.make_combiner()
+    assert not contributor.is_finished
     with pytest.raises(LocalProtocolError, match="no public key yet"):
         contributor.contribute(np.zeros((1, 1)), parties(choice).next())
     with pytest.raises(LocalProtocolError, match="no fingerprint yet"):
         combiner.combine({})
-    receiver = fresh.receiver()
+    receiver = fresh.make_receiver()
     first, *_, last = receiver.start()
     with pytest.raises(LocalProtocolError, match="start is called once"):
         receiver.start()
@@ -130,12 +130,12 @@ def test_roles_wait_for_their_setup(choice: str) -> None:
 def test_an_exchanged_key_does_not_match_its_fingerprint(choice: str) -> None:
     first, second = (
         Frame.parse(next(iter(receiver.start())).body, sender="active")
-        for receiver in (make(choice, agreement()).receiver() for _ in range(2))
+        for receiver in (make(choice, agreement()).make_receiver() for _ in range(2))
     )
     swapped = replace(first, blobs=second.blobs).pack()
     with pytest.raises(RemoteProtocolError, match="does not match its fingerprint"):
-        make(choice, agreement()).contributor("passive_1").receive("active", swapped)
-    other = make(choice, agreement(bits=12)).contributor("passive_1")
+        make(choice, agreement()).make_contributor("passive_1").receive("active", swapped)
+    other = make(choice, agreement(bits=12)).make_contributor("passive_1")
     with pytest.raises(RemoteProtocolError, match="under another agreement"):
         other.receive("active", first.pack())
 
@@ -148,7 +148,7 @@ def test_an_altered_sum_is_refused(choice: str, cipher: SealCipher) -> None:
         body = played.combiner.combine(played.contribute([np.ones((8, 1))] * 3, bound))
         frame = Frame.parse(body, sender="aggregator")
         if change == "doubled":
-            doubled = cipher.add({"a": frame.blobs, "b": frame.blobs}, 1)
+            doubled = cipher.add_ciphertexts({"a": frame.blobs, "b": frame.blobs}, 1)
             altered = replace(frame, blobs=tuple(doubled))
         else:
             altered = replace(frame, rows=7)
@@ -167,7 +167,7 @@ def test_damaged_ciphertexts_are_refused(played: Parties, cipher: SealCipher) ->
         (good[:-8] + b"\xff" * 8, "beyond the modulus"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            cipher.add({"p": [damaged]}, 1)
+            cipher.add_ciphertexts({"p": [damaged]}, 1)
         with pytest.raises(RemoteProtocolError, match=message):
             cipher.decrypt(context, [damaged], 1, sender="peer")
 
@@ -185,11 +185,11 @@ def test_residues_add_as_seal_adds_them(played: Parties, cipher: SealCipher, pas
     """Many addends of 60 bits exceed a word unless each addition is reduced."""
     context = vars(played.receiver)["_context"]
     parts = {str(k): cipher.encrypt(context, constant(played, 1)) for k in range(passives)}
-    ours = cipher.load(cipher.add(parts, 1), 1, sender="us")
-    theirs = cipher.load(parts.pop("0"), 1, sender="0")
+    ours = cipher.load_ciphertexts(cipher.add_ciphertexts(parts, 1), 1, sender="us")
+    theirs = cipher.load_ciphertexts(parts.pop("0"), 1, sender="0")
     evaluator = vars(cipher)["_evaluator"]
     for name, blobs in parts.items():
-        evaluator.add_inplace(theirs[0], cipher.load(blobs, 1, sender=name)[0])
+        evaluator.add_inplace(theirs[0], cipher.load_ciphertexts(blobs, 1, sender=name)[0])
     with scratch_file() as scratch:
         assert scratch.save(ours[0]) == scratch.save(theirs[0])
 
@@ -201,7 +201,7 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
     bodies = played.contribute(values, bound)
     frames = [Frame.parse(body, sender=name) for name, body in bodies.items()]
     kept = {"passive_1": frames[0].blobs, "passive_2": frames[1].blobs}
-    blobs = described(played).cipher.add(kept, 1)
+    blobs = described(played).cipher.add_ciphertexts(kept, 1)
     altered = vars(played.combiner)["_frames"].sum_of(frames, blobs)
     if played.sum.masks == "pairwise":
         with pytest.raises(RemoteProtocolError, match="lies beyond the range"):
@@ -212,10 +212,10 @@ def test_leaving_a_passive_out_shows_under_masks_and_nowhere_else(choice: str) -
 
 def test_setup_needs_the_key_and_every_seed() -> None:
     described = MaskedBfvSum(agreement())
-    first = described.contributor("passive_1")
-    second = described.contributor("passive_2")
-    first.receive("active", described.receiver().start()[0].body)
-    assert not first.finished
+    first = described.make_contributor("passive_1")
+    second = described.make_contributor("passive_2")
+    first.receive("active", described.make_receiver().start()[0].body)
+    assert not first.is_finished
     with pytest.raises(LocalProtocolError, match="no mask key of passive_2, passive_3 yet"):
         first.contribute(np.zeros((1, 1)), binding(0))
     messages = {out.receiver: out.body for out in second.start()}

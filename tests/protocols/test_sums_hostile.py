@@ -24,7 +24,7 @@ from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.homomorphic import Encrypter, HomomorphicSum
 from apfed_protocols.sums.interface import USUAL_BITS, count_telling_sessions
-from apfed_protocols.sums.seal_cipher import DEGREE, coefficients
+from apfed_protocols.sums.seal_cipher import DEGREE, compute_coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
 from tests.memory import traced
@@ -99,12 +99,13 @@ def play(count):
 play(20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 play(rounds - 20)
-for message in played.sum.contributor("passive_2").start() * (rounds // 30):
-    fresh = {"passive_1": played.sum.contributor("passive_1"), "active": played.sum.receiver(),
-             "aggregator": played.sum.combiner()}[message.receiver]
+for message in played.sum.make_contributor("passive_2").start() * (rounds // 30):
+    fresh = {"passive_1": played.sum.make_contributor("passive_1"),
+             "active": played.sum.make_receiver(),
+             "aggregator": played.sum.make_combiner()}[message.receiver]
     attempt("setup", lambda: fresh.receive("passive_2", mutate(message.body)))
-for message in played.sum.receiver().start()[:1] * (rounds // 10):
-    fresh = played.sum.contributor("passive_1")
+for message in played.sum.make_receiver().start()[:1] * (rounds // 10):
+    fresh = played.sum.make_contributor("passive_1")
     attempt("setup", lambda: fresh.receive("active", mutate(message.body)))
 if hasattr(played.sum, "cipher") and played.sum.masks == "none":
     # The fingerprint of a setup would not fit a mutated key: one that does is made for it.
@@ -213,7 +214,7 @@ def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
     """It would put a contribution on the wire with its noise alone over it."""
     key = genuine_key(described)
     two = len(described.cipher.moduli) == 2
-    assert two == (described.parameters()["primes"] == [60, 49])
+    assert two == (described.list_parameters()["primes"] == [60, 49])
     for change in degenerate(*residues_of(key).shape).values():
         with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
             taken(described, change(residues_of(key)))
@@ -286,7 +287,7 @@ def test_coefficients_are_those_of_the_polynomial(described: HomomorphicSum) -> 
     degree = DEGREE
     modulus = described.cipher.moduli[0]
     terms = {0: 5, 3: modulus - 7, degree - 1: modulus // 3}
-    found_PN = coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
+    found_PN = compute_coefficients(np.stack([transformed(terms, degree, modulus)] * 2), modulus)
     assert (found_PN[0] == found_PN[1]).all()
     sizes = sorted(min(int(number), modulus - int(number)) for number in found_PN[0] if number)
     assert sizes == sorted(min(number, modulus - number) for number in terms.values())
@@ -329,7 +330,7 @@ def true_key(played: sum_parties.Parties) -> list[int]:
 
 
 def limit(played: sum_parties.Parties) -> int:
-    return FixedPoint.of(played.sum.agreement).limit
+    return FixedPoint.from_agreement(played.sum.agreement).limit
 
 
 def held_sum(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int]:
@@ -341,8 +342,8 @@ def held_sum(played: sum_parties.Parties) -> tuple[Frame, tuple[bytes, ...], int
     values = sum_parties.random_values(3, SHAPE, seed=7)
     contributions = played.contribute(values, bound)
     frame = Frame.parse(played.combine(contributions, bound.digest), sender="aggregator")
-    fixed_point = FixedPoint.of(played.sum.agreement)
-    levels = [int(fixed_point.quantise(value)[0, 0]) for value in values]
+    fixed_point = FixedPoint.from_agreement(played.sum.agreement)
+    levels = [int(fixed_point.quantise_rows(value)[0, 0]) for value in values]
     if played.sum.name not in ("ckks", "bfv"):
         return frame, frame.blobs, sum(levels)
     alone = Frame.parse(contributions["passive_2"], sender="passive_2").blobs
@@ -466,7 +467,7 @@ def test_ring_and_packing_follow_from_the_agreement_and_are_small(
         except LocalProtocolError as error:
             fits = int(str(error).rsplit("; ", 1)[1].removesuffix(" bits would"))
             described = kind(replace(agreed, bits=fits))
-    told = described.parameters()
+    told = described.list_parameters()
     assert told["poly_degree"] == DEGREE
     assert 1 <= described.packing.fields <= 2
     assert peak() < 2**23

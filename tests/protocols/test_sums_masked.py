@@ -128,8 +128,8 @@ def test_one_passive_hides_from_the_aggregator_only() -> None:
 
 def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     described = MaskedSum(agreement())
-    first = described.contributor("passive_1")
-    second = described.contributor("passive_2")
+    first = described.make_contributor("passive_1")
+    second = described.make_contributor("passive_2")
     with pytest.raises(LocalProtocolError, match="no mask key of passive_2, passive_3, active"):
         first.contribute(np.zeros((1, 1)), binding(0))
     good = next(out.body for out in second.start() if out.receiver == "passive_1")
@@ -143,7 +143,7 @@ def test_setup_takes_one_good_key_of_each_peer(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RemoteProtocolError, match=message):
             first.receive("passive_2", altered(good, blobs=(key,)))
     monkeypatch.setattr(MaskedSum, "ring_bits", 64)
-    (wide, *_) = MaskedSum(agreement()).contributor("passive_2").start()
+    (wide, *_) = MaskedSum(agreement()).make_contributor("passive_2").start()
     with pytest.raises(RemoteProtocolError, match="with other parameters than passive_1"):
         first.receive("passive_2", wide.body)
     first.receive("passive_2", good)
@@ -164,7 +164,9 @@ def added(
 
 def paired() -> list[PairwiseSeeds]:
     described = MaskedSum(agreement())
-    ends = [PairwiseSeeds(*names, described.frames()) for names in (("a", ["b"]), ("b", ["a"]))]
+    ends = [
+        PairwiseSeeds(*names, described.make_frames()) for names in (("a", ["b"]), ("b", ["a"]))
+    ]
     for sender, receiver in (ends, ends[::-1]):
         (message,) = sender.start()
         receiver.receive(sender.me, message.body)

@@ -101,13 +101,13 @@ class Played:
         self.ends: dict[str, Any] = {
             me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)
         }
-        self.hosts = {me: self.described.contributor(me) for me in NAMES}
+        self.hosts = {me: self.described.make_contributor(me) for me in NAMES}
         ap.converse({**self.hosts, **self.ends})
         self.step = 0
 
     def ask(self, number: float, names: Iterable[str] = NAMES) -> dict[str, bytes]:
         message = np.float64(number).tobytes()
-        self.bound = StepBinding.of("readers", self.step, rows=b"", message=message)
+        self.bound = StepBinding.from_contents("readers", self.step, rows=b"", message=message)
         self.step += 1
         values = {me: number * OWN[me] * (me not in self.coalition) for me in names}
         return {me: self.hosts[me].contribute(values[me], self.bound) for me in names}
@@ -139,9 +139,9 @@ def read_message(setting: Setting, coalition: Coalition) -> Iterable[np.ndarray]
         described: Any = played.described
         if described.masks == "recoverable":
             named = described.agreement.pack_names(NAMES)
-            blobs = (described.added(kept).tobytes(), named)
+            blobs = (described.add_elements(kept).tobytes(), named)
         else:
-            blobs = tuple(described.add(kept))
+            blobs = tuple(described.add_frames(kept))
         forged = replace(kept[0], kind=FrameKind.SUM, party=len(NAMES), blobs=blobs)
         yield played.open(forged.pack())
 
@@ -194,7 +194,7 @@ def play_the_others(setting: Setting, coalition: Coalition) -> Iterable[np.ndarr
         mine = {me: {"identity": one, "peers": public} for me, one in known.items()}
         for me in set(NAMES) - {VICTIM} - coalition:
             mine[me] = {"identity": ap.fresh_identity(), "peers": public}
-    roles = {me: described.contributor(me) for me in NAMES}
+    roles = {me: described.make_contributor(me) for me in NAMES}
     answers: list[tuple[str, bytes]] = []
 
     def send(me: str, packet: bytes) -> None:
@@ -331,7 +331,7 @@ REPEATS: dict[str, tuple[bytes, bytes, Callable[[str, bytes], Any]]] = {
 @pytest.mark.parametrize("repeat", REPEATS)
 def test_a_repeated_question_is_not_answered_in_another_circle(repeat: str) -> None:
     first, second, values = REPEATS[repeat]
-    hosts = {me: lacking().contributor(me) for me in NAMES}
+    hosts = {me: lacking().make_contributor(me) for me in NAMES}
     hub, unasked = drive(hosts, values)
     hub.step(first, SHAPE)
     hub.step(second, SHAPE)  # in the same circle it is no harm
@@ -345,7 +345,7 @@ def test_a_repeated_question_is_not_answered_in_another_circle(repeat: str) -> N
 def test_other_questions_are_answered_in_a_smaller_circle() -> None:
     """And zeros, which say nothing, may be repeated."""
     hub, unasked = drive(
-        {me: lacking().contributor(me) for me in NAMES},
+        {me: lacking().make_contributor(me) for me in NAMES},
         lambda me, q: OWN[me] * float(q) if me == "a" else np.zeros(SHAPE),
     )
     hub.step(b"1", SHAPE)
@@ -370,19 +370,19 @@ def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: P
 
     first = begin("the same")
     again = begin(session)
-    roles = {me: first.contributor(me, book=tmp_path / me, new_book=True) for me in NAMES}
+    roles = {me: first.make_contributor(me, book=tmp_path / me, new_book=True) for me in NAMES}
     drive(roles, lambda me, q: OWN[me])[0].step(b"q", SHAPE)
-    roles = {me: again.contributor(me, book=tmp_path / me) for me in NAMES}
+    roles = {me: again.make_contributor(me, book=tmp_path / me) for me in NAMES}
     hub, unasked = drive(roles, lambda me, q: OWN[me])
     unasked.add(VICTIM)
     with pytest.raises(RemoteProtocolError, match="reader asks a again about what"):
         hub.step(b"q", SHAPE)
     with pytest.raises(LocalProtocolError, match="book of answered questions is missing"):
-        again.contributor("a", book=tmp_path / "lost")
+        again.make_contributor("a", book=tmp_path / "lost")
     with pytest.raises(LocalProtocolError, match="there is a book already"):
-        again.contributor("a", book=tmp_path / "a", new_book=True)
+        again.make_contributor("a", book=tmp_path / "a", new_book=True)
     with pytest.raises(LocalProtocolError, match=r"needs all contributors .* leave book out"):
-        ap.secure_sum("masked", NAMES, to="x", clip=1).contributor("a", book=tmp_path / "a")
+        ap.secure_sum("masked", NAMES, to="x", clip=1).make_contributor("a", book=tmp_path / "a")
 
 
 def test_a_step_is_answered_once_whoever_is_counted_the_second_time() -> None:

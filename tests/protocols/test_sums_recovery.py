@@ -17,9 +17,9 @@ from apfed_protocols.sums.frames import Frame, FrameKind
 from apfed_protocols.sums.recoverable import (
     Announcement,
     RecoverableContributor,
-    join,
+    join_shares,
     rebuilt_seed,
-    split,
+    split_secret,
 )
 from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
@@ -83,9 +83,9 @@ class Session(Parties):
         return {me: value for me, value in zip(self.names, drawn, strict=True) if me in names}
 
     def expected(self, values: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        fixed_point = FixedPoint.of(self.sum.agreement)
-        total = sum(fixed_point.quantise(value) for value in values.values())
-        return fixed_point.dequantise(np.asarray(total, dtype=np.int64))
+        fixed_point = FixedPoint.from_agreement(self.sum.agreement)
+        total = sum(fixed_point.quantise_rows(value) for value in values.values())
+        return fixed_point.dequantise_sum(np.asarray(total, dtype=np.int64))
 
 
 def blobs(frame: bytes) -> tuple[bytes, ...]:
@@ -126,9 +126,13 @@ def test_too_few_contributions_end_the_session_and_reveal_nothing() -> None:
     counted = session.sum.agreement.pack_names(session.names[:2])
     parcel = blobs(frames["passive_2"])[2]
     with pytest.raises(RemoteProtocolError, match="counted among 3 or more of"):
-        session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
+        session.contributors["passive_1"].answer(
+            forged.pack_request("passive_1", (counted, parcel))
+        )
     with pytest.raises(LocalProtocolError, match="no contribution of passive_1 waits"):
-        session.contributors["passive_1"].answer(forged.request("passive_1", (counted, parcel)))
+        session.contributors["passive_1"].answer(
+            forged.pack_request("passive_1", (counted, parcel))
+        )
     with pytest.raises(LocalProtocolError, match="its session is over, open a new one"):
         session.contributors["passive_1"].contribute(np.ones(SHAPE), session.next())
 
@@ -366,11 +370,11 @@ def test_every_step_has_other_keys() -> None:
 
 def test_setup_takes_two_messages_of_each_passive() -> None:
     described = RecoverableSum(agreement())
-    first = described.contributor("passive_1")
-    second = described.contributor("passive_2")
+    first = described.make_contributor("passive_1")
+    second = described.make_contributor("passive_2")
     with pytest.raises(LocalProtocolError, match="no mask key of active yet"):
         first.contribute(np.zeros((1, 1)), binding(0))
-    active = described.receiver()
+    active = described.make_receiver()
     for message in active.start():
         if message.receiver == "passive_1":
             first.receive("active", message.body)
@@ -397,19 +401,19 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     with pytest.raises(RemoteProtocolError, match="does not authenticate"):
         first.receive("passive_2", altered(link, blobs=(bytes(80),)))
     fewer = RecoverableSum(agreement(threshold=2), allow_single_reader=True)
-    other = [*fewer.contributor("passive_3").start()][1].body
+    other = [*fewer.make_contributor("passive_3").start()][1].body
     with pytest.raises(RemoteProtocolError, match="another agreement"):
         first.receive("passive_3", other)
 
 
 def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
     described = RecoverableSum(agreement())
-    combiner = described.combiner()
+    combiner = described.make_combiner()
     with pytest.raises(LocalProtocolError, match="run the setup"):
         combiner.ask({})
     with pytest.raises(LocalProtocolError, match="nobody was asked yet"):
         combiner.combine({})
-    told = [*described.contributor("passive_1").start()][-1]
+    told = [*described.make_contributor("passive_1").start()][-1]
     assert told.receiver == "aggregator"
     with pytest.raises(RemoteProtocolError, match="active sent a setup message to the aggregator"):
         combiner.receive("active", told.body)
@@ -418,7 +422,7 @@ def test_the_aggregator_takes_one_announcement_of_each_passive() -> None:
     combiner.receive("passive_1", told.body)
     with pytest.raises(RemoteProtocolError, match="passive_1 sent a setup message"):
         combiner.receive("passive_1", told.body)
-    assert not combiner.finished
+    assert not combiner.is_finished
 
 
 def agreed(passives: int) -> SumAgreement:
@@ -435,7 +439,7 @@ def test_all_are_needed_and_where_that_is_allowed_two_thirds(
     for allowed, expected in ((False, passives), (True, two_thirds)):
         made = RecoverableSum(agreed(passives), allow_single_reader=allowed)
         assert made.threshold == made.least == expected
-        assert made.parameters()["threshold"] == expected
+        assert made.list_parameters()["threshold"] == expected
 
 
 def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
@@ -464,22 +468,24 @@ def test_as_many_shares_as_the_threshold_give_the_secret(number: int, data: st.D
     secret = number.to_bytes(16, "big")
     holders = data.draw(st.integers(1, 6))
     threshold = data.draw(st.integers(1, holders))
-    shares = split(secret, threshold=threshold, holders=holders)
+    shares = split_secret(secret, threshold=threshold, holders=holders)
     chosen = data.draw(st.permutations(range(holders)))[:threshold]
-    assert join({holder: shares[holder] for holder in chosen}) == secret
+    assert join_shares({holder: shares[holder] for holder in chosen}) == secret
     if threshold > 1:
         fewer = {holder: shares[holder] for holder in chosen[1:]}
-        assert join(fewer) != secret
+        assert join_shares(fewer) != secret
 
 
 def test_shares_of_equal_secrets_differ() -> None:
-    assert split(bytes(16), threshold=2, holders=3) != split(bytes(16), threshold=2, holders=3)
+    assert split_secret(bytes(16), threshold=2, holders=3) != split_secret(
+        bytes(16), threshold=2, holders=3
+    )
 
 
 def test_shares_of_other_sizes_are_refused() -> None:
     for bad in [{}, {0: b""}, {0: bytes(16), 1: bytes(15)}, {0: bytes(32)}]:
         with pytest.raises(LocalProtocolError, match="shares of 16 bytes each"):
-            join(bad)
+            join_shares(bad)
         for secret, threshold, holders in (
             (bytes(15), 1, 2),
             (bytes(16), 3, 2),
@@ -487,7 +493,7 @@ def test_shares_of_other_sizes_are_refused() -> None:
             (b"\xff" * 16, 1, 2),
         ):
             with pytest.raises(LocalProtocolError, match="is shared among at least"):
-                split(secret, threshold=threshold, holders=holders)
+                split_secret(secret, threshold=threshold, holders=holders)
 
 
 @given(data=st.binary(max_size=12))
@@ -501,4 +507,4 @@ def test_any_bytes_name_a_set_or_are_refused(data: bytes) -> None:
         return
     assert agreed.pack_names(names) == data
     assert len(set(names)) == len(names)
-    assert isinstance(RecoverableSum(agreed).contributor("passive_1"), RecoverableContributor)
+    assert isinstance(RecoverableSum(agreed).make_contributor("passive_1"), RecoverableContributor)

@@ -54,19 +54,21 @@ class Parties:
             name: self.receiver if name == agreed.receiver else svd.SvdOwner(agreed, name)
             for name in agreed.owners
         }
-        self.dealt = {message.receiver: message.body for message in svd.SvdDealer(agreed).deal()}
+        self.dealt = {
+            message.receiver: message.body for message in svd.SvdDealer(agreed).deal_masks()
+        }
         for name, body in self.dealt.items():
-            self.owners[name].take(body)
+            self.owners[name].take_masks(body)
 
     def mask(self, table_NF: Floats, people: bytes = PEOPLE) -> dict[str, bytes]:
         return {
-            name: owner.mask(table_NF[:, self.agreed.columns_of(name)].copy(), people)
+            name: owner.mask_table(table_NF[:, self.agreed.columns_of(name)].copy(), people)
             for name, owner in self.owners.items()
         }
 
     def play(self, table_NF: Floats) -> Floats:
-        vectors = self.server.factor(self.mask(table_NF))
-        return self.receiver.open(vectors, PEOPLE, rows=len(table_NF))
+        vectors = self.server.factor_tables(self.mask(table_NF))
+        return self.receiver.open_vectors(vectors, PEOPLE, rows=len(table_NF))
 
 
 def left_vectors(table_NF: Floats, count: int) -> Floats:
@@ -127,7 +129,7 @@ def test_blocks_are_of_equal_size() -> None:
 def test_a_mask_is_of_these_people_alone() -> None:
     held = table(20, agreement())
     seed = fresh_key()
-    masked = [svd.rows_masked(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
+    masked = [svd.mask_table_rows(held, seed, people, mask_rows=8) for people in (PEOPLE, OTHERS)]
     assert np.abs(masked[0] - masked[1]).max() > 0.1
 
 
@@ -152,7 +154,7 @@ def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> N
     held = table(40, parties.agreed)
     masked = parties.mask(held)["p1"]
     seed = parties.dealt["p2"][_BODY : _BODY + 32]
-    mask_NN = svd.rows_masked(np.eye(40), seed, PEOPLE, mask_rows=8)
+    mask_NN = svd.mask_table_rows(np.eye(40), seed, PEOPLE, mask_rows=8)
     rotated = mask_NN.T @ of_frame(masked, 9)
     assert np.allclose(rotated @ rotated.T, held[:, 3:7] @ held[:, 3:7].T, atol=1e-10)
     assert np.abs(rotated[:, :4] - held[:, 3:7]).max() > 0.1  # up to an orthogonal transformation
@@ -200,10 +202,10 @@ def test_the_server_refuses_what_does_not_fit() -> None:
         ({"p2": one}, "missing: none; unknown: p2"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            parties.server.factor(tables | changed)
+            parties.server.factor_tables(tables | changed)
     with pytest.raises(RemoteProtocolError, match="missing: p1"):
-        parties.server.factor({"active": tables["active"]})
-    opened = parties.receiver.open(parties.server.factor(tables), PEOPLE, rows=20)
+        parties.server.factor_tables({"active": tables["active"]})
+    opened = parties.receiver.open_vectors(parties.server.factor_tables(tables), PEOPLE, rows=20)
     assert np.abs(opened - left_vectors(held, 7)).max() < 1e-8
 
 
@@ -211,18 +213,20 @@ def test_numbers_that_would_overflow_are_refused_before_they_are_added() -> None
     parties = Parties(agreement())
     tables = parties.mask(table(20, parties.agreed))
     with pytest.raises(RemoteProtocolError, match=r"active sent TABLE .* beyond 1e"):
-        parties.server.factor({name: replaced(one, 0, 1e101) for name, one in tables.items()})
-    parties.server.factor({name: replaced(one, 0, 9e99) for name, one in tables.items()})
+        parties.server.factor_tables(
+            {name: replaced(one, 0, 1e101) for name, one in tables.items()}
+        )
+    parties.server.factor_tables({name: replaced(one, 0, 9e99) for name, one in tables.items()})
 
 
 def test_the_receiver_refuses_what_does_not_fit() -> None:
     parties = Parties(agreement(vectors=2))
     held = table(20, parties.agreed)
-    vectors = parties.server.factor(parties.mask(held))
+    vectors = parties.server.factor_tables(parties.mask(held))
     frames = svd.SvdFrames(parties.agreed)
 
     def sent(matrix: Floats, people: bytes = PEOPLE) -> bytes:
-        return frames.pack(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
+        return frames.pack_matrix(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
 
     unit = np.eye(20)[:, :2]
     for body, message in (
@@ -236,8 +240,8 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
         (sent(unit, OTHERS), "expected 20, of the people asked for"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            parties.receiver.open(body, PEOPLE, rows=20)
-    opened = parties.receiver.open(vectors, PEOPLE, rows=20)
+            parties.receiver.open_vectors(body, PEOPLE, rows=20)
+    opened = parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
     assert np.abs(opened - left_vectors(held, 2)).max() < 1e-8
 
 
@@ -251,7 +255,7 @@ def test_an_owner_refuses_masks_that_are_none() -> None:
         (replaced(dealt["p1"], 5, 1.5), "dealer sent vectors that are not orthonormal"),
     ):
         with pytest.raises(RemoteProtocolError, match=message):
-            svd.SvdOwner(agreed, "p1").take(body)
+            svd.SvdOwner(agreed, "p1").take_masks(body)
 
 
 def test_each_part_is_played_once_and_in_order() -> None:
@@ -259,24 +263,24 @@ def test_each_part_is_played_once_and_in_order() -> None:
     held = table(20, parties.agreed)
     fresh = svd.SvdOwner(parties.agreed, "p1")
     with pytest.raises(LocalProtocolError, match="p1 was dealt no masks yet"):
-        fresh.mask(held[:, 3:].copy(), PEOPLE)
+        fresh.mask_table(held[:, 3:].copy(), PEOPLE)
     with pytest.raises(LocalProtocolError, match="sent no table yet"):
-        parties.receiver.open(b"", PEOPLE, rows=20)
+        parties.receiver.open_vectors(b"", PEOPLE, rows=20)
     tables = parties.mask(held)
     with pytest.raises(LocalProtocolError, match="played its part"):
-        parties.owners["p1"].mask(held[:, 3:].copy(), OTHERS)
+        parties.owners["p1"].mask_table(held[:, 3:].copy(), OTHERS)
     with pytest.raises(LocalProtocolError, match="holds its masks already"):
-        parties.owners["p1"].take(parties.dealt["p1"])
-    vectors = parties.server.factor(tables)
+        parties.owners["p1"].take_masks(parties.dealt["p1"])
+    vectors = parties.server.factor_tables(tables)
     with pytest.raises(LocalProtocolError, match="played its part"):
-        parties.server.factor(tables)
-    parties.receiver.open(vectors, PEOPLE, rows=20)
+        parties.server.factor_tables(tables)
+    parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
     with pytest.raises(LocalProtocolError, match="or opened its answer"):
-        parties.receiver.open(vectors, PEOPLE, rows=20)
+        parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
     dealer = svd.SvdDealer(parties.agreed)
-    dealer.deal()
+    dealer.deal_masks()
     with pytest.raises(LocalProtocolError, match="masks are used once"):
-        dealer.deal()
+        dealer.deal_masks()
 
 
 def test_a_table_is_checked() -> None:
@@ -289,4 +293,4 @@ def test_a_table_is_checked() -> None:
     ]
     for held, people, message in cases:
         with pytest.raises(LocalProtocolError, match=message):
-            Parties(agreement()).owners["p1"].mask(held, people)
+            Parties(agreement()).owners["p1"].mask_table(held, people)

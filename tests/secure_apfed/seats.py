@@ -16,10 +16,10 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumContributor, SumRece
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, OwnData, PartyTable, VerticalData
-from secure_apfed.exchange import Envelope, InMemory, Kind, Links, pack
+from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, Releases
-from secure_apfed.methods import Own, Session, Start, fresh_secrets
+from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
 from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
@@ -28,7 +28,7 @@ from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.training import TrainSettings
 from tests.secure_apfed.small_runs import Said, small_config
 
-Network = TypeVar("Network", bound=InMemory)
+Network = TypeVar("Network", bound=InMemoryNetwork)
 SESSION = "session"
 PASSIVES = ("p1", "p2")
 TRAIN = TrainSettings(learning_rate=0.1, precision="float64", device="cpu")
@@ -80,10 +80,10 @@ def contract(
     )
 
 
-def actives_own(logs: Path | None = None) -> Own:
+def actives_own(logs: Path | None = None) -> PartyContext:
     config = small_config("apfed_c")
     secrets = fresh_secrets(config, "active", logs=logs)
-    return Own(
+    return PartyContext(
         config=config, name="active", active="active", passives=PASSIVES, secrets=secrets, known={}
     )
 
@@ -105,10 +105,10 @@ def sum_of(step: int, rows: Tensor, sent: bytes, gradients: Sequence[Tensor]) ->
     sums = plain_sum()
     binding = bind_step(SESSION, step, rows, sent)
     frames = {
-        name: sums.contributor(name).contribute(gradient.numpy(), binding)
+        name: sums.make_contributor(name).contribute(gradient.numpy(), binding)
         for name, gradient in zip(PASSIVES, gradients, strict=True)
     }
-    return sums.combiner().combine(frames)
+    return sums.make_combiner().combine(frames)
 
 
 def network(
@@ -155,7 +155,7 @@ def envelope(payload: bytes, *, kind: Kind, step: int = 0, **changes: Any) -> En
 
 
 def representations(rows: Tensor, z: Tensor, *, step: int = 0, **changes: Any) -> Envelope:
-    payload = pack({"rows": rows, "z": z})
+    payload = pack_tensors({"rows": rows, "z": z})
     return envelope(payload, kind=Kind.REPRESENTATIONS, step=step, **changes)
 
 
@@ -223,7 +223,7 @@ class LoneActive:
             alignment,
             trainer,
             Releases(guard, self.ledger),
-            ActiveSum(agreed, receiver or plain_sum().receiver(), RefusedSums(own)),
+            ActiveSum(agreed, receiver or plain_sum().make_receiver(), RefusedSums(own)),
         )
         self.sent: bytes | None = None
         self._loss = 0.0
@@ -233,7 +233,7 @@ class LoneActive:
         links: Any = self
         self.sent = None
         self._step = step
-        self._script = self.role.step(links, step, rows)
+        self._script = self.role.train_step(links, step, rows)
         try:
             self._script.send(None)
         except StopIteration as ended:
@@ -278,7 +278,7 @@ def lone_passive(
     sum_end = PassiveSum(
         name,
         agreed,
-        contributor or plain_sum(noise=1000 if noise else None).contributor(name),
+        contributor or plain_sum(noise=1000 if noise else None).make_contributor(name),
         allowance=Allowance(name, agreed, aligned=len(features_N), log=answers),
         noise=noise,
         held_N=held_N,
@@ -289,7 +289,7 @@ def lone_passive(
 
 
 def contributed(passive: ApfedPassive, message: Envelope) -> bytes:
-    return passive.sum.contribution(*passive.gradients(message))
+    return passive.sum.protect_answer(*passive.compute_contribution(message))
 
 
 def random_data(
@@ -300,7 +300,9 @@ def random_data(
 
     def table(name: str, ids: list[str], labels: Tensor | None) -> PartyTable:
         features = torch.randn(len(ids), COLUMNS, generator=generator)
-        encoding = ColumnEncoding.plain(tuple(f"{name}{column}" for column in range(COLUMNS)))
+        encoding = ColumnEncoding.for_numeric_columns(
+            tuple(f"{name}{column}" for column in range(COLUMNS))
+        )
         return PartyTable(name, tuple(ids), features, labels, encoding)
 
     people = [f"person {row}" for row in range(ROWS)]
@@ -345,9 +347,9 @@ def passives_of(session: Session) -> list[ApfedPassive]:
     return [helper for helper in helpers if isinstance(helper, ApfedPassive)]
 
 
-def own_of(start: Start, name: str) -> Own:
+def own_of(start: SimulationInputs, name: str) -> PartyContext:
     secrets = start.secrets.get(name) or fresh_secrets(start.config, name)
-    return start.own(name, secrets, {name: secrets.identity.public})
+    return start.build_context(name, secrets, {name: secrets.identity.public})
 
 
 def altered(

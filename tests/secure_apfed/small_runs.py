@@ -23,7 +23,7 @@ Said: TypeAlias = str | Mapping[str, Any]
 def small_config(method: Said = "apfed_c", **changes: Any) -> Config:
     """Seconds of training under a guard whose noise repeats; changes replace whole sections."""
     said: dict[str, Any] = {"name": method} if isinstance(method, str) else dict(method)
-    kind = METHODS[said["name"]].declared
+    kind = METHODS[said["name"]].public_facts
     settings: dict[str, Any] = {
         "name": "test",
         "party_seeds": "shared_for_comparison",

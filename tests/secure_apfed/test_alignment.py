@@ -26,14 +26,14 @@ from secure_apfed.alignment import (
     IdFile,
     canonical_ids,
     check_alignment,
-    intersection,
+    make_intersection,
     most_guesses,
     records,
 )
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config.file import load_config, load_config_text
-from secure_apfed.data.tables import read_raw
+from secure_apfed.data.tables import load_raw_table
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
@@ -48,9 +48,11 @@ BLOCKS = blocks("docs/alignment.md", "python")
 
 
 def ends_of(one: AlignmentSettings, other: AlignmentSettings) -> tuple[Aligner, Aligner]:
-    hub = intersection(one, session="s").hub("a", ["b"], canonical_ids("a", ["X", "y"], one))
+    hub = make_intersection(one, session="s").make_hub(
+        "a", ["b"], canonical_ids("a", ["X", "y"], one)
+    )
     own = canonical_ids("b", ["y", "x"], other)
-    return hub, intersection(other, session="s").member("b", "a", own)
+    return hub, make_intersection(other, session="s").make_member("b", "a", own)
 
 
 def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
@@ -58,7 +60,7 @@ def test_rules_hold_in_any_order_and_are_one_for_all_parties() -> None:
     one, other = (
         AlignmentSettings.model_validate({"normalisation": rules, "threads": 2}) for rules in said
     )
-    assert one.terms() == other.terms()
+    assert one.collect_terms() == other.collect_terms()
     assert id_rules(one) == IdNormalisation(unicode_nfc=False, case_fold=True)
     hub, member = ends_of(one, other.model_copy(update={"threads": 1}))  # each chooses for itself
     converse({"a": hub, "b": member})
@@ -97,7 +99,7 @@ def test_a_run_takes_what_its_settings_allow() -> None:
     ):
         settings = AlignmentSettings.model_validate(given)
         assert settings.backend == backend
-        assert settings.terms() == AlignmentSettings(protocol=backend).terms()
+        assert settings.collect_terms() == AlignmentSettings(protocol=backend).collect_terms()
     for given, says in (
         ({}, "takes a dealer"),
         ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
@@ -124,20 +126,20 @@ def test_a_size_limit_bounds_guesses(protocol: str, most: int, hub: int, member:
 def test_each_peer_has_its_own_count_and_it_outlives_the_process(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "history.jsonl"
     history = AlignmentHistory(path, runs_with_a_peer=2)
-    history.admit(session="1", peers=["shop"])
-    history.admit(session="2", peers=["shop", "post"])
+    history.record_run(session="1", peers=["shop"])
+    history.record_run(session="2", peers=["shop", "post"])
     again = AlignmentHistory(path, runs_with_a_peer=2)
     with pytest.raises(DataError, match=r"shop aligned 2 time\(s\) .* limit is 2; a peer that"):
-        again.admit(session="3", peers=["post", "shop"])
-    again.admit(session="3", peers=["post"])
+        again.record_run(session="3", peers=["post", "shop"])
+    again.record_run(session="3", peers=["post"])
     for known in (history, again):
         with pytest.raises(DataError, match="session '1' was used before"):
-            known.admit(session="1", peers=["pub"])
+            known.record_run(session="1", peers=["pub"])
     assert len(path.read_text().splitlines()) == 3
     with pytest.raises(DataError, match="at least 1, got 0"):
         AlignmentHistory(path, runs_with_a_peer=0)
     with pytest.raises(DataError, match="cannot name the file of a history: expected a name"):
-        AlignmentHistory.of_party(tmp_path, "../shop", runs_with_a_peer=1)
+        AlignmentHistory.for_party(tmp_path, "../shop", runs_with_a_peer=1)
 
 
 def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
     def admitted(number: int) -> bool:
         start.wait(30)
         with suppress(DataError):
-            histories[number].admit(session=str(number), peers=["shop"])
+            histories[number].record_run(session=str(number), peers=["shop"])
             return True
         return False
 
@@ -165,8 +167,8 @@ def test_a_held_or_damaged_history(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         FileLock(tmp_path / "history.lock"),
         pytest.raises(CheckpointError, match=r"another process has held .*history.lock for 0.1 s"),
     ):
-        history.admit(session="1", peers=["shop"])
-    history.admit(session="1", peers=["shop"])
+        history.record_run(session="1", peers=["shop"])
+    history.record_run(session="1", peers=["shop"])
     whole = path.read_text()
     other = ('{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}')
     for line in ("", "{", "[]", "{}", *other):
@@ -180,17 +182,17 @@ def test_a_full_disk_leaves_no_half_line(room: int, tmp_path: Path) -> None:
     """As a limit on the size of files has it: the system takes none or some of the line."""
     path = tmp_path / "history"
     history = AlignmentHistory(path, runs_with_a_peer=2)
-    history.admit(session="1", peers=["shop"])
+    history.record_run(session="1", peers=["shop"])
     before = path.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, limits[1]))
     try:
         with pytest.raises(OSError, match=r"too large|part of a line"):
-            history.admit(session="2", peers=["shop"])
+            history.record_run(session="2", peers=["shop"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == before
-    AlignmentHistory(path, runs_with_a_peer=2).admit(session="2", peers=["shop"])
+    AlignmentHistory(path, runs_with_a_peer=2).record_run(session="2", peers=["shop"])
 
 
 def test_an_alignment_counts_at_every_party_and_no_ids_that_are_refused(tmp_path: Path) -> None:
@@ -198,15 +200,15 @@ def test_an_alignment_counts_at_every_party_and_no_ids_that_are_refused(tmp_path
     tables = {"bank": [b"1", b"2", b"3"], "shop": [b"2", b"3"], "post": [b"3", b"2"]}
 
     def play(session: str) -> None:
-        ends = intersection(settings, session=session)
+        ends = make_intersection(settings, session=session)
         roles: dict[str, Conversation] = {
-            name: ends.member(name, "bank", tables[name]) for name in ("shop", "post")
+            name: ends.make_member(name, "bank", tables[name]) for name in ("shop", "post")
         }
-        roles["bank"] = ends.hub("bank", ["shop", "post"], tables["bank"])
+        roles["bank"] = ends.make_hub("bank", ["shop", "post"], tables["bank"])
         converse(roles)
 
     with pytest.raises(LocalProtocolError, match="repeated"):
-        intersection(settings, session="October").member("shop", "bank", [b"2", b"2"])
+        make_intersection(settings, session="October").make_member("shop", "bank", [b"2", b"2"])
     play("October")
     with pytest.raises(DataError, match=r"bank aligned 1 time\(s\) with this party already"):
         play("November")
@@ -223,7 +225,10 @@ def test_a_history_is_not_agreed_on(tmp_path: Path) -> None:
     assert id_rules(none) == IdNormalisation()
     assert none.maximum_ids == agreement.maximum_ids
     assert none.minimum_rows == agreement.minimum_rows
-    assert intersection(kept, session="s").agreement == intersection(none, session="s").agreement
+    assert (
+        make_intersection(kept, session="s").agreement
+        == make_intersection(none, session="s").agreement
+    )
     assert kept.for_a_trial() == AlignmentSettings(protocol=kept.backend, minimum_rows=1)
 
 
@@ -271,7 +276,7 @@ def test_files_align_as_lists_and_own_tables_do(ending: str, tmp_path: Path) -> 
             }
         )
         read = [row for piece in IdFile("bank", path, columns).pieces() for row in piece]
-        assert tuple(read) == read_raw(data, "bank").ids
+        assert tuple(read) == load_raw_table(data, "bank").ids
 
 
 def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from scipy.stats import binom
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment import buckets, over_links
-from secure_apfed.alignment.buckets import BucketedIds, bucket_count, capacity
+from secure_apfed.alignment.buckets import BucketedIds, bucket_count, compute_capacity
 from secure_apfed.alignment.over_links import (
-    Unfinished,
+    StoredIntersection,
     align_hub,
     align_member,
     signs_of_alignment,
 )
 from secure_apfed.errors import DataError
-from secure_apfed.exchange import Envelope, InMemory, Kind
+from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind
 from secure_apfed.exchange import links as exchange_links
 from secure_apfed.settings.alignment import AlignmentSettings
 from tests.secure_apfed.seats import network
@@ -56,12 +56,12 @@ class Session:
 
     def align(self, session: str = "s") -> dict[str, list[str]]:
         hub, *members = self.ids
-        world = network(InMemory, *self.ids, record=self._record)
+        world = network(InMemoryNetwork, *self.ids, record=self._record)
         everything: dict[str, Any] = {}
         for name, ids in self.ids.items():
             links = world.links[name]
             most = signs_of_alignment(SETTINGS.maximum_ids, len(members))
-            links.signs.allow({peer: most for peer in self.ids if peer != name})
+            links.signs.set_limits({peer: most for peer in self.ids if peer != name})
             rest: dict[str, Any] = {
                 "session": session,
                 "folder": self.folder and self.folder / name,
@@ -72,7 +72,7 @@ class Session:
                 else align_member(links, hub, ids, self.settings[name], members=members, **rest)
             )
         try:
-            found = world.complete_all(everything)
+            found = world.run_scripts(everything)
         finally:
             world.close()
         return {name: [self.ids[name][row] for row in rows] for name, rows in found.items()}
@@ -110,8 +110,8 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int
             buckets=count,
             secret=bytes(32),
         )
-        lists = [own.bucket(k) for k in range(count)]
-        assert {len(entries) for entries, _ in lists} == {capacity(size, count)}
+        lists = [own.load_bucket(k) for k in range(count)]
+        assert {len(entries) for entries, _ in lists} == {compute_capacity(size, count)}
         rows = np.concatenate([rows for _, rows in lists])
         assert sorted(rows[rows >= 0]) == list(range(size))
         everything = [entry for entries, _ in lists for entry in entries]
@@ -121,11 +121,11 @@ def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int
 def test_buckets_are_a_power_of_two_and_hardly_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     for size, count in ((0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)):
         assert bucket_count(size) == count
-        assert capacity(size, 1) == size
+        assert compute_capacity(size, 1) == size
     monkeypatch.setattr(buckets, "BUCKET_IDS", 2**20)
     for size in (2_000_000, 10**8):
         count = bucket_count(size)
-        room = capacity(size, count)
+        room = compute_capacity(size, count)
         assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
         assert count * binom.sf(int(0.998 * room), size, 1 / count) > 2**-40  # it fills no more
         assert room * count < 1.02 * size
@@ -140,7 +140,7 @@ def test_unfit_ids_and_full_buckets_are_refused(monkeypatch: pytest.MonkeyPatch)
     )
     for ids, says in cases:
         if ids is IDS["bank"]:
-            monkeypatch.setattr(buckets, "capacity", lambda size, count: size // count)
+            monkeypatch.setattr(buckets, "compute_capacity", lambda size, count: size // count)
         with pytest.raises((DataError, LocalProtocolError), match=says):
             BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
 
@@ -224,7 +224,7 @@ def test_a_retry_counts_once_and_other_ids_count_again(tmp_path: Path) -> None:
     session.align("to the end")
     assert noted() == 1
     for name in IDS:
-        Unfinished(tmp_path / "parties" / name).forget()
+        StoredIntersection(tmp_path / "parties" / name).delete_files()
     session.align("anew")
     assert noted() == 2
     session.ids["bank"] = session.ids["bank"][1:]
@@ -240,7 +240,7 @@ def test_a_record_is_private_and_forgotten_on_demand(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in (*kept, tmp_path / "bank")} == {0}
     assert not [path for path in kept if path.name.startswith("ids-")]
     assert set(session.align("again")["shop"]) == COMMON  # of what is kept, without a bucket
-    Unfinished(tmp_path / "bank").forget()
+    StoredIntersection(tmp_path / "bank").delete_files()
     assert not (tmp_path / "bank").exists()
 
 
@@ -327,6 +327,6 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
             self._links.signs.worked(20)
         await self._links.receive(self._peers, Kind.READY)
 
-    monkeypatch.setattr(over_links._End, "_bucket", flood)
+    monkeypatch.setattr(over_links._End, "_intersect_bucket", flood)
     with pytest.raises(RemoteProtocolError, match="more signs of life than its work can take"):
         Session().align()

@@ -16,7 +16,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
-from secure_apfed.commands.apart import _ending
+from secure_apfed.commands.apart import _describe_ending
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.promises import Promise
@@ -136,7 +136,12 @@ def test_both_ends_hold_the_digest_of_the_same_sealed_bytes(pair: Pair) -> None:
     assert received.items() >= {**shared, "event": "received", "peer": "ann"}.items()
     assert b"secret" not in pair.paths["ann"].read_bytes()
     summary = verify_log(pair.paths["ann"].parent, identity=pair.identities["ann"].public.hex())
-    assert (summary.party, summary.lines, summary.opened, summary.signed) == ("ann", 3, 1, True)
+    assert (summary.party, summary.lines, summary.opened, summary.has_final_signature) == (
+        "ann",
+        3,
+        1,
+        True,
+    )
     (flow,) = summary.flows
     assert (flow.event, flow.envelopes, flow.size) == ("sent", 1, len(frame))
     with pytest.raises(CheckpointError, match="not of 00"):
@@ -207,7 +212,7 @@ def test_a_log_written_anew_or_shortened_does_not_keep_its_signature(pair: Pair)
         verify_log(path)
     path.write_bytes(rechained([*lines[:2], *lines[3:-1]]))  # without the signature it shows less
     summary = verify_log(path)
-    assert (summary.signed, summary.unsigned) == (False, 3)
+    assert (summary.has_final_signature, summary.unsigned) == (False, 3)
     with pytest.raises(CheckpointError, match="is not signed at its end"):
         verify_log(path, identity=pair.identities["ann"].public.hex())
     parted = parting(path, pair.paths["bob"])
@@ -222,7 +227,7 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
     torn = last[:keep]
     path.write_bytes(b"".join(whole) + torn)
     summary = verify_log(path)
-    assert (summary.torn, summary.lines, summary.signed) == (len(torn), 2, False)
+    assert (summary.torn, summary.lines, summary.has_final_signature) == (len(torn), 2, False)
     with pytest.warns(UserWarning, match=f"{len(torn)} bytes are cut off"):
         pair.begin()
     pair.close()
@@ -230,7 +235,12 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
     cut = [line.get("cut") for line in lines_of(path) if line["event"] == "opened"]
     assert cut == [0, len(torn)]
     again = verify_log(path)
-    assert (again.cut, again.torn, again.opened, again.signed) == (len(torn), 0, 2, True)
+    assert (again.cut, again.torn, again.opened, again.has_final_signature) == (
+        len(torn),
+        0,
+        2,
+        True,
+    )
 
 
 def test_a_last_line_is_whole_without_its_newline_and_no_other_end_is_cut(pair: Pair) -> None:
@@ -366,7 +376,7 @@ def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
 def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:
     path = pair.paths["ann"]
     for _ in range(2000):
-        pair.logs["ann"].refused("bob", b"x")
+        pair.logs["ann"].observe_refusal("bob", b"x")
     with path.open("ab") as file:
         file.truncate(2**33)  # eight GiB of zeros on a disk that holds none of them
     with traced() as peak:
@@ -391,7 +401,7 @@ def test_commands_tell_and_end_with_codes(pair: Pair, capsys: pytest.CaptureFixt
     said = said_to_people(capsys)
     assert "ann logged at line 2" in said
     assert "lines after the last signature of bob" in said
-    assert "1 line after" in _ending(replace(verify_log(pair.paths["ann"]), unsigned=1))
+    assert "1 line after" in _describe_ending(replace(verify_log(pair.paths["ann"]), unsigned=1))
     pair.paths["bob"].write_bytes(b"\n".join([*lines[:1], *lines[2:]]))
     refused = told(capsys, "audit-log", "verify", bob, code=3)
     assert "line 2 is not chained" in refused["error"]["message"]

@@ -20,7 +20,7 @@ from secure_apfed.exchange.agreement import Greeting
 from secure_apfed.methods.circles import (
     RunCircles,
     keep_to_circle,
-    merge_answered,
+    merge_answered_steps,
 )
 from secure_apfed.runs.run import run
 from tests.secure_apfed import seats
@@ -43,15 +43,15 @@ VALUES = np.arange(6.0).reshape(2, 3)
 
 
 def question(step: int, message: bytes, session: str = "first") -> StepBinding:
-    return StepBinding.of(session, step, rows=b"0 1", message=message)
+    return StepBinding.from_contents(session, step, rows=b"0 1", message=message)
 
 
 def ask(log: Path, binding: StepBinding, circle: Sequence[str], values: Any = VALUES) -> None:
     """One passive's part of a step, in a process that begins and ends with it."""
     circles = RunCircles(log)
-    marks = circles.mark(values, binding)
-    circles.require(marks, circle, me="a", aggregator="notary")
-    circles.add(marks, circle)
+    marks = circles.make_marks(values, binding)
+    circles.require_same_circle(marks, circle, me="a", aggregator="notary")
+    circles.add_marks(marks, circle)
 
 
 # What an active may ask in a session that it resumed, after step 7 was answered.
@@ -129,7 +129,7 @@ MERGED: dict[str, tuple[dict[str, list[Any]], list[Any]]] = {
 def test_what_all_say_becomes_stretches_of_steps(case: str) -> None:
     said, expected = MERGED[case]
     stretches = {name: [stretch(*one) for one in told] for name, told in said.items()}
-    merged = merge_answered(stretches, passives=ALL, since=3)
+    merged = merge_answered_steps(stretches, passives=ALL, since=3)
     assert [(steps.first, steps.last, steps.passives) for steps in merged] == expected
 
 
@@ -145,7 +145,7 @@ def test_what_all_say_becomes_stretches_of_steps(case: str) -> None:
 def test_who_says_something_else_than_others_is_named(said: Any, message: str) -> None:
     stretches = {name: [stretch(*one) for one in told] for name, told in said.items()}
     with pytest.raises(RemoteProtocolError, match=message):
-        merge_answered(stretches, passives=ALL, since=0)
+        merge_answered_steps(stretches, passives=ALL, since=0)
 
 
 NO_STEPS: list[object] = [
@@ -166,14 +166,14 @@ def test_a_greeting_carries_them() -> None:
     sent = Greeting(
         identity=bytes(32), run_key=bytes([1]) * 32, holds=(3,), answered=(stretch(3, 5, ALL),)
     )
-    assert parse_greeting(sent.pack()) == sent
+    assert parse_greeting(sent.to_bytes()) == sent
     for answered in NO_STEPS:
         with pytest.raises(RemoteProtocolError, match="something else than a greeting"):
             parse_greeting(msgpack.packb([bytes(32), bytes([1]) * 32, None, None, [3], answered]))
 
 
 def parse_greeting(payload: bytes) -> Greeting:
-    return Greeting.parse(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
+    return Greeting.from_message(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
 def resumed(*answered: AnsweredSteps) -> Contract:

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from apfed_experiments.finished import read_finished_run
+from apfed_experiments.finished import load_finished_run
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.errors import (
     LocalProtocolError,
@@ -30,7 +30,7 @@ from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed import progress, terminal
 from secure_apfed.cli import execute
 from secure_apfed.commands import Finding, project
-from secure_apfed.commands.doctor import healthy
+from secure_apfed.commands.doctor import is_healthy
 from secure_apfed.data import find_dataset
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.phases import PhaseName
@@ -99,7 +99,7 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     assert "labels of active by model completion" in page
     assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
     assert re.search(r"accuracy, APFed-C +\d+\.\d\d % of 142 test rows", out)
-    lines = dict(describe_run(read_finished_run(folder)))
+    lines = dict(describe_run(load_finished_run(folder)))
     for title, text in lines.items():
         start = re.escape(" ".join(text.split()[:4])).replace(r"\ ", r"\s+")
         assert re.search(rf"{title}\s+{start}", out[out.index("Verdict") :])
@@ -155,7 +155,7 @@ def test_an_interrupted_run_says_how_to_resume(
 
     folder = tmp_path / "r"
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "watching", stops_in_epoch_2)
+        patch.setattr(progress, "show_run", stops_in_epoch_2)
         assert execute(["run", str(config_file), "--output", str(folder)]) == 130
     message = "".join(capsys.readouterr().err.replace("│", "").split())
     again = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
@@ -220,7 +220,7 @@ def test_doctor_names_what_is_lacking(capsys: Capture, monkeypatch: pytest.Monke
     lacking = found.pop("nowhere")
     assert lacking.state == "missing"
     assert lacking.remedy.startswith("make setup")
-    assert healthy(tuple(found.values()))
+    assert is_healthy(tuple(found.values()))
 
 
 def test_the_data_sets_are_listed(capsys: Capture, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.coalitions import COALITIONS, facts_of, find_conflicts
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
-from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.methods import METHODS, assign_roles
 
 NAMED = {(row.who, row.when) for row in TABLE}
 OURS = {(row.who, row.when): row for row in COALITIONS}
@@ -42,7 +42,7 @@ def test_rows_beyond_the_page_are_of_single_roles() -> None:
 
 def config_of(method: str, scheme: str = "", more: Sequence[str] = ()) -> Config:
     text = f"{{name: late, method: {method}, data: {{dataset: digits, views: 4}}, "
-    kind = METHODS[method].declared
+    kind = METHODS[method].public_facts
     network = {"apc_vfl": "selu", "vfedtrans": "enriched", "apfed_code": "cross_view"}.get(method)
     network = "identity" if kind.averages else network
     text += f"guard: {{mechanism: none}}, model: {{network: {network or 'auto'}}}}}"
@@ -55,7 +55,7 @@ def config_of(method: str, scheme: str = "", more: Sequence[str] = ()) -> Config
 
 def gets(config: Config, passives: int, *together: str) -> list[str]:
     names = [f"p{at}" for at in range(passives)]
-    roles = roles_of(METHODS[config.method.name], config, "active", names)
+    roles = assign_roles(METHODS[config.method.name], config, "active", names)
     assert set(together) <= set(roles), roles
     return [each.gets for each in find_conflicts(config, roles, together)]
 
@@ -143,14 +143,15 @@ def test_pairs_where_tables_are_decomposed(pair: tuple[str, str], reads: str) ->
 ALIGNING = [
     name
     for name, of in METHODS.items()
-    if of.declared.aligns and of.declared.opens_votes not in ("randomised", "count", "encrypted")
+    if of.public_facts.aligns
+    and of.public_facts.opens_votes not in ("randomised", "count", "encrypted")
 ]
 
 
 @pytest.mark.parametrize("method", ALIGNING)
 def test_single_parties_and_strangers_are_no_conflict(method: str) -> None:
     config = config_of(method)
-    roles = roles_of(METHODS[config.method.name], config, "active", ["p0", "p1", "p2"])
+    roles = assign_roles(METHODS[config.method.name], config, "active", ["p0", "p1", "p2"])
     assert all(gets(config, 3, name) == [] for name in roles)
     assert [gets(config, 3, *pair) for pair in combinations(("p0", "p1", "p2"), 2)] == [[]] * 3
 

@@ -15,11 +15,11 @@ import pytest
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed import run
 from secure_apfed.alignment.overlap import CommonPeople, describe_common
-from secure_apfed.commands.check import read_patterns, share_patterns
+from secure_apfed.commands.check import parse_patterns, share_patterns
 from secure_apfed.config import Config
 from secure_apfed.errors import UnmatchedIdsWarning
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import read_common
+from secure_apfed.runs.outcome import load_common_people
 from secure_apfed.settings.alignment import AlignmentSettings
 
 ROWS = 400
@@ -71,7 +71,7 @@ def run_noting(config: Config, folder: Path) -> tuple[tuple[CommonPeople, ...], 
         warnings.simplefilter("always")
         run(config, folder)
     messages = [str(one.message) for one in caught if one.category is UnmatchedIdsWarning]
-    return read_common(RunFolder(folder)), messages
+    return load_common_people(RunFolder(folder)), messages
 
 
 def test_people_who_are_lost_to_three_spellings_are_reported_by_every_party(
@@ -89,10 +89,10 @@ def test_people_who_are_lost_to_three_spellings_are_reported_by_every_party(
     assert "normalisation: [unicode_nfc, strip, case_fold]" in by_party["shop"]
     assert "IDs written as A9 (0 of 104) are far rarer among the common" in by_party["phone"]
     assert "normalisation: [unicode_nfc, strip, drop_punctuation]" in by_party["phone"]
-    from apfed_experiments.report import read_run
+    from apfed_experiments.report import load_run
     from apfed_experiments.report.contents import describe_people
 
-    assert read_run(tmp_path / "run").path == tmp_path / "run"
+    assert load_run(tmp_path / "run").path == tmp_path / "run"
     said = list(describe_people(people))
     assert f"bank: {sentence}." in said
     assert f"{by_party['shop']}." in said
@@ -146,7 +146,7 @@ def test_shares_are_whole_per_cents_of_frequent_patterns() -> None:
     assert share_patterns({}) == {}
     many = {f"{'-' * size}9": 50 for size in range(1, 30)}
     assert len(share_patterns(many)) == 12
-    assert read_patterns(share_patterns(many), sender="shop") == share_patterns(many)
+    assert parse_patterns(share_patterns(many), sender="shop") == share_patterns(many)
 
 
 HOSTILE: dict[str, Any] = {
@@ -176,14 +176,14 @@ HOSTILE: dict[str, Any] = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_patterns_of_a_peer_are_checked_before_they_are_shown(what: str) -> None:
     with pytest.raises(RemoteProtocolError, match="shop sent no patterns of IDs") as raised:
-        read_patterns(HOSTILE[what], sender="shop")
+        parse_patterns(HOSTILE[what], sender="shop")
     assert "\x1b" not in str(raised.value)
 
 
 def test_what_a_folder_holds_of_people_is_bounded(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert read_common(folder) == ()
+    assert load_common_people(folder) == ()
     told = {"party": "bank", "own": 5, "common": -1, "known_to": "all"}
     folder.common.write_text(json.dumps([told]))
     with pytest.raises(Exception, match=r"common\.json"):
-        read_common(folder)
+        load_common_people(folder)

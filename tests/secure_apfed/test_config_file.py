@@ -55,7 +55,7 @@ def test_payloads_are_kept_where_attacks_will_read_them() -> None:
         ("transcript: {keep: all}\n", "all"),
         ("attacks: all\ntranscript: {keep: none}\n", "none"),
     ):
-        assert load_config_text(GOOD + more).kept.keep == keeps
+        assert load_config_text(GOOD + more).effective_transcript.keep == keeps
 
 
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"

@@ -85,9 +85,9 @@ def test_the_digest_is_of_a_document_that_holds_every_field() -> None:
 
 
 def test_names_come_by_role_in_the_contracts_order() -> None:
-    assert contract().names("passive") == ("p1", "p2")
-    assert contract().names("dealer") == ()
-    assert contract(participants=parties()[::-1]).names("passive") == ("p2", "p1")
+    assert contract().list_names("passive") == ("p1", "p2")
+    assert contract().list_names("dealer") == ()
+    assert contract(participants=parties()[::-1]).list_names("passive") == ("p2", "p1")
     assert contract().active == "active"
     for actives in ((), ("a", "b")):
         people = [participant(name, "active") for name in actives]
@@ -162,8 +162,7 @@ THE_ACTIVE = {
     "dp_sgd": "clip noise_multiplier epsilon",
     "labels": "mechanism epsilon",
     "train": "use_unaligned labels local_models combine spread_labels evaluate_every patience "
-    "keep_best "
-    "class_weights loss",
+    "keep_best class_weights loss",
     **dict.fromkeys(
         ("votes", "votes_randomised", "votes_encrypted", "votes_rehearsal"), "prior help"
     ),
@@ -252,7 +251,7 @@ def test_classes_concern_all_where_several_number_them() -> None:
         config = small_config(
             "mmvfl", data=tables | {"active": "a", "classes": ["no", "yes"]} | data
         )
-        return config.terms()["data"]
+        return config.collect_terms()["data"]
 
     assert "classes" not in signed()
     assert signed(labels_at=["b"]) != signed(labels_at=["b"], classes=["yes", "no"])
@@ -262,4 +261,4 @@ def test_a_session_signs_them() -> None:
     for method in ("apfed_c", "apc_vfl"):
         config = small_config(method)
         session = open_session(config, load_data(config.data, seed=0))
-        assert session.contract.settings == config.terms()
+        assert session.contract.settings == config.collect_terms()

@@ -27,7 +27,7 @@ from tests.secure_apfed.test_audit_log import FakeMeter
 def count_release(path: Path, number: int) -> None:
     counts = ReleaseCounts(rows=9, log=path, about={"answers": 9})
     digest = f"{path.parent.parent.name} {number}".encode()
-    counts.add(Release(number, digest, np.array([1, 2])))
+    counts.add_release(Release(number, digest, np.array([1, 2])))
 
 
 def count_line(path: Path, number: int) -> None:
@@ -41,7 +41,7 @@ def count_stage(path: Path, number: int) -> None:
 
 def count_answer(path: Path, number: int) -> None:
     book = AnswerBook(path, "shop", ServeSettings(), people=9, run=path.parent.parent.name)
-    book.answers([f"person {number}".encode()], None)
+    book.count_answers([f"person {number}".encode()], None)
     book.close()
 
 
@@ -58,7 +58,7 @@ COUNTING: Mapping[str, tuple[str, Callable[[Path, int], None]]] = {
 
 
 def open_log(folder: Path) -> AuditLog:
-    identity = PartyFolder(folder).identity()
+    identity = PartyFolder(folder).load_identity()
     counters = open_counters(folder, "shop")
     return AuditLog(
         folder / "audit.log", "shop", identity, {"bank": bytes(32)}, FakeMeter(), counters=counters
@@ -167,7 +167,7 @@ def test_a_counter_goes_on_over_sessions(pattern: str, tmp_path: Path) -> None:
     summary = verify_log(folder)
     name = COUNTING[pattern][0]
     assert summary.counters[name].number == 5
-    assert summary.signed
+    assert summary.has_final_signature
     assert not summary.restarts
 
 
@@ -185,7 +185,7 @@ def test_a_counter_that_is_not_as_noted_is_refused_until_it_is_restarted_by_name
     assert execute(command) == 0, "the advice works as it stands"
     assert name in capsys.readouterr().err
     counted = verify_log(folder)
-    assert counted.signed
+    assert counted.has_final_signature
     assert [restart.counter for restart in counted.restarts] == [name]
     assert counted.restarts[0].noted > counted.restarts[0].number
     aside = {path.name for path in folder.iterdir()} - before - {".lock"}
@@ -213,7 +213,7 @@ def test_an_older_copy_goes_on_from_what_it_holds(tmp_path: Path) -> None:
     assert (restart.why, restart.noted, restart.number) == ("lower", 4, 3)
     limits = ServeSettings(a_person=1)
     book = AnswerBook(folder / "answered.sqlite", "shop", limits, people=9, run="run")
-    assert book.spent([b"person 3", b"person 4"], None) == [0]
+    assert book.list_exhausted_people([b"person 3", b"person 4"], None) == [0]
     book.close()
 
 
@@ -288,7 +288,7 @@ def test_answers_to_labels_count_once_a_checkpoint_holds_them(tmp_path: Path) ->
     log.close()
     with (
         pytest.raises(CheckpointError, match=r"labels-shop\.log counts what left"),
-        PartyFolder(folder).held(resume=False, counted=lambda: {"labels-shop.log"}),
+        PartyFolder(folder).lock_for_run(resume=False, counted=lambda: {"labels-shop.log"}),
     ):
         pass
     assert (folder / "labels-shop.log").exists()

@@ -36,7 +36,7 @@ from secure_apfed.data.encoding import (
     fit_columns,
     parse_encoding,
 )
-from secure_apfed.data.frames import as_pandas, texts_of, typed
+from secure_apfed.data.frames import as_pandas, convert_text_column, texts_of
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
@@ -67,7 +67,9 @@ def test_numbers_are_standardised_and_categories_one_hot() -> None:
     # No more than the named columns is needed, in any order; a pilot is unknown.
     frame = pd.DataFrame({"extra": [0], "site": [1], "job": ["pilot"], "age": [40]})
     assert encoding.encode(frame).tolist() == [[0.0, 0.0, 0.0, 0.0]]
-    assert ColumnEncoding.plain(["a", "b"]).encode(np.array([[1, 2]])).tolist() == [[1.0, 2.0]]
+    assert ColumnEncoding.for_numeric_columns(["a", "b"]).encode(np.array([[1, 2]])).tolist() == [
+        [1.0, 2.0]
+    ]
 
 
 def test_missing_mean_fills_numbers_with_the_mean_and_categories_with_zeros() -> None:
@@ -119,7 +121,7 @@ def test_the_most_frequent_categories_are_kept() -> None:
 def test_long_tables_are_encoded_column_by_column() -> None:
     names = [f"x{k}" for k in range(20)]
     numbers = np.random.default_rng(0).standard_normal((50_000, 20))
-    encoding = ColumnEncoding.plain(names)
+    encoding = ColumnEncoding.for_numeric_columns(names)
     frame = pd.DataFrame(numbers, columns=names)
     with traced() as peak:
         features = encoding.encode(frame)
@@ -145,7 +147,7 @@ def test_what_never_differed_has_no_influence(cells: tuple[list[Any], list[Any],
     assert encoding.encode(pd.DataFrame({"x": new}), counts=counts).tolist() == [[told], [told]]
     assert counts.ignored == {"x": 1}
     with pytest.warns(UnseenCellsWarning, match="p: 1 of 2 cells of column 'x' hold what no"):
-        counts.warn(source="p")
+        counts.warn_of_unseen_cells(source="p")
 
 
 WHOLE = np.arange(16, dtype=np.uint8).reshape(2, 1, 4, 2)
@@ -191,7 +193,7 @@ def aged(seed: int = 0) -> pd.DataFrame:
 
 def metered(meter: DriftMeter, encoding: ColumnEncoding, frame: pd.DataFrame) -> DriftMeter:
     for rows in encoding.encode(frame, counts=meter.counts).split(37):
-        meter.add(rows)
+        meter.add_batch(rows)
     return meter
 
 
@@ -199,7 +201,9 @@ def test_each_change_is_told_of_its_column_alone() -> None:
     encoding = fit(aged())
 
     def drift_of(frame: pd.DataFrame) -> dict[str, ColumnDrift]:
-        return {one.name: one for one in metered(DriftMeter(encoding), encoding, frame).result()}
+        return {
+            one.name: one for one in metered(DriftMeter(encoding), encoding, frame).compute_drifts()
+        }
 
     same = drift_of(aged(1))
     assert list(same) == ["age", "job", "height"]
@@ -231,18 +235,21 @@ def test_cells_are_counted_of_any_number_of_rows(rows: int) -> None:
         {"age": 120.0, "job": "c", "height": 1.75, "country": "FR", "year": 2025.0},
         index=range(rows),
     )
-    found = {one.name: one.notable for one in metered(DriftMeter(encoding), encoding, new).result()}
+    found = {
+        one.name: one.notable
+        for one in metered(DriftMeter(encoding), encoding, new).compute_drifts()
+    }
     of = f"{rows} of {rows} rows "
     for name in ("job", "country", "year"):
         assert found[name] == f"{of}hold what no training row held, which counts for nothing"
     assert ("its mean lies" in found["age"]) is (rows >= FEWEST_ROWS)
     empty = new.assign(age=np.nan, job=None)
-    told = metered(DriftMeter(encoding), encoding, empty).result()
+    told = metered(DriftMeter(encoding), encoding, empty).compute_drifts()
     found = {one.name: one.notable for one in told}
     filled = "which counts as the mean of training rows, or as no category"
     assert f"{of}have an empty cell, {filled}" in found["age"]
     assert found["job"] == f"{of}have an empty cell, {filled}"
-    assert DriftMeter(encoding).result() == ()
+    assert DriftMeter(encoding).compute_drifts() == ()
 
 
 Frame = pd.DataFrame
@@ -369,7 +376,7 @@ def test_every_reader_says_the_same(
     frame = frame.rename(columns={"text": "größe"})
     given = READERS[trained](frame)
     if trained.startswith("CSV"):
-        given = Frame({name: typed(column) for name, column in given.items()})
+        given = Frame({name: convert_text_column(column) for name, column in given.items()})
     given = given.dropna(axis=1, how="all")
     names = map(str, given)
     categorical = [name for name in names if column_name(name) in ("größe", *CATEGORIES)]
@@ -465,7 +472,7 @@ def test_codes_with_leading_zeros_are_categories(tmp_path: Path, name: str) -> N
     with pytest.raises(DataError, match=r"'plz' look like dates in another order"):
         own_table(tmp_path, frame.assign(plz=["01/02/2026", "02/02/2026"] * 20), name)
     assert isinstance(numbers, NumericColumn)
-    assert typed(pd.Series(["0", "0.50", "10", "-0.5", "-0", "1e05"])).dtype == float
+    assert convert_text_column(pd.Series(["0", "0.50", "10", "-0.5", "-0", "1e05"])).dtype == float
 
 
 def test_a_table_with_a_given_encoding_is_read_as_that_says(tmp_path: Path) -> None:
@@ -591,7 +598,7 @@ def test_whole_numbers_keep_their_digits_beside_empty_cells(tmp_path: Path) -> N
 
 
 def test_columns_of_one_name_are_refused() -> None:
-    encoding = ColumnEncoding.plain(["1", "é"])
+    encoding = ColumnEncoding.for_numeric_columns(["1", "é"])
     for columns in ([1, "1", "é"], ["1", "é", "e\u0301"]):
         with pytest.raises(DataError, match="several columns are named"):
             encoding.encode(Frame([[1.0, 2.0, 3.0]], columns=columns))

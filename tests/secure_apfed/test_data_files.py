@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from secure_apfed.data import DATASETS, catalogue, fetch, load_data
+from secure_apfed.data import DATASETS, catalogue, fetch_dataset, load_data
 from secure_apfed.data.files import (
     DataFile,
     DataSet,
@@ -32,9 +32,9 @@ from secure_apfed.data.files import (
     default_folder,
     fetch_file,
     is_idx,
+    load_file,
     parse_cifar,
     parse_idx,
-    read_file,
 )
 from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
@@ -170,7 +170,7 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="truncated or damaged gzip file"):
         entry.read(entry, tmp_path)
     with pytest.raises(DataError, match="cannot be read"):
-        read_file(tmp_path)
+        load_file(tmp_path)
 
 
 def test_a_missing_and_a_wrong_file_name_folders_digests_and_the_command(tmp_path: Path) -> None:
@@ -337,23 +337,23 @@ def test_fetch_by_name(server: Server, tmp_path: Path, monkeypatch: pytest.Monke
     entry = replace(DATASETS["mnist"], files=(FILE,), downloads=(download(server, "/a.gz"),))
     monkeypatch.setattr(catalogue, "DATASETS", {"mnist": entry})
     seen: list[tuple[str, int, int | None]] = []
-    (found,) = fetch("mnist", tmp_path, lambda *at: seen.append(at))
+    (found,) = fetch_dataset("mnist", tmp_path, lambda *at: seen.append(at))
     assert found == tmp_path / "mnist" / "train-images.gz"
     assert found.read_bytes() == PACKED
     assert seen[-1] == ("train-images", len(PACKED), len(PACKED))
     assert list(found.parent.iterdir()) == [found]
     monkeypatch.setenv("SECURE_APFED_DATA", str(tmp_path / "other"))
-    assert fetch("mnist") == (tmp_path / "other" / "mnist" / "train-images.gz",)
+    assert fetch_dataset("mnist") == (tmp_path / "other" / "mnist" / "train-images.gz",)
     monkeypatch.delenv("SECURE_APFED_DATA")
     assert default_folder() == Path("~/.cache/secure-apfed").expanduser()
 
 
 def test_sets_that_need_or_allow_no_download() -> None:
-    assert fetch("digits") == ()
+    assert fetch_dataset("digits") == ()
     with pytest.raises(DataError, match=r"credit_card cannot be fetched: put UCI_Credit_Card.csv"):
-        fetch("credit_card")
+        fetch_dataset("credit_card")
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):
-        fetch("mnits")
+        fetch_dataset("mnits")
 
 
 def pool(name: str, folder: Path | None = None) -> TablePool:

@@ -191,7 +191,7 @@ def test_surrounding_blanks_are_no_part_of_a_label(tmp_path: Path) -> None:
         from_estimator(("yes", " yes", "no"), tmp_path)
 
 
-ALIGNING = [name for name, method in METHODS.items() if method.declared.aligns]
+ALIGNING = [name for name, method in METHODS.items() if method.public_facts.aligns]
 # They learn from labels of people whom only the active knows, too.
 EVERYBODY = ("apfed", "apfed_r", "apfed_c", "vfedtrans")
 Rows = Callable[[VerticalData], Tensor]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from apfed_experiments.presets import PRESETS, preset
+from apfed_experiments.presets import PRESETS, find_preset
 from secure_apfed import cli
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
@@ -29,12 +29,12 @@ from secure_apfed.data import (
     ColumnEncoding,
     PartyTable,
     VerticalData,
-    describe,
+    describe_dataset,
     load_data,
+    load_own,
     load_own_tables,
     pack_own,
     partition,
-    read_own,
 )
 from secure_apfed.data.encoding import View, fit_views, locate_views
 from secure_apfed.data.loading import cut_strips
@@ -135,7 +135,7 @@ def test_methods_that_align_refuse_other_partitions() -> None:
 def test_every_entry_is_complete_and_on_the_page() -> None:
     for name, entry in DATASETS.items():
         assert f"`{name}`" in PAGE
-        assert all(describe(entry).values())
+        assert all(describe_dataset(entry).values())
         assert len(set(entry.classes)) == len(entry.classes)
         assert (entry.height is None) == bool(entry.natural_views)
         assert not entry.natural_views or len(entry.natural_views) == entry.views
@@ -148,7 +148,7 @@ def table(name: str = "active", labels: list[int] | None = None) -> PartyTable:
         ("id-0", "id-1", "id-2", "id-3"),
         torch.zeros(4, 2),
         None if labels is None else torch.tensor(labels),
-        ColumnEncoding.plain(["age", "income"]),
+        ColumnEncoding.for_numeric_columns(["age", "income"]),
     )
 
 
@@ -221,7 +221,7 @@ def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
     data = load(name, overlap=0.8, limit=1000)
     known = ids_at(data, data.train_rows)
     tests = ids_at(data, data.test_rows)
-    shared = partition.shared_rows(len(known), 0.8)
+    shared = partition.count_shared_rows(len(known), 0.8)
     assert len(data.passives) == DATASETS[name].views - 1
     assert data.classes == DATASETS[name].classes
     assert len(known.intersection(*(p.ids for p in data.passives))) == shared
@@ -303,15 +303,19 @@ def test_people_are_dealt_without_waste_or_repeat(rows: int, overlap: float, see
     used = np.concatenate(people)
     active = len(people.shared) + len(people.active_only)
     assert len(set(used.tolist())) == len(used) <= rows
-    assert len(people.shared) == partition.shared_rows(active, overlap)
+    assert len(people.shared) == partition.count_shared_rows(active, overlap)
     assert len(people.strangers) == len(people.active_only)
     # One active row more would need more rows than there are.
-    assert 2 * (active + 1) - partition.shared_rows(active + 1, overlap) > rows
+    assert 2 * (active + 1) - partition.count_shared_rows(active + 1, overlap) > rows
 
 
 def test_splits_and_shares_are_exact() -> None:
     # 0.7 * 10 in binary is below 7
-    assert [partition.shared_rows(*of) for of in ((10, 0.7), (1000, 0.29), (3, 0.5))] == [7, 290, 1]
+    assert [partition.count_shared_rows(*of) for of in ((10, 0.7), (1000, 0.29), (3, 0.5))] == [
+        7,
+        290,
+        1,
+    ]
     labels = np.repeat(np.arange(3), [8, 40, 100])
     train, test = partition.split_rows(labels, 0.25, seed=1)
     assert np.bincount(labels[test]).tolist() == [2, 10, 25]
@@ -347,7 +351,7 @@ def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
     # A choice at random reads no label.
     labels = np.arange(1000) % 2
     chosen, other = (
-        partition.choose_labelled(own, 40, seed=0, choice="at_random")
+        partition.choose_labelled_rows(own, 40, seed=0, choice="at_random")
         for own in (labels, 1 - labels)
     )
     assert chosen is not None
@@ -381,7 +385,7 @@ def test_a_labelled_passive_knows_its_training_people_and_no_test_label() -> Non
     for one, label in zip(table.ids, labels_of(table).tolist(), strict=True):
         assert label == (UNLABELLED if one in tests else truth.get(one, label))
     assert {UNLABELLED, 0, 1} == set(labels_of(table).tolist())
-    own = data.own("passive-2")
+    own = data.select_party("passive-2")
     assert own is not None
     assert len(own.train_rows) == len(table.ids)
     assert len(own.labelled_rows) == len(table.ids) - len(tests)
@@ -428,10 +432,10 @@ def test_clients_are_dealt_evenly_to_the_last_row() -> None:
 
 def test_prepared_rows_carry_labels_and_views(tmp_path: Path) -> None:
     data = load(**BREAST)
-    own = data.own("passive-1")
+    own = data.select_party("passive-1")
     assert own is not None
     (tmp_path / "t").write_bytes(pack_own(own))
-    read = read_own(tmp_path / "t", "passive-1")
+    read = load_own(tmp_path / "t", "passive-1")
     assert (read.views, read.classes) == (own.views, ("malignant", "benign"))
     assert torch.equal(read.labelled_rows, own.labelled_rows)
     assert torch.equal(labels_of(read.table), labels_of(own.table))
@@ -494,7 +498,7 @@ def test_own_tables_of_hospitals_share_no_people(hospitals: dict[str, Any]) -> N
     data = load(**hospitals)
     assert data.active.views == {"stay": View(0, 3), "body": View(3, 4)}
     south = load_own_tables(DataSettings.model_validate(hospitals), "south", seed=0)
-    held = data.own("south")
+    held = data.select_party("south")
     assert held is not None
     assert torch.equal(south.table.features, held.table.features)
     assert (south.classes, len(south.labelled_rows)) == (("no", "yes"), 30)
@@ -534,7 +538,7 @@ def test_hospitals_need_one_encoding(
 def test_every_preset_is_a_setting_with_columns_that_the_set_has() -> None:
     for name in PRESETS:
         assert f"`{name.split('/')[0]}/" in PAGE
-        settings = DataSettings.model_validate(preset(name))
+        settings = DataSettings.model_validate(find_preset(name))
         told = as_yaml(settings.model_dump(mode="json", exclude_unset=True))
         assert load_settings_text(DataSettings, told, source="x") == settings
         natural = DATASETS[settings.dataset].natural_views.values()
@@ -549,11 +553,11 @@ def test_every_preset_is_a_setting_with_columns_that_the_set_has() -> None:
         ("apc-vfl/credit_card/4/2500", ("AGE", "PAY_2", "PAY_4", "PAY_6")),
         ("apc-vfl/credit_card/5/100", tuple(numbered[at] for at in (3, 5, 7, 9, 11))),
     ):
-        assert tuple(preset(name)["columns"]["active"]) == moved
+        assert tuple(find_preset(name)["columns"]["active"]) == moved
 
 
 def test_so_many_people_are_aligned_and_the_passive_holds_no_others() -> None:
-    data = load(**preset("apc-vfl/breast_cancer/3/250"), seed=1)
+    data = load(**find_preset("apc-vfl/breast_cancer/3/250"), seed=1)
     (passive,) = data.passives
     ids = ids_at(data, data.train_rows)
     tests = ids_at(data, data.test_rows)
@@ -561,13 +565,13 @@ def test_so_many_people_are_aligned_and_the_passive_holds_no_others() -> None:
     assert len(ids & set(passive.ids)) == 250
     assert set(passive.ids) - ids == tests
     assert (data.active.features.shape[1], passive.features.shape[1]) == (3, 27)
-    whole = load(**preset("apc-vfl/breast_cancer/all-aligned/150"), seed=1)
+    whole = load(**find_preset("apc-vfl/breast_cancer/all-aligned/150"), seed=1)
     assert (len(whole.train_rows), len(whole.test_rows)) == (100, 50)
     assert set(whole.passives[0].ids) == set(whole.active.ids)
 
 
 def test_as_many_numerals_of_each_class_train_and_test() -> None:
-    data = load(**preset("mmvfl/handwritten"), seed=1)
+    data = load(**find_preset("mmvfl/handwritten"), seed=1)
     assert [table.features.shape[1] for table in data.tables] == [240, 76, 216, 47, 64]
     for rows, each in ((data.train_rows, 120), (data.test_rows, 40)):
         assert torch.bincount(labels_of(data.active)[rows]).tolist() == [each] * 10
@@ -579,7 +583,7 @@ def test_the_command_line_lists_and_prints_them() -> None:
     printed = CliRunner().invoke(cli.app, ["data", "presets", "mmvfl/handwritten"])
     assert printed.stdout.startswith("data:\n  dataset: handwritten\n  views:\n")
     with pytest.raises(ConfigError, match="did you mean 'mmvfl/handwritten'"):
-        preset("mmvfl/handwriting")
+        find_preset("mmvfl/handwriting")
 
 
 def test_what_the_page_shows() -> None:

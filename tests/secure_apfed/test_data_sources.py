@@ -31,7 +31,7 @@ from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import databases, files_digest, load_blocks
 from secure_apfed.data.frames import as_pandas
-from secure_apfed.data.tables import given_table, load_own_tables
+from secure_apfed.data.tables import load_own_tables, open_table
 from secure_apfed.errors import ApfedError, ConfigError, DataError
 from secure_apfed.files import to_json
 from secure_apfed.settings.data import Database, DataSettings
@@ -239,7 +239,7 @@ def test_a_query_is_the_same_table(
         monkeypatch.setattr(databases, "_ROWS", rows)
         assert table_of(data) == expected
         assert files_digest(data, of=["bank"]) == before
-    pieces = IdFile("bank", given_table(data, "bank"), "id").pieces()
+    pieces = IdFile("bank", open_table(data, "bank"), "id").pieces()
     assert tuple(one for piece in pieces for one in piece) == expected[0]
     fewer = {
         **database,

@@ -134,7 +134,7 @@ def test_named_columns_ignored_columns_and_two_id_columns(folder: Path) -> None:
     assert ignoring.passives[0].features.shape == (ROWS, 1)
 
 
-ENCODING = ColumnEncoding.plain(["a", "b"])
+ENCODING = ColumnEncoding.for_numeric_columns(["a", "b"])
 
 
 def test_prediction_reads_arrays_and_idx_images(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None
     for text, said in (
         (None, "bank: encoding.json holds no encoding"),
         ("[]", "bank: encoding.json holds no encoding"),
-        (ColumnEncoding.plain(["age"]).model_dump_json(), "age"),
+        (ColumnEncoding.for_numeric_columns(["age"]).model_dump_json(), "age"),
         (IMAGES.model_dump_json(), "encoding of images"),
     ):
         (folder / "encoding.json").unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def test_rows_with_more_cells_than_names_are_refused(tmp_path: Path) -> None:
     for text in ("age,income,visits\n51,2782,3,9\n", "age,income,visits\n51,2782,3,,\n", named):
         (tmp_path / "more.csv").write_text(text)
         with pytest.raises(DataError, match="name every column there, that of row names"):
-            load_features(tmp_path / "more.csv", ColumnEncoding.plain(("age",)))
+            load_features(tmp_path / "more.csv", ColumnEncoding.for_numeric_columns(("age",)))
 
 
 def test_a_class_called_none_is_one_where_it_is_listed(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
 
     def read() -> tuple[Any, ...]:
         try:
-            frame = frames.read_frame(tmp_path / "x.csv", source="bank")
+            frame = frames.load_frame(tmp_path / "x.csv", source="bank")
         except DataError as error:
             return (str(error),)
         cells = [[repr(cell) for cell in frame[name]] for name in frame]
@@ -393,11 +393,11 @@ def test_what_only_pandas_unpacks_is_read_and_what_nobody_does_is_told(tmp_path:
     packed = gzip.compress(b"id,x\n1,2.5\n2,3.5\n")
     for name, content in (("a.csv.gz", packed + bytes(512)), ("b.csv", gzip.decompress(packed))):
         (tmp_path / name).write_bytes(content)
-        assert frames.read_frame(tmp_path / name, source="bank")["x"].tolist() == [2.5, 3.5]
+        assert frames.load_frame(tmp_path / name, source="bank")["x"].tolist() == [2.5, 3.5]
     for name, content in (("c.csv.gz", packed[:-6]), ("d.csv.xz", b"no xz"), ("e.csv.gz", b"")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DataError, match=rf"bank: .*{name}"):
-            frames.read_frame(tmp_path / name, source="bank")
+            frames.load_frame(tmp_path / name, source="bank")
 
 
 def test_a_cell_may_hold_lines(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from secure_apfed.defences import (
     Leaving,
     Pair,
     best_noise,
+    describe_defences,
+    describe_runners,
     gradient_defences,
-    statements,
-    who_applies,
 )
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
@@ -39,7 +39,7 @@ APPLIES = [
     (name, method)
     for name in DEFENCES
     for method in ("apfed_c", "tvfl")
-    if who_applies(name, METHODS[method].declared)
+    if describe_runners(name, METHODS[method].public_facts)
 ]
 
 
@@ -64,7 +64,7 @@ def test_table_settings_and_guide_name_the_same_defences() -> None:
         for told, method in zip(
             row.rstrip(" |").split(" | ")[-2:], ("apfed_c", "tvfl"), strict=True
         ):
-            run_by = who_applies(name, METHODS[method].declared).removeprefix("the ")
+            run_by = describe_runners(name, METHODS[method].public_facts).removeprefix("the ")
             assert told == run_by or (told.startswith("refused") and not run_by)
     kinds = [cls.model_fields["kind"].default for cls in get_args(get_args(DefenceSettings)[0])]
     assert kinds == list(DEFENCES)
@@ -74,7 +74,7 @@ def test_table_settings_and_guide_name_the_same_defences() -> None:
 def test_a_defence_that_does_nothing_is_refused_with_the_reason(method: str) -> None:
     text = dump_settings(config_of(method))
     for name in DEFENCES:
-        if not who_applies(name, METHODS[method].declared):
+        if not describe_runners(name, METHODS[method].public_facts):
             with_it = text.replace("defences: []", f"defences: [{{kind: {name}}}]")
             with pytest.raises(ConfigError, match=f"{name} does not apply to method {method}: no "):
                 load_config_text(with_it)
@@ -106,8 +106,10 @@ def sums_or_gradients(method: str, *kinds: str) -> bytes:
     """What leaves with a defence on it in the last epoch, shaped by all training before it."""
     kept = run(config_of(method, *({"kind": kind} for kind in kinds)), None).recording.transcript
     if method == "tvfl":
-        return b"".join(one.payload for one in kept.kept[1] if one.kind is Kind.GRADIENTS)
-    return b"".join(opened.numpy().tobytes() for opened in kept.opened.values())
+        return b"".join(
+            one.payload for one in kept.envelopes_by_epoch[1] if one.kind is Kind.GRADIENTS
+        )
+    return b"".join(opened.numpy().tobytes() for opened in kept.sums_by_step.values())
 
 
 @pytest.mark.slow
@@ -137,21 +139,21 @@ def test_a_result_tells_who_ran_a_defence_and_that_it_guarantees_nothing(tmp_pat
         run(config_of(method, {"kind": "compression"}), tmp_path / method)
         result = json.loads((tmp_path / method / "result.json").read_bytes())
         assert f"defences without a guarantee: {told}" in result["guarantee"]
-    assert statements([], METHODS["tvfl"].declared) == []
+    assert describe_defences([], METHODS["tvfl"].public_facts) == []
 
 
 def test_compression_keeps_the_largest_numbers() -> None:
     gradient_BD = torch.randn(16, 5)
     for keep in (0.01, 0.25, 1.0):
         compression = built(CompressionSettings(keep=keep))
-        sent_BD = compression.protect(gradient_BD, Leaving(0, "active"))
+        sent_BD = compression.protect_gradient(gradient_BD, Leaving(0, "active"))
         kept = sent_BD != 0
         assert int(kept.sum()) == math.ceil(keep * 80)
         assert torch.equal(sent_BD[kept], gradient_BD[kept])
         if keep < 1:
             assert gradient_BD[kept].abs().min() >= gradient_BD[~kept].abs().max()
     compression = built(CompressionSettings(keep=0.5))
-    assert int(compression.protect(torch.ones(4, 4), Leaving(0, "a")).sum()) == 8
+    assert int(compression.protect_gradient(torch.ones(4, 4), Leaving(0, "a")).sum()) == 8
 
 
 def leaky_gradients(rows: int = 4000, dimension: int = 8) -> tuple[Tensor, Tensor]:
@@ -179,7 +181,7 @@ def test_marvell_moves_norm_and_direction_attacks_towards_chance() -> None:
     plain = attack_aucs(gradient_BD, labels_B)
     assert min(plain) > 0.9
     defence = built(MarvellSettings(strength=8.0))
-    sent_BD = defence.protect(gradient_BD, Leaving(0, "p1", labels_B))
+    sent_BD = defence.protect_gradient(gradient_BD, Leaving(0, "p1", labels_B))
     norm, direction = attack_aucs(sent_BD, labels_B)
     assert abs(norm - 0.5) < 0.1
     assert direction < 0.7
@@ -227,17 +229,17 @@ def test_marvell_sends_zeros_for_a_batch_of_one_class_and_needs_labels() -> None
     gradient_BD = torch.randn(6, 4)
     for label in (0, 1):
         labels_B = torch.full((6,), label)
-        assert not defence.protect(gradient_BD, Leaving(0, "p", labels_B)).any()
+        assert not defence.protect_gradient(gradient_BD, Leaving(0, "p", labels_B)).any()
     with pytest.raises(LocalProtocolError, match="labels"):
-        defence.protect(gradient_BD, Leaving(0, "p"))
+        defence.protect_gradient(gradient_BD, Leaving(0, "p"))
 
 
 def test_marvell_gives_each_passive_and_step_other_noise() -> None:
     gradient_BD, labels_B = leaky_gradients(64)
     defence = built(MarvellSettings())
     first, *others = (
-        defence.protect(gradient_BD, Leaving(step, name, labels_B))
+        defence.protect_gradient(gradient_BD, Leaving(step, name, labels_B))
         for step, name in ((0, "a"), (0, "b"), (1, "a"))
     )
-    assert torch.equal(first, defence.protect(gradient_BD, Leaving(0, "a", labels_B)))
+    assert torch.equal(first, defence.protect_gradient(gradient_BD, Leaving(0, "a", labels_B)))
     assert not any(torch.allclose(first, other) for other in others)

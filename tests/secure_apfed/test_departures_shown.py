@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from apfed_experiments.report.contents import less_of
-from apfed_experiments.report.run import read_run
-from secure_apfed.exchange import StatusKeeper
+from apfed_experiments.report.run import load_run
+from secure_apfed.exchange import StatusTracker
 from secure_apfed.promises import Promise
 from secure_apfed.runs import project
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
@@ -30,12 +30,12 @@ def test_a_departure_stands_in_result_status_and_report(
     )
     run(config, tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    status = StatusKeeper()
-    status.begin("bank", ["shop"], _Meter(), less_protected=describe_departures(config))
+    status = StatusTracker()
+    status.start_session("bank", ["shop"], _Meter(), less_protected=describe_departures(config))
     surfaces = (
         result["less_protected"],
-        status.status().less_protected,
-        less_of(read_run(tmp_path / "run")),
+        status.build_status().less_protected,
+        less_of(load_run(tmp_path / "run")),
     )
     for sentences in surfaces:
         assert ("alignment.minimum_rows is 1 (by default 2)" in "\n".join(sentences)) is said
@@ -47,7 +47,7 @@ def test_an_organisation_with_several_parties_is_named(tmp_path: Path) -> None:
     pair = [["bank", "aggregator"]]
     proposal = made.propose(run_by={"aggregator": "Bank"}, together=pair)
     answers = [made.answer(name, proposal, together=pair) for name in OTHERS]
-    project.seal(answers, made.home("bank"))
+    project.seal_project(answers, made.home("bank"))
     (first, *_) = describe_shared_organisations(made.home("bank"))
     assert first.startswith("one organisation, 'Bank', runs bank and aggregator: together they")
     assert describe_shared_organisations(made.home("shop")) == ()

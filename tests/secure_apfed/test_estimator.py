@@ -375,7 +375,11 @@ def test_without_a_folder_nothing_is_left(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.model.predict(mine) == own["target"].to_numpy()).mean() > 0.85
     settings = {**VOTED, **QUICK, "method": "split_nn_sum", "transcript": {"keep": "all"}}
     together = run_frames(own, passives, label="target", **settings)
-    sent = [one for epoch in together.run.recording.transcript.kept.values() for one in epoch]
+    sent = [
+        one
+        for epoch in together.run.recording.transcript.envelopes_by_epoch.values()
+        for one in epoch
+    ]
     assert {one.payload != b"" for one in sent} == {True}  # as long as somebody may read it
     assert len(list(tmp_path.iterdir())) == 1
     del sent

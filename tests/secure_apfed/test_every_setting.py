@@ -17,13 +17,13 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from apfed_protocols.psi import SET_INTERSECTIONS
-from secure_apfed.alignment import intersection
+from secure_apfed.alignment import make_intersection
 from secure_apfed.commands.check import _Checks
-from secure_apfed.commands.project import _tell
+from secure_apfed.commands.project import _show_proposal
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.methods import METHODS, roles_of
+from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.runs import project
 from secure_apfed.settings import Settings
 from secure_apfed.settings.run import RunSettings
@@ -190,15 +190,15 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
     Raises ApfedError: the settings are refused, with a sentence.
     """
     config = load_config_text(as_yaml(settings), source="run.yaml")
-    roles = roles_of(METHODS[config.method.name], config, "bank", ("shop", "clinic"))
+    roles = assign_roles(METHODS[config.method.name], config, "bank", ("shop", "clinic"))
     addresses = {name: f"127.0.0.1:{7001 + at}" for at, name in enumerate(roles)}
     run_by = {name: f"of {name}" for name in roles if name in ("aggregator", "dealer")}
     home = {name: folder / name for name in roles}
 
     def show(name: str) -> Any:
-        return lambda *asked: _tell(*asked, party=name, as_json=True)
+        return lambda *asked: _show_proposal(*asked, party=name, as_json=True)
 
-    project.propose(
+    project.propose_project(
         config, "bank", home["bank"], addresses=addresses, run_by=run_by, show=show("bank")
     )
     proposal = home["bank"] / project.PROPOSAL
@@ -206,13 +206,13 @@ def go_through(settings: Mapping[str, Any], tables: Path, folder: Path) -> None:
     for name in [one for one in roles if one != "bank"]:
         table = tables / f"{name}.csv"
         own = {"file": str(table)} if table.exists() else None
-        project.answer(proposal, name, home[name], table=own, show=show(name))
+        project.answer_proposal(proposal, name, home[name], table=own, show=show(name))
         answers.append(home[name] / project.ANSWER.format(name))
-    project.seal(answers, home["bank"])
+    project.seal_project(answers, home["bank"])
     for name in ("shop", "bank"):
         if name in roles:
             if name != "bank":
-                project.accept(home["bank"] / project.SEALED, name, home[name])
+                project.accept_project(home["bank"] / project.SEALED, name, home[name])
             checks = _Checks(home[name] / "party.yaml")
             for finding in checks._contract():
                 assert finding.state != "missing", finding
@@ -232,12 +232,12 @@ def refusal_of(attempt: Callable[[], object]) -> str:
 def draw_up(settings: Mapping[str, Any]) -> None:
     """Do of a proposal what needs no table: its settings, its terms, and its intersections."""
     config = load_config_text(as_yaml(settings), source="run.yaml")
-    shared = load_config_text(as_yaml(project.shared_settings(config)), source="proposal")
-    assert shared.terms() == config.terms()
+    shared = load_config_text(as_yaml(project.list_shared_settings(config)), source="proposal")
+    assert shared.collect_terms() == config.collect_terms()
     trial = config.alignment.for_a_trial()
     for protocol in SET_INTERSECTIONS:
         one = trial.model_copy(update={"protocol": protocol})
-        intersection(one, session=f"plan {protocol}", dealer="dealer")
+        make_intersection(one, session=f"plan {protocol}", dealer="dealer")
 
 
 @pytest.mark.sampled(every=6)

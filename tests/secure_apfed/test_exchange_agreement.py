@@ -9,10 +9,18 @@ import msgpack
 import pytest
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from apfed_protocols.seal import Identity, fresh_identity, verify
+from apfed_protocols.seal import Identity, fresh_identity, verify_signature
 from secure_apfed.contract import Contract, Resumption
-from secure_apfed.exchange import Agreement, Envelope, Greeting, InMemory, Kind, Script, agree
-from secure_apfed.methods import METHODS, Start, fresh_secrets
+from secure_apfed.exchange import (
+    Envelope,
+    Greeting,
+    InMemoryNetwork,
+    Kind,
+    Script,
+    SignedContract,
+    agree_on_contract,
+)
+from secure_apfed.methods import METHODS, SimulationInputs, fresh_secrets
 from tests.secure_apfed.seats import contract, envelope, random_data, step_config
 
 NAMES = ("active", "p1", "p2", "aggregator")
@@ -30,7 +38,7 @@ def drawn(session: str, greetings: Mapping[str, Greeting], **changes: Any) -> Co
 class Table:
     def __init__(self) -> None:
         self.identities = {name: fresh_identity() for name in NAMES}
-        self.network = InMemory(NAMES)
+        self.network = InMemoryNetwork(NAMES)
 
     def script(
         self,
@@ -41,10 +49,10 @@ class Table:
         known: Mapping[str, bytes] | None = None,
         session: str | None = None,
         run_key: bytes = b"",
-    ) -> Script[Agreement]:
+    ) -> Script[SignedContract]:
         own = identity or self.identities[name]
         everybody = {other: one.public for other, one in self.identities.items()}
-        return agree(
+        return agree_on_contract(
             self.network.links[name],
             identity=own,
             known={**everybody, **(known or {})},
@@ -54,24 +62,24 @@ class Table:
             draw=draw,
         )
 
-    def play(self, **others: Script[Any]) -> dict[str, Agreement]:
-        return self.network.complete_all(
+    def play(self, **others: Script[Any]) -> dict[str, SignedContract]:
+        return self.network.run_scripts(
             {name: others[name] if name in others else self.script(name) for name in NAMES}
         )
 
 
-class TwoFaced(InMemory):
+class TwoFaced(InMemoryNetwork):
     """The active tells one passive something else, under a header of its own."""
 
     kind = Kind.SESSION
     said = b"t"
 
-    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+    def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         length = int.from_bytes(frame[:2], "big")
         spoken = Envelope.parse_header(frame[2 : 2 + length]).kind
         if (sender, receiver, spoken) == ("active", "p2", self.kind):
             frame = frame[: 2 + length] + self.said
-        super().post(sender, receiver, frame)
+        super().queue_frame(sender, receiver, frame)
 
 
 def test_all_hold_one_contract_and_the_signatures_of_all() -> None:
@@ -84,7 +92,7 @@ def test_all_hold_one_contract_and_the_signatures_of_all() -> None:
         key = bytes.fromhex(
             next(item.public_key for item in first.contract.participants if item.name == name)
         )
-        verify(
+        verify_signature(
             table.identities[name].public,
             one.signatures[name],
             b"contract v1",
@@ -103,7 +111,7 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
 
     def post(receiver: str, frame: bytes) -> None:
         seen.append(frame)
-        table.network.post("active", receiver, frame)
+        table.network.queue_frame("active", receiver, frame)
 
     table.network.links["active"]._post = post  # listens
     table.network.links["active"].send("p1", Kind.REPRESENTATIONS, 0, b"features in the clear")
@@ -112,7 +120,7 @@ def test_afterwards_everything_is_sealed_under_it() -> None:
     async def receive() -> Envelope:
         return await table.network.links["p1"].receive("active", Kind.REPRESENTATIONS)
 
-    assert table.network.complete("p1", receive()).payload == b"features in the clear"
+    assert table.network.run_script("p1", receive()).payload == b"features in the clear"
     with pytest.raises(LocalProtocolError, match="seals its links once"):
         table.network.links["p1"].seal("s", {})
 
@@ -166,25 +174,25 @@ def test_an_identity_is_no_secret_of_others() -> None:
     assert identity.secret_bytes().hex() not in repr(identity)
     with pytest.raises(LocalProtocolError, match="never serialised"):
         __import__("pickle").dumps(identity)
-    assert Identity.restored(identity.secret_bytes()).public == identity.public
+    assert Identity.from_secret_bytes(identity.secret_bytes()).public == identity.public
     with pytest.raises(LocalProtocolError, match="32 bytes, got 31"):
-        Identity.restored(bytes(31))
+        Identity.from_secret_bytes(bytes(31))
 
 
 def test_a_signature_is_of_its_purpose_its_parts_and_their_cut() -> None:
     identity = fresh_identity()
     signature = identity.sign(b"a", b"bc", b"d")
-    verify(identity.public, signature, b"a", b"bc", b"d", signer="x")
+    verify_signature(identity.public, signature, b"a", b"bc", b"d", signer="x")
     for purpose, parts in ((b"a", (b"b", b"cd")), (b"ab", (b"c", b"d")), (b"a", (b"bcd",))):
         with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
-            verify(identity.public, signature, purpose, *parts, signer="x")
+            verify_signature(identity.public, signature, purpose, *parts, signer="x")
     for public in (bytes(32), bytes(31), fresh_identity().public):
         with pytest.raises(RemoteProtocolError):
-            verify(public, signature, b"a", b"bc", b"d", signer="x")
+            verify_signature(public, signature, b"a", b"bc", b"d", signer="x")
     for point in ("01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32):
         every = bytes.fromhex(point) + bytes(32)  # R = A and S = 0, for a key A of small order
         with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
-            verify(bytes.fromhex(point), every, b"a", b"b", signer="x")
+            verify_signature(bytes.fromhex(point), every, b"a", b"b", signer="x")
 
 
 def test_one_identity_is_one_party_and_its_own() -> None:
@@ -220,18 +228,21 @@ def test_nobody_takes_a_senders_word_for_its_own_rules(
 ) -> None:
     theirs = step_config(method)
     mine = step_config(method, **changes)
-    start = Start(config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)}))
+    start = SimulationInputs(
+        config=theirs, data=random_data({"passive-1": range(20), "passive-2": range(20)})
+    )
     sender, receiver = ("active", "passive-1") if method != "tvfl" else ("passive-1", "active")
     secrets = fresh_secrets(theirs, sender)
     offer, other = (
-        METHODS[method].offer(start.own(name, secrets, {})) for name in (sender, "passive-2")
+        METHODS[method].offer_terms(start.build_context(name, secrets, {}))
+        for name in (sender, "passive-2")
     )
     assert offer is not None
     offers = {sender: offer, **({"passive-2": other} if other else {})}
-    judging = replace(start, config=mine).own(receiver, secrets, {})
+    judging = replace(start, config=mine).build_context(receiver, secrets, {})
     with pytest.raises(RemoteProtocolError, match=f"{sender} offers {receiver} .*{field}"):
-        METHODS[method].agree(judging, offers, "s")
-    METHODS[method].agree(start.own(receiver, secrets, {}), offers, "s")
+        METHODS[method].derive_terms(judging, offers, "s")
+    METHODS[method].derive_terms(start.build_context(receiver, secrets, {}), offers, "s")
 
 
 RUN = "ab" * 32
@@ -253,7 +264,7 @@ NO_STEPS: list[object] = [None, 3, "12", [-1], ["3"], [True], [0.0], list(range(
 
 
 def greeted(payload: bytes) -> Greeting:
-    return Greeting.parse(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
+    return Greeting.from_message(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
 def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting() -> None:
@@ -264,4 +275,4 @@ def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting() -> None:
             greeted(msgpack.packb([*keys, *rest]))
     for resumes in (None, Resumption(run=RUN, step=5)):
         sent = Greeting(identity=keys[0], run_key=keys[1], resumes=resumes, holds=(2, 5))
-        assert greeted(sent.pack()) == sent
+        assert greeted(sent.to_bytes()) == sent

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack_tensors, unpack_tensors
 
 DTYPES = [
     torch.float64,
@@ -60,7 +60,9 @@ def test_tensors_and_metadata_come_back(shape: tuple[int, ...]) -> None:
     for dtype in DTYPES:
         sent = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10).to(dtype)
         meta = {"learn": True, "list": [1, "two", b"three", None], "inner": {"x": 0.5}}
-        tensors, got = unpack(pack({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p")
+        tensors, got = unpack_tensors(
+            pack_tensors({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p"
+        )
         assert got == meta
         assert tensors["t"].dtype == dtype
         assert torch.equal(tensors["t"], sent)
@@ -71,17 +73,19 @@ def test_tensors_in_any_layout_come_back_plain() -> None:
     graph = torch.ones(4, 3, requires_grad=True) * 2
     for odd in (whole.T, whole[:, ::2], torch.ones(1, 3).expand(4, 3), graph):
         spec = TensorSpec(odd.dtype, tuple(odd.shape))
-        got, _ = unpack(pack({"t": odd}), {"t": spec}, sender="p")
+        got, _ = unpack_tensors(pack_tensors({"t": odd}), {"t": spec}, sender="p")
         assert torch.equal(got["t"], odd)
         assert not got["t"].requires_grad
 
 
 def test_special_numbers_keep_their_bits_and_equal_content_has_equal_bytes() -> None:
     sent = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
-    got, _ = unpack(pack({"t": sent}), {"t": TensorSpec(torch.float32, (4,))}, sender="p")
+    got, _ = unpack_tensors(
+        pack_tensors({"t": sent}), {"t": TensorSpec(torch.float32, (4,))}, sender="p"
+    )
     assert got["t"].view(torch.int32).tolist() == sent.view(torch.int32).tolist()
     backwards = dict(reversed(batch().items()))
-    assert pack(batch(), {"a": 1}) == pack(backwards, {"a": 1})
+    assert pack_tensors(batch(), {"a": 1}) == pack_tensors(backwards, {"a": 1})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_special_numbers_keep_their_bits_and_equal_content_has_equal_bytes() -> 
 def test_other_tensors_are_refused_by_name(change: dict[str, Tensor | None], message: str) -> None:
     tensors = {key: value for key, value in {**batch(), **change}.items() if value is not None}
     with pytest.raises(RemoteProtocolError, match=message):
-        unpack(pack(tensors), EXPECTED, sender="passive")
+        unpack_tensors(pack_tensors(tensors), EXPECTED, sender="passive")
 
 
 NO_MAPPINGS = [
@@ -123,12 +127,12 @@ NO_MAPPINGS = [
 
 
 def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
-    body = pack({})[5:]
+    body = pack_tensors({})[5:]
     for meta in ({}, {"a": 1}, {"a": "x" * 65000}):
-        assert unpack(framed(msgpack.packb(meta), body), {}, sender="passive") == ({}, meta)
+        assert unpack_tensors(framed(msgpack.packb(meta), body), {}, sender="passive") == ({}, meta)
     for packed in NO_MAPPINGS:
         with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-            unpack(framed(packed, body), {}, sender="passive")
+            unpack_tensors(framed(packed, body), {}, sender="passive")
 
 
 NO_PAYLOADS = [
@@ -175,7 +179,7 @@ UNUSUAL = [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
 def test_bytes_that_are_no_payload_are_refused(payloads: list[bytes], says: str) -> None:
     for payload in payloads:
         with pytest.raises(RemoteProtocolError, match=says):
-            unpack(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
+            unpack_tensors(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
 
 
 # Headers
@@ -323,12 +327,12 @@ import torch
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import SealedLink, fresh_run_key
-from secure_apfed.exchange import Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.exchange import Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from tests.contracts.hostile import mutated
 
 chance = random.Random(11)
 expected = {"rows": TensorSpec(torch.int64, (None,)), "z": TensorSpec(torch.float32, (None, 8))}
-payload = pack({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True})
+payload = pack_tensors({"rows": torch.arange(4), "z": torch.ones(4, 8)}, {"learn": True})
 ends = {("active", "p1"): fresh_run_key(), ("p1", "active"): fresh_run_key()}
 seals = [
     SealedLink(me=me, peer=peer, run_key=key, contract_hash=bytes(32))
@@ -336,7 +340,7 @@ seals = [
 ]
 frames, links = [], [Links(me, [peer], lambda to, frame: frames.append(frame)) for me, peer in ends]
 for link, own, other, key in zip(links, seals, seals[::-1], [*ends.values()][::-1]):
-    own.agree(key.public, other.hello)
+    own.derive_shared_key(key.public, other.hello)
     link.seal("s", {own.peer: own})
 links[0].send("p1", Kind.REPRESENTATIONS, 0, payload)
 (frame,) = frames
@@ -344,7 +348,7 @@ links[0].send("p1", Kind.REPRESENTATIONS, 0, payload)
 
 def payload_refused(data: bytes) -> bool:
     try:
-        unpack(data, expected, sender="active")
+        unpack_tensors(data, expected, sender="active")
     except RemoteProtocolError:
         return True
     return False

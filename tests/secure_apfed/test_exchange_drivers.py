@@ -15,7 +15,7 @@ import torch
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
+from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, Transcript
 from secure_apfed.settings.run import TranscriptSettings
 from tests.secure_apfed.seats import network
 
@@ -28,7 +28,7 @@ class World:
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, bytes]] = []
         self.notes: list[str] = []
-        self.network = network(InMemory, *NAMES, record=self._record)
+        self.network = network(InMemoryNetwork, *NAMES, record=self._record)
 
     def _record(self, envelope: Envelope, wire_bytes: int) -> None:
         self.sent.append((envelope.sender, envelope.receiver, envelope.payload))
@@ -81,7 +81,7 @@ def test_messages_are_handed_over_as_they_were_sent_once_their_sender_is_waited_
 
     scripts = {"ann": talk("ann", "cid", "cid"), "bob": talk("bob", "cid", "cid")}
     every = ("ann", "bob")
-    found = world.network.complete_all({**scripts, "cid": hear(every, "bob", every, every)})
+    found = world.network.run_scripts({**scripts, "cid": hear(every, "bob", every, every)})
     assert found["cid"] == ["ann", "bob", "ann", "bob"]
 
 
@@ -90,12 +90,12 @@ def test_the_last_messages_of_a_script_have_their_effect(world: World) -> None:
         world.links("ann").send("bob", Kind.END, 0)
         return "done"
 
-    world.network.begin("bob", world.echo("bob"))
-    assert world.network.complete("ann", end()) == "done"
+    world.network.start_script("bob", world.echo("bob"))
+    assert world.network.run_script("ann", end()) == "done"
     assert world.notes == ["bob ends after 0"]
     again = world.echo("bob", 1)
-    world.network.begin("bob", again)  # its script ended, so it may play another
-    assert world.network.complete("ann", world.ask("bob", step=1)) == [b"for bob"]
+    world.network.start_script("bob", again)  # its script ended, so it may play another
+    assert world.network.run_script("ann", world.ask("bob", step=1)) == [b"for bob"]
 
 
 def test_who_waits_for_the_silent_party_itself_is_told_first(world: World) -> None:
@@ -109,10 +109,10 @@ def test_who_waits_for_the_silent_party_itself_is_told_first(world: World) -> No
         world.links("ann").send("bob", QUESTION, 0)
         await world.links("ann").receive("bob", ANSWER, patience=4)
 
-    world.network.begin("bob", relay())
-    world.network.begin("cid", world.forever("cid", patience=8))
+    world.network.start_script("bob", relay())
+    world.network.start_script("cid", world.forever("cid", patience=8))
     with pytest.raises(PartyLeftError, match=r"^bob expected representations from cid"):
-        world.network.complete("ann", ask())
+        world.network.run_script("ann", ask())
 
 
 def test_patience_ends_where_too_few_are_left_to_answer(world: World) -> None:
@@ -130,10 +130,10 @@ def test_patience_ends_where_too_few_are_left_to_answer(world: World) -> None:
         except PartyLeftError:
             world.links("cid").send("ann", ANSWER, 0)
 
-    world.network.complete("bob", world.echo("bob", 0))
+    world.network.run_script("bob", world.echo("bob", 0))
     for least, told in ((2, "ann was told"), (1, "ann heard")):
-        world.network.begin("cid", late())
-        assert world.network.complete("ann", wait(least)) == told
+        world.network.start_script("cid", late())
+        assert world.network.run_script("ann", wait(least)) == told
         world.network.close()
 
 
@@ -149,20 +149,20 @@ def test_a_role_may_go_on_after_silence_with_what_came_meanwhile(world: World) -
                 heard.append(f"{name} answered")
         return heard
 
-    world.network.begin("bob", world.forever("bob", patience=8))
+    world.network.start_script("bob", world.forever("bob", patience=8))
     world.links("cid").send("ann", ANSWER, 0)
-    assert world.network.complete("ann", gather()) == ["bob is gone", "cid answered"]
+    assert world.network.run_script("ann", gather()) == ["bob is gone", "cid answered"]
 
 
 def test_a_party_plays_one_script_at_a_time(world: World) -> None:
-    world.network.begin("bob", world.forever("bob"))
+    world.network.start_script("bob", world.forever("bob"))
     second = world.echo("bob")
     with pytest.raises(LocalProtocolError, match="bob plays a script already"):
-        world.network.begin("bob", second)
+        world.network.start_script("bob", second)
     with pytest.raises(RuntimeError, match="cannot reuse"):  # it was closed, not forgotten
         second.send(None)
     with pytest.raises(LocalProtocolError, match="bob plays a script already"):
-        world.network.complete("bob", world.echo("bob"))
+        world.network.run_script("bob", world.echo("bob"))
     assert world.notes == []  # the first one waits on
 
 
@@ -172,13 +172,13 @@ def test_a_role_that_raises_ends_the_others(error: BaseException, world: World) 
         await world.links("bob").receive("ann", QUESTION)
         raise error
 
-    world.network.begin("bob", refuse(error))
-    world.network.begin("cid", world.forever("cid", "bob"))
+    world.network.start_script("bob", refuse(error))
+    world.network.start_script("cid", world.forever("cid", "bob"))
     with pytest.raises(type(error)):
-        world.network.complete("ann", world.ask("bob"))
+        world.network.run_script("ann", world.ask("bob"))
     assert world.notes == ["cid ends"]
     with pytest.raises(PartyLeftError, match="from cid; nothing came"):
-        world.network.complete("ann", world.ask("cid"))
+        world.network.run_script("ann", world.ask("cid"))
 
 
 def test_a_script_that_fails_at_once_leaves_none_that_never_began(world: World) -> None:
@@ -186,14 +186,16 @@ def test_a_script_that_fails_at_once_leaves_none_that_never_began(world: World) 
         raise RemoteProtocolError("ann refuses")
 
     with pytest.raises(RemoteProtocolError, match="ann refuses"):
-        world.network.complete_all({"ann": refuse(), "bob": world.forever("bob")})
+        world.network.run_scripts({"ann": refuse(), "bob": world.forever("bob")})
     assert world.notes == []
 
 
 class Recorder:
     def __init__(self, keep: Literal["none", "first_and_last", "all"] = "all"):
         self.transcript = Transcript(TranscriptSettings(keep=keep))
-        self.network = network(InMemory, "active", "p1", "p2", record=self.transcript.record)
+        self.network = network(
+            InMemoryNetwork, "active", "p1", "p2", record=self.transcript.record_envelope
+        )
 
     def send(
         self, body: bytes, *, step: int = 0, to: str = "p1", kind: Kind = Kind.REPRESENTATIONS
@@ -208,7 +210,7 @@ class Recorder:
             self.transcript.begin_epoch(epoch)
             for to in ("p1", "p2"):
                 self.send(b"epoch %d" % epoch, step=epoch, to=to)
-            self.transcript.keep_opened(epoch, torch.full((2, 3), float(epoch)))
+            self.transcript.record_sum(epoch, torch.full((2, 3), float(epoch)))
 
 
 def bodies(envelopes: Iterable[Envelope]) -> list[bytes]:
@@ -241,10 +243,10 @@ def test_flows_add_up() -> None:
 def test_epochs_and_opened_sums_are_kept_as_the_settings_say(keep: Any, epochs: list[int]) -> None:
     recorder = Recorder(keep)
     recorder.send(b"early", to="p2")
-    recorder.transcript.keep_opened(9, torch.ones(1, 1))  # before the first epoch
+    recorder.transcript.record_sum(9, torch.ones(1, 1))  # before the first epoch
     recorder.epochs(4)
-    kept = recorder.transcript.kept
-    opened = recorder.transcript.opened
+    kept = recorder.transcript.envelopes_by_epoch
+    opened = recorder.transcript.sums_by_step
     assert list(kept) == list(opened) == epochs
     for epoch in epochs:
         assert bodies(kept[epoch]) == [b"epoch %d" % epoch] * 2
@@ -258,7 +260,7 @@ def test_setup_is_counted_but_not_kept() -> None:
     recorder.transcript.begin_epoch(0)
     for kind in Kind:
         recorder.send(b"x", kind=kind)
-    assert {envelope.kind for envelope in recorder.transcript.kept[0]} == {
+    assert {envelope.kind for envelope in recorder.transcript.envelopes_by_epoch[0]} == {
         Kind.REQUEST,
         Kind.LABELS,
         Kind.ENCRYPTED_LABELS,
@@ -288,7 +290,7 @@ def test_of_an_epoch_a_few_contributions_are_kept_and_all_are_counted(
     again.transcript.begin_epoch(1)
     again.send(b"x" * 400, kind=Kind.CONTRIBUTION)  # its epoch has as many as it may
     for transcript in (recorder.transcript, again.transcript):
-        kinds = [[one.kind for one in sent] for sent in transcript.kept.values()]
+        kinds = [[one.kind for one in sent] for sent in transcript.envelopes_by_epoch.values()]
         assert [of.count(Kind.CONTRIBUTION) for of in kinds] == [2, 2]
         assert [of.count(Kind.GRADIENTS) for of in kinds] == [3, 3]
     (flow, _) = recorder.transcript.flows
@@ -308,8 +310,8 @@ def test_equal_payloads_are_written_once_and_forgotten_epochs_make_room(tmp_path
         recorder.transcript.begin_epoch(epoch)
         for to in ("p1", "p2", "p1"):
             recorder.send(bytes([epoch]) * 450, to=to)
-    assert bodies(recorder.transcript.kept[0]) == [bytes([0]) * 450] * 3
-    assert bodies(recorder.transcript.kept[4]) == [bytes([4]) * 450] * 3
+    assert bodies(recorder.transcript.envelopes_by_epoch[0]) == [bytes([0]) * 450] * 3
+    assert bodies(recorder.transcript.envelopes_by_epoch[4]) == [bytes([4]) * 450] * 3
     assert files_in(tmp_path) == ["transcript-0.bin", "transcript-4.bin"]
     for file in tmp_path.iterdir():
         assert (file.stat().st_size, file.stat().st_mode & 0o777) == (450, 0o600)
@@ -321,7 +323,7 @@ def test_without_a_folder_payloads_go_with_their_last_reader(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     recorder = Recorder()
     recorder.epochs(2)
-    kept = recorder.transcript.kept
+    kept = recorder.transcript.envelopes_by_epoch
     (folder,) = tmp_path.iterdir()
     assert folder.stat().st_mode & 0o777 == 0o700
     del recorder
@@ -348,11 +350,11 @@ def test_a_full_disk_is_told_and_the_run_goes_on_once_there_is_room(tmp_path: Pa
         recorder.send(bytes([2]) * 600)
     recorder.send(bytes([3]) * 600)
     sent = [bytes([1]) * 600, bytes([3]) * 600]
-    assert bodies(recorder.transcript.kept[0]) == sent
+    assert bodies(recorder.transcript.envelopes_by_epoch[0]) == sent
     again = Recorder()
     again.transcript.keep_in(tmp_path)
-    again.transcript.resume(through_msgpack(recorder.transcript.state_dict()))
-    assert bodies(again.transcript.kept[0]) == sent
+    again.transcript.resume_record(through_msgpack(recorder.transcript.state_dict()))
+    assert bodies(again.transcript.envelopes_by_epoch[0]) == sent
 
 
 @contextmanager
@@ -384,16 +386,16 @@ def test_payloads_that_are_gone_or_altered_are_told(
     recorder.epochs(2)
     state = recorder.transcript.state_dict()
     harm(tmp_path / "transcript-1.bin")
-    kept = recorder.transcript.kept
+    kept = recorder.transcript.envelopes_by_epoch
     assert bodies(kept[0]) == [b"epoch 0"] * 2
     with pytest.raises(CheckpointError, match=r"transcript-1\.bin: .*restore it from a copy"):
         bodies(kept[1])
     with pytest.raises(CheckpointError, match=r"transcript-1\.bin"):
-        assert recorder.transcript.opened
+        assert recorder.transcript.sums_by_step
     again = Recorder()
     again.transcript.keep_in(tmp_path)
     with pytest.raises(CheckpointError, match=r"transcript-1\.bin"):
-        again.transcript.resume(state)
+        again.transcript.resume_record(state)
 
 
 @pytest.mark.parametrize("resumed", [False, True], ids=["at once", "after another resumption"])
@@ -414,7 +416,7 @@ def test_either_of_the_newest_two_states_finds_its_payloads(
     def resume(epoch: int) -> Recorder:
         recorder = Recorder("first_and_last")
         recorder.transcript.keep_in(tmp_path)
-        recorder.transcript.resume(states[epoch])
+        recorder.transcript.resume_record(states[epoch])
         return recorder
 
     recorder = Recorder("first_and_last")
@@ -425,9 +427,9 @@ def test_either_of_the_newest_two_states_finds_its_payloads(
         play(resume(4), [4, 5])
     again = resume(6 - back)
     last = 6 - back
-    assert bodies(again.transcript.kept[0]) == [b"epoch 0", b"more of epoch 0"]
+    assert bodies(again.transcript.envelopes_by_epoch[0]) == [b"epoch 0", b"more of epoch 0"]
     play(again, range(last, 6))
-    kept = again.transcript.kept
+    kept = again.transcript.envelopes_by_epoch
     assert {of: bodies(sent) for of, sent in kept.items()} == {
         of: [b"epoch %d" % of, b"more of epoch %d" % of] for of in (0, 5)
     }
@@ -436,7 +438,7 @@ def test_either_of_the_newest_two_states_finds_its_payloads(
     finished = Transcript(TranscriptSettings(keep="none"))
     finished.keep_in(tmp_path)
     finished.load_state_dict(through_msgpack(state))
-    assert all(bodies(finished.kept[of]) == bodies(kept[of]) for of in kept)
+    assert all(bodies(finished.envelopes_by_epoch[of]) == bodies(kept[of]) for of in kept)
 
 
 def through_msgpack(state: dict[str, Any]) -> Any:
@@ -452,9 +454,9 @@ def test_the_state_survives_msgpack(tmp_path: Path) -> None:
     again.keep_in(tmp_path)
     again.load_state_dict(through_msgpack(state))
     assert again.flows == recorder.transcript.flows
-    assert again.kept == recorder.transcript.kept
+    assert again.envelopes_by_epoch == recorder.transcript.envelopes_by_epoch
     assert again.state_dict() == state
-    assert torch.equal(again.opened[1], torch.ones(2, 3))
+    assert torch.equal(again.sums_by_step[1], torch.ones(2, 3))
 
 
 def test_a_resumed_transcript_adds_to_what_was_recorded(tmp_path: Path) -> None:
@@ -466,12 +468,12 @@ def test_a_resumed_transcript_adds_to_what_was_recorded(tmp_path: Path) -> None:
     second = Recorder("first_and_last")
     second.transcript.keep_in(tmp_path)
     second.send(b"set up again", step=-1, kind=Kind.SUM_SETUP)
-    second.transcript.resume(state)
+    second.transcript.resume_record(state)
     second.transcript.begin_epoch(3)
     second.send(b"epoch 3", step=3)
     transcript = second.transcript
-    assert list(transcript.kept) == [0, 3]
-    assert bodies(transcript.kept[0]) == [b"epoch 0"] * 2
+    assert list(transcript.envelopes_by_epoch) == [0, 3]
+    assert bodies(transcript.envelopes_by_epoch[0]) == [b"epoch 0"] * 2
     flows = {(f.receiver, f.kind): f for f in transcript.flows}
     assert flows["p1", Kind.SUM_SETUP].messages == 2
     assert flows["p1", Kind.REPRESENTATIONS].messages == 4

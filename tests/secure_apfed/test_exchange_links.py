@@ -20,15 +20,29 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES
-from secure_apfed.exchange import BEFORE_TRAINING, Awaited, Envelope, InMemory, Kind, drive, links
-from secure_apfed.exchange.links import Frame, Gathering, Signs, most_signs, parts_of
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Awaited,
+    Envelope,
+    InMemoryNetwork,
+    Kind,
+    links,
+    run_script,
+)
+from secure_apfed.exchange.links import (
+    Frame,
+    Heartbeats,
+    MessageAssembler,
+    count_allowed_heartbeats,
+    parts_of,
+)
 from tests.secure_apfed.seats import network
 
 T = TypeVar("T")
 NAMES = ("active", "passive", "other")
 
 
-class Wire(InMemory):
+class Wire(InMemoryNetwork):
     """Drives nobody: every frame waits to be given to its receiver, or to be tampered with."""
 
     recorded: list[tuple[Envelope, int]]
@@ -42,7 +56,7 @@ class Wire(InMemory):
         wire.carried = defaultdict(deque)
         return wire
 
-    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+    def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         self.carried[sender, receiver].append(frame)
 
     @property
@@ -181,12 +195,12 @@ class Speaker:
         return ()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self.got) >= self._wanted
 
 
 def conversing(wire: Wire, role: Speaker, peers: Sequence[str]) -> Coroutine[Awaited, Frame, None]:
-    return wire.links["active"].converse(Kind.SUM_SETUP, role, peers)
+    return wire.links["active"].run_conversation(Kind.SUM_SETUP, role, peers)
 
 
 def said(wire: Wire, sender: str, kind: Kind, body: bytes = b"", *, step: int = -1) -> Frame:
@@ -225,7 +239,7 @@ def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
 
     async def script() -> str:
         active = wire.links["active"]
-        await active.converse(Kind.SUM_SETUP, role, ("passive", "other"))
+        await active.run_conversation(Kind.SUM_SETUP, role, ("passive", "other"))
         return (await active.receive("passive", Kind.READY, step=BEFORE_TRAINING)).sender
 
     frames = [
@@ -275,7 +289,7 @@ def test_a_unit_of_patience_is_what_the_contract_says() -> None:
         wire.links["passive"].unit_s = unit_s
         waiting = wire.links["passive"].receive("active", Kind.SUM, patience=4)
         with pytest.raises(PartyLeftError):
-            drive(waiting, silent, timeout_s=2)
+            run_script(waiting, silent, timeout_s=2)
     assert asked == [8, 28]
 
 
@@ -302,7 +316,11 @@ class Pair:
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.network = network(
-            InMemory, "ann", "bob", "cid", record=lambda one, _: self.sizes.append(len(one.payload))
+            InMemoryNetwork,
+            "ann",
+            "bob",
+            "cid",
+            record=lambda one, _: self.sizes.append(len(one.payload)),
         )
         self.ann = self.network.links["ann"]
         self.bob = self.network.links["bob"]
@@ -314,7 +332,7 @@ class Pair:
                 for _ in range(times)
             ]
 
-        return self.network.complete("ann", script())
+        return self.network.run_script("ann", script())
 
     def send(self, monkeypatch: pytest.MonkeyPatch, *given: bytes) -> None:
         """Bob's own parts in place of those that he should send."""
@@ -333,13 +351,13 @@ def test_messages_of_any_length_arrive_whole_and_in_order(length: int) -> None:
 
 
 def test_messages_of_two_peers_come_in_turns_and_an_announcement_takes_no_memory() -> None:
-    halves = {name: Gathering("ann", name) for name in ("bob", "cid")}
+    halves = {name: MessageAssembler("ann", name) for name in ("bob", "cid")}
     cut = list(parts_of(0, MESSAGE))
-    came = [halves[name].add(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
+    came = [halves[name].add_part(one, Kind.ALIGNMENT, most=99) for one in cut for name in halves]
     assert came == [None] * (2 * len(cut) - 2) + [MESSAGE] * 2
-    half = Gathering("ann", "bob")
+    half = MessageAssembler("ann", "bob")
     vast = 2**60
-    assert half.add(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
+    assert half.add_part(part(0, vast, 0, bytes(SIZE)), Kind.ALIGNMENT, most=vast) is None
     assert f"{SIZE} of {vast} bytes of alignment came" in half.midway
 
 
@@ -403,10 +421,10 @@ def test_nothing_else_comes_between_parts_but_the_word_that_a_peer_stops(
 
 def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
     pair = Pair()
-    pair.ann.signs.allow({"bob": 3})
+    pair.ann.signs.set_limits({"bob": 3})
     signs = pair.bob.signs
     for worked in (99, 1, 99, 250):  # a sign at 100 and at 449
-        signs.worked(worked)
+        signs.count_work(worked)
     pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
     assert sum(size == 8 for size in pair.sizes) == 2 * len(("ann", "cid"))
     assert pair.hear() == [MESSAGE]
@@ -422,7 +440,7 @@ def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused() ->
         (9, (b"12345",), "bob sent ann a malformed sign of life"),
     ):
         pair = Pair()
-        pair.ann.signs.allow({"bob": allowed})
+        pair.ann.signs.set_limits({"bob": allowed})
         for sign in signs:
             body = sign if isinstance(sign, bytes) else sign.to_bytes(8, "big")
             pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, body)
@@ -432,61 +450,63 @@ def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused() ->
 
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
     pair = Pair()
-    pair.ann.signs.allow({"bob": 10})
+    pair.ann.signs.set_limits({"bob": 10})
     signs = pair.bob.signs
 
     def signs_then_a_message(count: int) -> None:
         for _ in range(count):
-            signs.worked(100)
+            signs.count_work(100)
         pair.bob.send("ann", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         pair.hear()
 
-    with pair.ann.signs.at_most({"bob": 4}):
+    with pair.ann.signs.tighten_limits({"bob": 4}):
         signs_then_a_message(4)
     signs_then_a_message(6)
     with pytest.raises(RemoteProtocolError, match="more signs"):
         signs_then_a_message(1)
-    assert most_signs(250) == 2 * 2 + 4
+    assert count_allowed_heartbeats(250) == 2 * 2 + 4
 
 
 def test_a_sign_is_passed_on_to_the_others_alone() -> None:
     sent: list[tuple[str, int]] = []
-    signs = Signs("dan", "abc", lambda peer, sign: sent.append((peer, int.from_bytes(sign, "big"))))
+    signs = Heartbeats(
+        "dan", "abc", lambda peer, sign: sent.append((peer, int.from_bytes(sign, "big")))
+    )
     signs.relays = True
-    signs.allow({"a": 1, "b": 1})
-    signs.worked(50)
-    signs.hear("b", (100).to_bytes(8, "big"))
-    signs.worked(99)
-    signs.hear("a", (100).to_bytes(8, "big"))
+    signs.set_limits({"a": 1, "b": 1})
+    signs.count_work(50)
+    signs.accept_heartbeat("b", (100).to_bytes(8, "big"))
+    signs.count_work(99)
+    signs.accept_heartbeat("a", (100).to_bytes(8, "big"))
     assert sent == [("a", 100), ("c", 100), ("b", 200), ("c", 200)]
 
 
 class Slow:
     """A role that gives signs of its work before it answers."""
 
-    def __init__(self, signs: Signs) -> None:
+    def __init__(self, signs: Heartbeats) -> None:
         self._signs = signs
-        self.finished = False
+        self.is_finished = False
 
     def start(self) -> Sequence[Outgoing]:
         return ()
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        self._signs.worked(300)
-        self.finished = True
+        self._signs.count_work(300)
+        self.is_finished = True
         return [Outgoing(sender, body * 2)]
 
 
 def test_a_role_in_a_conversation_gives_signs_while_it_computes() -> None:
     pair = Pair()
     for name in ("ann", "cid"):
-        pair.network.links[name].signs.allow({"bob": 1})
+        pair.network.links[name].signs.set_limits({"bob": 1})
 
     async def ask() -> bytes:
         pair.ann.send("bob", Kind.ALIGNMENT, BEFORE_TRAINING, MESSAGE)
         return (await pair.ann.receive("bob", Kind.ALIGNMENT)).payload
 
-    answering = pair.bob.converse(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
+    answering = pair.bob.run_conversation(Kind.ALIGNMENT, Slow(pair.bob.signs), ["ann"])
     scripts: dict[str, Any] = {"ann": ask(), "bob": answering}
-    assert pair.network.complete_all(scripts)["ann"] == MESSAGE * 2
+    assert pair.network.run_scripts(scripts)["ann"] == MESSAGE * 2
     assert pair.sizes.count(8) == 2

@@ -14,16 +14,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from apfed_experiments.finished import read_finished_run
-from apfed_experiments.report import read_run
-from apfed_experiments.report.own import read_statements
+from apfed_experiments.finished import load_finished_run
+from apfed_experiments.report import load_run
+from apfed_experiments.report.own import load_statements
 from apfed_protocols.installing import install_checkout
 from secure_apfed.audit_log import verify_log
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
-from secure_apfed.formats import FORMATS, find_writer, installed_version
+from secure_apfed.formats import FORMATS, find_installed_version, find_writer
 from secure_apfed.runs import keeper
-from secure_apfed.runs.folder import PartyFolder, RunFolder, read_contract, read_sealed
+from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract, load_with_checksum
 from secure_apfed.runs.outcome import load_recording, promises_in
 from secure_apfed.runs.solo import load_model, predict_file
 from tests.secure_apfed.stored_formats import FILES, NUMBERS, STORED, fields_of, format_of
@@ -47,10 +47,10 @@ def test_a_stored_model_predicts_as_it_did(number: int) -> None:
     model = load_model(folder / "finished")
     table = pd.read_csv(folder / "tables" / "own.csv")
     told = predict_file(folder / "finished", folder / "tables" / "own.csv")
-    shares = model.read(table)
+    shares = model.predict_frame(table)
     assert told.ids == tuple(table["id"])
     np.testing.assert_allclose(told.outputs.numpy(), shares.numpy(), atol=1e-12)
-    tested = read_finished_run(folder / "finished").outcome
+    tested = load_finished_run(folder / "finished").outcome
     assert tested.accuracy == model.card["accuracy"]
     # What the version said that wrote it.
     recorded = json.loads((folder / "predictions.json").read_bytes())
@@ -65,29 +65,34 @@ def test_a_stored_run_is_read_reported_and_attacked(
     folder = STORED / str(number)
     monkeypatch.chdir(folder)
     for run in ("finished", "apart"):
-        reported = read_run(folder / run)
+        reported = load_run(folder / run)
         assert reported.outcome.wire_bytes == sum(flow.wire_bytes for flow in reported.flows)
         assert promises_in(reported.config, reported.outcome)
         assert (reported.outcome.sessions, reported.outcome.steps) in ((1, None), (1, 6))
     recording = load_recording(folder / "finished")
-    assert recording.transcript.kept
+    assert recording.transcript.envelopes_by_epoch
     assert len(recording.alignment["lab"]) == 55
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_a_stored_party_s_papers_are_read(number: int, tmp_path: Path) -> None:
     folder = STORED / str(number)
-    assert verify_log(folder / "apart" / "parties" / "lab").signed
-    assert read_statements(folder / "apart" / "statements.json")["lab"].accounts("lab") is not None
+    assert verify_log(folder / "apart" / "parties" / "lab").has_final_signature
+    assert (
+        load_statements(folder / "apart" / "statements.json")["lab"].verify_accounts("lab")
+        is not None
+    )
     assert Contract.model_validate(fields_of("contract.json", folder / FILES["contract.json"]))
     shutil.copy(folder / "joint.safetensors", tmp_path)
-    assert keeper.read_kept(PartyFolder(tmp_path), "lab")[1]
+    assert keeper.load_joint_network(PartyFolder(tmp_path), "lab")[1]
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_with_what_to_do() -> None:
-    fields = msgpack.unpackb(read_sealed(STORED / "1" / "checkpoint.bin"), strict_map_key=False)
+    fields = msgpack.unpackb(
+        load_with_checksum(STORED / "1" / "checkpoint.bin"), strict_map_key=False
+    )
     with pytest.raises(CheckpointError) as told:
-        FORMATS["checkpoint-STEP.bin"].read_number("checkpoint-6.bin", fields)
+        FORMATS["checkpoint-STEP.bin"].parse_format_number("checkpoint-6.bin", fields)
     message = str(told.value)
     assert "checkpoint of format 5, written by an earlier version" in message
     assert "finish the run with the version that began it" in message
@@ -127,12 +132,12 @@ def renumbered(name: str, folder: Path, number: Any) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "model.json": lambda folder: load_model(folder / "finished"),
-    "result.json": lambda folder: read_run(folder / "finished"),
-    "contract.json": lambda folder: read_run(folder / "finished"),
-    "statements.json": lambda folder: read_statements(folder / "apart" / "statements.json"),
+    "result.json": lambda folder: load_run(folder / "finished"),
+    "contract.json": lambda folder: load_run(folder / "finished"),
+    "statements.json": lambda folder: load_statements(folder / "apart" / "statements.json"),
     "checkpoint-STEP.bin": lambda folder: keeper._check_format(folder / "checkpoint.bin"),
     "transcript.msgpack": lambda folder: load_recording(folder / "finished"),
-    "joint.safetensors": lambda folder: keeper.read_kept(PartyFolder(folder), "lab"),
+    "joint.safetensors": lambda folder: keeper.load_joint_network(PartyFolder(folder), "lab"),
     "audit.log": lambda folder: verify_log(folder / "apart" / "parties" / "lab"),
 }
 
@@ -155,7 +160,7 @@ def test_a_newer_format_is_refused_by_name_with_the_line_that_installs(
     message = str(told.value)
     kind = FORMATS[name]
     assert f"{kind.title} of format {NEWER}, written by a newer version" in message
-    assert installed_version() in message
+    assert find_installed_version() in message
     assert message.endswith(install_checkout())
 
 
@@ -209,8 +214,8 @@ def test_a_run_of_another_version_that_does_not_fit_names_it(
     (run / file).write_text(content)
     (run / "SHA256SUMS").unlink()
     with pytest.raises(error) as told:
-        read_run(run)
-    named = f"secure-apfed {writer} wrote it, and this is {installed_version()}"
+        load_run(run)
+    named = f"secure-apfed {writer} wrote it, and this is {find_installed_version()}"
     is_version = writer is not None and " " not in writer
     assert (named in str(told.value)) is is_version
     assert "203.0.113.9" not in str(told.value)
@@ -235,9 +240,9 @@ def test_who_wrote_a_run_is_read_from_its_versions(versions: Any, writer: str) -
 def test_a_contract_of_an_older_format_is_refused_by_name(stored: Path) -> None:
     renumbered("contract.json", stored, 1)
     with pytest.raises(CheckpointError, match="contract of format 1, written by an earlier"):
-        read_contract(RunFolder(stored / "finished").contract, dict[str, Any])
+        load_contract(RunFolder(stored / "finished").contract, dict[str, Any])
 
 
 def test_a_model_of_another_party_is_told_before_its_content(stored: Path) -> None:
     with pytest.raises(ModelError, match="is of lab, this party is shop"):
-        keeper.read_kept(PartyFolder(stored), "shop")
+        keeper.load_joint_network(PartyFolder(stored), "shop")

@@ -67,7 +67,7 @@ def released(h: Tensor) -> Tensor:
 
 def released_off(h: Tensor) -> Tensor:
     guard = secure_apfed.PrivateRelease(clip=64, epsilon=8, delta=1e-5, epochs=1, rows=ROWS)
-    with guard.off():
+    with guard.disable_noise():
         return guard(h)
 
 
@@ -87,7 +87,7 @@ def watched(h: Tensor) -> Tensor:
 def compressed(h: Tensor) -> Tensor:
     settings = CompressionSettings(kind="compression", keep=1.0)
     defence = DEFENCES["compression"](settings, noise=NoiseSource(KEY), classes=2)
-    return defence.protect(h, Leaving(step=0, receiver="active"))
+    return defence.protect_gradient(h, Leaving(step=0, receiver="active"))
 
 
 TRAINED: dict[str, Channel] = {
@@ -122,14 +122,14 @@ def test_a_parameter_above_moves_as_without_the_channel(channel: str) -> None:
 
 
 def contributing(name: str) -> Callable[[Tensor], object]:
-    return lambda h: session_of(name, session="s").contributor("a").contribute({"w": [h]})
+    return lambda h: session_of(name, session="s").make_contributor("a").contribute({"w": [h]})
 
 
 def through_a_hub(h: Tensor) -> object:
     packet = b"".join(
         len(part).to_bytes(4, "big") + part for part in (b"step", bytes(8), b"question")
     )
-    role = session_of("plain + pairwise masks", session="s").contributor("a")
+    role = session_of("plain + pairwise masks", session="s").make_contributor("a")
     return ap.answer_hub(role, packet, lambda question: h)
 
 
@@ -191,9 +191,8 @@ NO_CHANNEL = {
         "make_guard RepresentationGuard"
     ),
     "errors": (
-        "PromiseError "
-        "ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError DataError "
-        "FewRowsWarning LocalProtocolError ModelError NarrowTableWarning NoHelpWarning "
+        "PromiseError ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError "
+        "DataError FewRowsWarning LocalProtocolError ModelError NarrowTableWarning NoHelpWarning "
         "PartyLeftError RemoteProtocolError UnsafeChoiceWarning"
     ),
     "carries bytes": (
@@ -201,9 +200,8 @@ NO_CHANNEL = {
         "Transcript converse fresh_identity fresh_run_key open_link take_part"
     ),
     "takes IDs or counts": (
-        "BookInMemory "
-        "AlignmentHistory IdNormalisation PrivacyLedger align align_with canonical_ids "
-        "count_common discrete_gaussian encode_ids intersection share_membership "
+        "BookInMemory AlignmentHistory IdNormalisation PrivacyLedger align align_with "
+        "canonical_ids count_common discrete_gaussian encode_ids intersection share_membership "
         "PrivateContributions __version__"
     ),
     "takes integers": ("LabelResponse"),
@@ -229,8 +227,8 @@ def test_the_advice_of_the_refusal_trains() -> None:
     x = torch.randn(ROWS, 3)
     target = torch.randn(ROWS, WIDTH)
     session = session_of("plain + pairwise masks", bits=24, session="s")
-    roles: dict[str, Any] = {me: session.contributor(me) for me in NAMES}
-    receiver: Any = session.receiver()
+    roles: dict[str, Any] = {me: session.make_contributor(me) for me in NAMES}
+    receiver: Any = session.make_receiver()
     ap.converse({**roles, "active": receiver})
     own = {me: layer(x) for me, layer in layers.items()}
     sent = {me: roles[me].contribute(own[me].detach()) for me in NAMES}
@@ -310,8 +308,8 @@ def test_parameters_and_their_gradients_can_be_contributed_without_a_graph() -> 
     """Averages of weights, and sums of gradients, as loops elsewhere write them."""
     parameters = [*tensors_of_parameters()]
     session = session_of("plain + pairwise masks", session="s")
-    roles: dict[str, Any] = {me: session.contributor(me) for me in NAMES}
-    ap.converse({**roles, "active": session.receiver()})
+    roles: dict[str, Any] = {me: session.make_contributor(me) for me in NAMES}
+    ap.converse({**roles, "active": session.make_receiver()})
     with torch.no_grad():
         roles["a"].contribute(parameters)
     roles["b"].contribute([parameter.detach() for parameter in parameters])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from apfed_experiments.finished import mount_attacks
 from apfed_experiments.report import write_report
-from apfed_experiments.solo import beside_run
+from apfed_experiments.solo import measure_run_baselines
 from secure_apfed.cli import execute
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.config.file import load_config_text
@@ -104,7 +104,7 @@ def test_the_printed_task_is_trained(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert config.measure == "accuracy"
     reached = result.scores["apfed_c"]
     assert reached > 0.4
-    solo = beside_run(config, folder, result.trained)
+    solo = measure_run_baselines(config, folder, result.trained)
     assert solo is not None
     assert solo.best.test > 0.4
     found = mount_attacks(folder, [AttackChoice(name="membership")])

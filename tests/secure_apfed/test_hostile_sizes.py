@@ -26,7 +26,7 @@ from secure_apfed.data.encoding import ImageEncoding
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.agreement import Greeting
-from secure_apfed.exchange.codec import TensorSpec, unpack
+from secure_apfed.exchange.codec import TensorSpec, unpack_tensors
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.learning import release
 from secure_apfed.methods import METHODS, votes_encrypted
@@ -100,16 +100,16 @@ def test_no_encoder_is_built_for_columns_beyond_the_bound(network: str) -> None:
         {"network": network, "hidden": (512,), "random_features": 512}
     )
     with pytest.raises(ModelError, match="parameters, expected"):
-        NETWORKS[network].encoder((MOST_PARAMETERS // 16,), settings)
+        NETWORKS[network].make_encoder((MOST_PARAMETERS // 16,), settings)
 
 
 @pytest.mark.parametrize("network", ["mlp", "selu", "enriched", "linear", "identity"])
 def test_no_head_or_decoder_is_built_beyond_the_bound(network: str) -> None:
     settings = ModelSettings.model_validate({"network": network, "hidden": (512,)})
     with pytest.raises(ModelError, match="parameters, expected"):
-        NETWORKS[network].decoder((2**24,), (2**10,), settings)
+        NETWORKS[network].make_decoder((2**24,), (2**10,), settings)
     with pytest.raises(ModelError, match="parameters, expected"):
-        NETWORKS[network].head(2**24, 2**16, settings)
+        NETWORKS[network].make_head(2**24, 2**16, settings)
 
 
 def test_no_code_is_built_beyond_the_bound() -> None:
@@ -251,7 +251,7 @@ def base_of(method: str) -> dict[str, Any]:
     settings = small_config(method).model_dump(mode="json", exclude_unset=True)
     parties: dict[str, Any] = {"bank": {}, "shop": {}, "clinic": {}}
     data: dict[str, Any] = {"dataset": "tables", "active": "bank", "parties": parties}
-    if METHODS[method].declared.has_passives and not METHODS[method].declared.aligns:
+    if METHODS[method].public_facts.has_passives and not METHODS[method].public_facts.aligns:
         data |= {"partition": "horizontal", "classes": ["no", "yes"]}
     settings["data"] = data
     if settings["model"].get("network") == "gru":
@@ -288,7 +288,7 @@ def read_or_refuse(*chosen: tuple[NumericKey, Any]) -> Config | None:
     config: Config | None = None
     try:
         config = Config.model_validate(json.loads(json.dumps(settings)), strict=False)
-        config.terms()
+        config.collect_terms()
     except (ApfedError, ValidationError, ValueError) as error:
         why = str(error)
     if not why:
@@ -524,21 +524,25 @@ def test_an_objective_holds_no_centres_beyond_the_bound() -> None:
 DECLARED: dict[str, Callable[[], object]] = {
     "an image": lambda: ImageEncoding(channels=1, height=2**16, width=2**16, end_row=2**16),
     "a strip of an image": lambda: ImageEncoding(channels=2**31, height=1, width=1, end_row=1),
-    "a tensor of a payload": lambda: unpack(
+    "a tensor of a payload": lambda: unpack_tensors(
         b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40], 2**42)}),
         {"x": TensorSpec(torch.float32, (None,))},
         sender="shop",
     ),
-    "a tensor without numbers": lambda: unpack(
+    "a tensor without numbers": lambda: unpack_tensors(
         b"\0\0\0\1\x80" + tensors_of({"x": declared([2**40, 0], 0)}),
         {"x": TensorSpec(torch.float32, (None,))},
         sender="shop",
     ),
-    "metadata of a payload": lambda: unpack(b"\xff\xff\xff\xff\x80", {}, sender="shop"),
-    "a list in metadata": lambda: unpack(b"\0\0\0\5\xdd\xff\xff\xff\xff", {}, sender="shop"),
+    "metadata of a payload": lambda: unpack_tensors(b"\xff\xff\xff\xff\x80", {}, sender="shop"),
+    "a list in metadata": lambda: unpack_tensors(
+        b"\0\0\0\5\xdd\xff\xff\xff\xff", {}, sender="shop"
+    ),
     "an envelope's header": lambda: Envelope.parse_header(b"\xdd\xff\xff\xff\xff"),
-    "a greeting": lambda: Greeting.parse(message(b"\xdd\xff\xff\xff\xff"), bytes(32)),
-    "a greeting's text": lambda: Greeting.parse(message(b"\x92\xdb\xff\xff\xff\xff"), bytes(32)),
+    "a greeting": lambda: Greeting.from_message(message(b"\xdd\xff\xff\xff\xff"), bytes(32)),
+    "a greeting's text": lambda: Greeting.from_message(
+        message(b"\x92\xdb\xff\xff\xff\xff"), bytes(32)
+    ),
 }
 
 

@@ -26,10 +26,10 @@ from apfed_protocols.ids import JOINT, KINDS, REFUSALS, id_texts
 from secure_apfed.alignment import IdFile
 from secure_apfed.alignment.ids import id_rules
 from secure_apfed.data import ColumnEncoding
-from secure_apfed.data.tables import RawTable, read_raw
+from secure_apfed.data.tables import RawTable, load_raw_table
 from secure_apfed.errors import DataError
 from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.frames import checked_frames
+from secure_apfed.frames import check_frames
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from tests.secure_apfed.whole_files import load_features
@@ -296,7 +296,7 @@ def _raw(folder: Path) -> RawTable:
             "parties": {"bank": {"file": "bank.parquet", "missing": "drop"}, "shop": {"file": "x"}},
         }
     )
-    return read_raw(data, "bank")
+    return load_raw_table(data, "bank")
 
 
 def _read(folder: Path, table: "pa.Table") -> list[list[str]]:
@@ -326,7 +326,7 @@ def test_every_reader_gives_the_same(ids: "pa.Array", tmp_path: Path) -> None:
     raw, alone = _read(tmp_path, table)
     assert raw == alone == id_texts(ids, party="bank")
     frames = {"shop": table.drop(["y"]), "lab": table.drop(["y"]).to_pandas()}
-    checked = checked_frames(table, frames, name="bank", id_column="id", label="y")
+    checked = check_frames(table, frames, name="bank", id_column="id", label="y")
     assert all(frame["id"].tolist() == raw for frame in checked.values())
 
 
@@ -371,7 +371,7 @@ def test_floats_that_lost_digits_match_nobody_wherever_they_are(dtype: str, tmp_
     with pytest.raises(DataError, match=f"bank: column 'id' of .*in.parquet {lost}"):
         align({"bank": IdFile("bank", tmp_path / "in.parquet", "id"), "shop": exact}, hub="bank")
     with pytest.raises(DataError, match=f"shop: column 'id' {lost}"):
-        checked_frames(
+        check_frames(
             table.assign(id=exact),
             {"shop": table.drop(columns="y")},
             name="bank",
@@ -413,7 +413,7 @@ def test_the_estimator_compares_kinds() -> None:
 
 def test_rows_of_predictions_are_called_as_in_training(tmp_path: Path) -> None:
     table = pd.DataFrame({"id": [1001.0, 1002.0], "x": 0.5})
-    encoding = ColumnEncoding.plain(["x"])
+    encoding = ColumnEncoding.for_numeric_columns(["x"])
     table.to_parquet(tmp_path / "in.parquet")
     ids, _ = load_features(tmp_path / "in.parquet", encoding, id_columns=["id"])
     assert ids == ("1001", "1002")

@@ -27,10 +27,16 @@ from secure_apfed.labellers import (
     Ridge,
     Spreading,
     guarantee,
-    hard,
+    harden_votes,
     make_labeller,
 )
-from secure_apfed.labellers.kinds import graph_of, left_out, minimiser, nearest_of, rows_of_norm_one
+from secure_apfed.labellers.kinds import (
+    graph_of,
+    minimise_loss,
+    nearest_of,
+    rows_of_norm_one,
+    spread_without_own,
+)
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
@@ -94,16 +100,16 @@ def test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels(
     labeller = make(name)
     assert labeller.name == name
     assert isinstance(labeller, LinearLabeller) is LABELLERS[name].linear
-    assert ("own vote and no other" in labeller.statement()) == labeller.inductive
+    assert ("own vote and no other" in labeller.describe_labelling()) == labeller.inductive
     for case, (x, labelled, labels) in awkward().items():
-        votes = labeller.label(x, labelled, labels, CLASSES)
+        votes = labeller.label_rows(x, labelled, labels, CLASSES)
         assert votes.shape == (len(x), CLASSES), case
         assert votes.dtype == np.float64, case
         assert np.isfinite(votes).all(), case
         assert np.abs(votes).sum(axis=1).max() <= 1 + 1e-12, case
         assert labeller.signed or votes.min() >= 0, case
         if isinstance(labeller, LinearLabeller):
-            matrix = labeller.matrix(x, labelled)
+            matrix = labeller.compute_matrix(x, labelled)
             length = np.abs(matrix).sum(axis=1)
             assert matrix.shape == (len(x), len(labelled)), case
             assert ((np.abs(length - 1) < 1e-12) | (length == 0)).all(), case
@@ -122,8 +128,8 @@ def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
     def shares(of: np.ndarray) -> np.ndarray:
         """By labelled row where there is a matrix: these people's classes lie far apart."""
         if isinstance(labeller, LinearLabeller):
-            return labeller.matrix(of, labelled)
-        return labeller.label(of, labelled, labels, CLASSES)
+            return labeller.compute_matrix(of, labelled)
+        return labeller.label_rows(of, labelled, labels, CLASSES)
 
     before = shares(x)
     after = shares(moved)
@@ -136,13 +142,13 @@ def test_who_has_no_label_moves_others_only_where_it_is_said(name: str) -> None:
 def test_clouds_are_told_apart_and_nothing_is_drawn(name: str) -> None:
     x, labelled, labels = people(400, seed=3)
     truth = np.random.default_rng(3).integers(0, CLASSES, 400)
-    votes = make(name).label(x, labelled, labels, CLASSES)
+    votes = make(name).label_rows(x, labelled, labels, CLASSES)
     assert (votes.argmax(axis=1) == truth).mean() > 0.8
     torch.manual_seed(1)
-    again = make(name).label(torch.from_numpy(x), labelled, labels, CLASSES)
+    again = make(name).label_rows(torch.from_numpy(x), labelled, labels, CLASSES)
     assert (votes == again).all()
     if name != PrivateLogistic.name:  # a common scale and shift do nothing
-        again = make(name).label(x * 2**20 + 3, labelled, labels, CLASSES)
+        again = make(name).label_rows(x * 2**20 + 3, labelled, labels, CLASSES)
         np.testing.assert_allclose(votes, again, rtol=0, atol=1e-4)
 
 
@@ -165,16 +171,16 @@ def test_what_is_unfit_is_refused(name: str) -> None:
         {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
     ):
         with pytest.raises(DataError, match=r"features|positions|labels"):
-            make(name).label(**(fit | {"classes": CLASSES} | bad))
+            make(name).label_rows(**(fit | {"classes": CLASSES} | bad))
 
 
 @each
 def test_no_label_moves_the_vote_on_its_own_row(name: str) -> None:
     x, labelled, labels = people()
-    votes = make(name).vote(x, labelled, labels, CLASSES)
+    votes = make(name).label_without_own(x, labelled, labels, CLASSES)
     other = labels.copy()
     other[3] = (labels[3] + 1) % CLASSES
-    moved = make(name).vote(x, labelled, other, CLASSES)
+    moved = make(name).label_without_own(x, labelled, other, CLASSES)
     assert (votes != moved).any()
     still = np.array_equal(votes[labelled[3]], moved[labelled[3]])
     assert still is (name != PrivateLogistic.name), "but by less than its noise hides"
@@ -184,47 +190,47 @@ def test_spreading_votes_as_it_labels_without_the_row_s_own_label(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, labelled, labels = people()
-    votes = Spreading().vote(x, labelled, labels, CLASSES)
+    votes = Spreading().label_without_own(x, labelled, labels, CLASSES)
     unlabelled = np.ones(len(x), dtype=bool)
     for at, row in enumerate(labelled):
         rest = np.delete(np.arange(len(labelled)), at)
-        said = Spreading().label(x, labelled[rest], labels[rest], CLASSES)
+        said = Spreading().label_rows(x, labelled[rest], labels[rest], CLASSES)
         np.testing.assert_allclose(votes[row], said[row], rtol=0, atol=1e-12)
     unlabelled[labelled] = False
-    as_ever = Spreading().label(x, labelled, labels, CLASSES)
+    as_ever = Spreading().label_rows(x, labelled, labels, CLASSES)
     np.testing.assert_allclose(votes[unlabelled], as_ever[unlabelled], rtol=0, atol=1e-12)
-    matrix = Spreading().matrix_without_own(x, labelled)
+    matrix = Spreading().compute_matrix_without_own(x, labelled)
     np.testing.assert_allclose(matrix @ np.eye(CLASSES)[labels], votes, rtol=0, atol=1e-12)
     monkeypatch.setattr("secure_apfed.labellers.kinds.MOST_JUDGES", 5)
     for labeller in (Spreading(), Ridge(), Logistic()):
-        assert not labeller.vote(x, labelled, labels, CLASSES)[labelled[5:]].any()
+        assert not labeller.label_without_own(x, labelled, labels, CLASSES)[labelled[5:]].any()
 
 
 def test_the_private_one_reads_nothing_but_directions() -> None:
     x, labelled, labels = people()
     lengths = 2.0 ** np.random.default_rng(0).integers(-9, 9, (len(x), 1))
-    votes = private(8.0).label(x, labelled, labels, CLASSES)
-    assert (votes == private(8.0).label(x * lengths, labelled, labels, CLASSES)).all()
-    norms = np.linalg.norm(private().directions(x), axis=1)
+    votes = private(8.0).label_rows(x, labelled, labels, CLASSES)
+    assert (votes == private(8.0).label_rows(x * lengths, labelled, labels, CLASSES)).all()
+    norms = np.linalg.norm(private().normalise_rows(x), axis=1)
     np.testing.assert_allclose(norms, 1, rtol=1e-12)
 
 
 def test_spreading_is_the_inverse_of_the_paper() -> None:
     x, labelled, labels = awkward()["an island"]
-    votes = Spreading().label(x, labelled, labels, CLASSES)
+    votes = Spreading().label_rows(x, labelled, labels, CLASSES)
     assert not votes[90:].any()  # who has no path to a label has no vote
     assert votes[:90].any(axis=1).mean() > 0.5
     x, labelled, _ = people()
     spreading = Spreading(neighbours=4)
-    graph = spreading._normalised_graph(x).toarray()
+    graph = spreading._build_graph(x).toarray()
     np.testing.assert_array_equal(graph, graph.T)
     assert ((graph > 0).sum(axis=1) >= 4).all()
     exact = np.linalg.inv(np.eye(len(x)) - 0.2 * graph)[:, labelled]
     exact /= np.where(exact.sum(axis=1) > 1e-30, exact.sum(axis=1), np.inf)[:, None]
-    np.testing.assert_allclose(spreading.matrix(x, labelled), exact, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(spreading.compute_matrix(x, labelled), exact, rtol=0, atol=1e-6)
     # A long way is as exact: on a line of 100 people with labels at both ends the nearer counts.
     line = np.arange(100, dtype=np.float64)[:, None]
-    votes = Spreading(neighbours=2).label(line, np.array([0, 99]), np.array([0, 1]), 2)
+    votes = Spreading(neighbours=2).label_rows(line, np.array([0, 99]), np.array([0, 1]), 2)
     np.testing.assert_allclose(votes.sum(axis=1), 1, atol=1e-12)
     assert (votes.argmax(axis=1) == (np.arange(100) >= 50)).all()
 
@@ -259,7 +265,7 @@ def test_labelled_rows_tell_each_other_what_the_inverse_says_without_their_own(
     if not exact:
         monkeypatch.setattr("secure_apfed.labellers.kinds._EXACT", 100)
     for alpha, said_nK in zip(
-        (0.2, 0.8), left_out(graph_UU, labelled_n, known_nK, (0.2, 0.8)), strict=True
+        (0.2, 0.8), spread_without_own(graph_UU, labelled_n, known_nK, (0.2, 0.8)), strict=True
     ):
         inverse_UU = np.linalg.inv(np.eye(302) - alpha * graph_UU.toarray())
         told_nn = inverse_UU[np.ix_(labelled_n, labelled_n)]
@@ -290,11 +296,11 @@ def test_ridge_is_least_squares_with_the_weights_of_the_normal_equations() -> No
     ridge = Ridge()
     known = x[labelled]
     size = np.sqrt(((known - known.mean(0)) ** 2).sum(1).mean())
-    phi = ridge._expand((x - known.mean(0)) / size)
+    phi = ridge._expand_features((x - known.mean(0)) / size)
     near = phi[labelled]
     target = np.eye(CLASSES)[labels]
     weights = np.linalg.solve(near.T @ near + 0.1 * np.eye(phi.shape[1]), near.T @ target)
-    votes = ridge.label(x, labelled, labels, CLASSES)
+    votes = ridge.label_rows(x, labelled, labels, CLASSES)
     ratio = (phi @ weights) / votes
     np.testing.assert_allclose(ratio, ratio[:, :1] * np.ones(CLASSES), rtol=1e-6)
     assert (ratio > 0).all()
@@ -312,8 +318,8 @@ def test_the_minimiser_is_as_near_as_it_says(strength: float) -> None:
         residual = share - np.eye(CLASSES)[labels]
         return np.asarray(rows.T @ residual / len(rows) + strength * theta)
 
-    rough = minimiser(rows, labels, CLASSES, strength=strength, tolerance=1e-3)
-    fine = minimiser(rows, labels, CLASSES, strength=strength, tolerance=1e-9)
+    rough = minimise_loss(rows, labels, CLASSES, strength=strength, tolerance=1e-3)
+    fine = minimise_loss(rows, labels, CLASSES, strength=strength, tolerance=1e-9)
     assert np.linalg.norm(gradient(rough)) <= 1e-3 * (1 + 1e-9)
     assert np.linalg.norm(gradient(fine)) <= 1e-9 * (1 + 1e-3)
     assert np.linalg.norm(rough - fine) <= (1e-3 + 1e-9) / strength
@@ -322,7 +328,7 @@ def test_the_minimiser_is_as_near_as_it_says(strength: float) -> None:
 def test_hard_votes_take_the_lowest_of_several_and_leave_no_vote_alone() -> None:
     votes = np.array([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4], [0, 0, 0], [-0.5, -0.1, -0.4]])
     expected = [[0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]]
-    np.testing.assert_array_equal(hard(votes), expected)
+    np.testing.assert_array_equal(harden_votes(votes), expected)
 
 
 def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
@@ -366,7 +372,7 @@ def test_answers_have_that_law() -> None:
     response = VoteResponse(epsilon=1.2, classes=classes)
     votes = np.zeros((rows, classes))
     votes[: rows // 2, 1] = 1.0
-    answers = response.answer(votes, key=fresh_key(), about=b"0")
+    answers = response.randomise_votes(votes, key=fresh_key(), about=b"0")
     for part, expected in (
         (answers[: rows // 2], [response.other_probability, response.keep_probability] * 2),
         (answers[rows // 2 :], [1 / 3] * 3),
@@ -380,19 +386,19 @@ def test_answers_have_that_law() -> None:
 def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
     response = VoteResponse(epsilon=0.5, classes=4)
     key = fresh_key()
-    votes = hard(RNG.random((300, 4)))
-    answers = response.answer(votes, key=key, about=b"3")
-    assert (answers == response.answer(votes, key=key, about=b"3")).all()
+    votes = harden_votes(RNG.random((300, 4)))
+    answers = response.randomise_votes(votes, key=key, about=b"3")
+    assert (answers == response.randomise_votes(votes, key=key, about=b"3")).all()
     moved = votes.copy()
     moved[0] = np.roll(votes[0], 1)
     others = ((votes, key, b"4"), (votes, fresh_key(), b"3"), (moved, key, b"3"))
     for asked, secret, about in others:
-        other = response.answer(asked, key=secret, about=about)
+        other = response.randomise_votes(asked, key=secret, about=about)
         assert (answers != other)[1:].mean() > 0.2
     ledger = PrivacyLedger(response, delta=DELTA, budget=1.2, rows=5, log=None)
     for step in (0, 1, 1):
         ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step]))
-    assert (ledger.spent().epsilon_x, ledger.cross_check()) == (1.0, {"pure": 1.0})
+    assert (ledger.get_privacy_spent().epsilon_x, ledger.cross_check()) == (1.0, {"pure": 1.0})
     with pytest.raises(BudgetExhaustedError, match=r"the budget is 1\.2"):
         ledger.charge(step=2, rows=torch.arange(5), digest=b"3")
 
@@ -407,15 +413,17 @@ def test_the_estimate_is_unbiased() -> None:
     def estimated(time: int) -> Floats:
         abouts = (f"{time} {party}".encode() for party in range(parties))
         pairs = zip(votes, abouts, strict=True)
-        return response.estimate(np.stack([response.answer(v, key=key, about=a) for v, a in pairs]))
+        return response.estimate_sum(
+            np.stack([response.randomise_votes(v, key=key, about=a) for v, a in pairs])
+        )
 
     found = np.stack([estimated(time) for time in range(times)])
     assert (np.abs(found.mean(axis=0) - total) < 5 * found.std(axis=0) / times**0.5).all()
 
     # No vote counts a share for each class.
     response = VoteResponse(epsilon=1.0, classes=2)
-    answers = response.answer(np.zeros((40_000, 2)), key=fresh_key(), about=b"0")
-    estimate = response.estimate(answers[None])
+    answers = response.randomise_votes(np.zeros((40_000, 2)), key=fresh_key(), about=b"0")
+    estimate = response.estimate_sum(answers[None])
     assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
 
 
@@ -423,7 +431,7 @@ def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
     no_votes = (np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2))
     for votes in no_votes:
         with pytest.raises(LocalProtocolError, match="votes"):
-            VoteResponse(epsilon=1.0, classes=2).answer(votes, key=bytes(32), about=b"0")
+            VoteResponse(epsilon=1.0, classes=2).randomise_votes(votes, key=bytes(32), about=b"0")
     for epsilon, classes in ((0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)):
         with pytest.raises(ConfigError, match="got"):
             VoteResponse(epsilon=epsilon, classes=classes)
@@ -450,9 +458,9 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
     classes = 5
     rows = rows_of_votes(300, classes, signed=signed)
     if kind == "hard":
-        rows = hard(np.abs(rows))
+        rows = harden_votes(np.abs(rows))
     point = FixedPoint(clip_norm=1.0, bits=bits, contributors=2)
-    steps = point.quantise(rows).astype(np.float64)
+    steps = point.quantise_rows(rows).astype(np.float64)
     far = np.linalg.norm(steps[:, None] - steps[None], axis=2).max()
     bound = guarantee.distance_in_steps(
         steps=point.levels,
@@ -467,7 +475,7 @@ def test_rounded_rows_lie_no_further_apart_than_is_said(bits: int, signed: bool,
 
 def test_sums_take_these_distances() -> None:
     noise: dict[str, Any] = {"deviation": 300, "honest": 3}
-    votes = guarantee.summed_votes(Logistic(), hard=False, steps=127, classes=4, **noise)
+    votes = guarantee.build_vote_release(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
     for labeller, hardened, integers, steps, far in (
@@ -479,7 +487,9 @@ def test_sums_take_these_distances() -> None:
         (Logistic(), True, False, 12.7, math.sqrt(2) * 12.7 + 2),
     ):
         of: dict[str, Any] = {"hard": hardened, "integers": integers, "steps": steps, **noise}
-        assert guarantee.summed_votes(labeller, classes=4, **of).sensitivity == pytest.approx(far)
+        assert guarantee.build_vote_release(labeller, classes=4, **of).sensitivity == pytest.approx(
+            far
+        )
 
 
 @pytest.mark.slow
@@ -488,19 +498,21 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
     farthest = 0.0
     for strength, classes, labelled in itertools.product((0.05, 1.0, 10.0), (2, 5), (1, 3, 8)):
         labeller = private(strength=strength)
-        bound = labeller.sensitivity(labelled=labelled, classes=classes)
+        bound = labeller.compute_sensitivity(labelled=labelled, classes=classes)
         for _ in range(12):
-            x = labeller.directions(RNG.standard_normal((labelled, 4)))
+            x = labeller.normalise_rows(RNG.standard_normal((labelled, 4)))
             y = RNG.integers(0, classes, labelled)
             y[:] = y[0] if RNG.random() < 0.3 else y
-            before = labeller.fit(x, y, classes)
-            replaced = [labeller.directions(RNG.standard_normal((1, 4)))[0], -x[0]]
+            before = labeller.fit_weights(x, y, classes)
+            replaced = [labeller.normalise_rows(RNG.standard_normal((1, 4)))[0], -x[0]]
             for row, label in itertools.product(replaced, range(classes)):
                 x_other = x.copy()
                 y_other = y.copy()
                 x_other[0] = row
                 y_other[0] = label
-                moved = float(np.linalg.norm(labeller.fit(x_other, y_other, classes) - before))
+                moved = float(
+                    np.linalg.norm(labeller.fit_weights(x_other, y_other, classes) - before)
+                )
                 assert moved <= bound
                 if labelled > 1:
                     farthest = max(farthest, moved / bound)
@@ -510,18 +522,18 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
 @pytest.mark.parametrize("strength", [0.1, 0.6, 10.0])
 def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> None:
     labeller = private(strength=strength)
-    assert labeller.residual(3) <= math.sqrt(2)
+    assert labeller.bound_residual(3) <= math.sqrt(2)
     for seed in range(10):
         rng = np.random.default_rng(seed)
-        x = labeller.directions(rng.standard_normal((2, 3)))
+        x = labeller.normalise_rows(rng.standard_normal((2, 3)))
         y = rng.integers(0, 3, 2)
-        weights = labeller.fit(x, y, 3)
+        weights = labeller.fit_weights(x, y, 3)
         # The direction in which the wrong class gains most.
         for right, wrong in itertools.permutations(range(3), 2):
             worst = weights[:, wrong] - weights[:, right]
             score = np.exp(worst / (np.linalg.norm(worst) + 1e-30) @ weights)
             residual = score / score.sum() - np.eye(3)[right]
-            assert np.linalg.norm(residual) <= labeller.residual(3) * (1 + 1e-9)
+            assert np.linalg.norm(residual) <= labeller.bound_residual(3) * (1 + 1e-9)
 
 
 def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,15 +546,15 @@ def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPat
         seen.append(weights_FK)
         return np.full((len(x_UF), 5), 0.2)
 
-    monkeypatch.setattr("secure_apfed.labellers.kinds.probabilities", read)
+    monkeypatch.setattr("secure_apfed.labellers.kinds.compute_probabilities", read)
     labeller = private(epsilon=1.0)
-    labeller.label(x, labelled, labels, 5)
-    sigma = labeller.sigma(labelled=20, classes=5)
-    clean = labeller.fit(labeller.directions(x)[labelled], labels, 5)
+    labeller.label_rows(x, labelled, labels, 5)
+    sigma = labeller.compute_sigma(labelled=20, classes=5)
+    clean = labeller.fit_weights(labeller.normalise_rows(x)[labelled], labels, 5)
     noise = seen[0] - clean / sigma
     assert abs(float(noise.std()) - 1) < 0.06  # 3000 numbers; 2/3 and 3/2 are far off
     assert sigma == pytest.approx(
-        labeller.sensitivity(labelled=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
+        labeller.compute_sensitivity(labelled=20, classes=5) / gdp_mu(1.0, DELTA), rel=1e-12
     )
     assert labeller.model.mu == pytest.approx(gdp_mu(1.0, DELTA))
 
@@ -554,13 +566,13 @@ def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     one, other = (
         PrivateLogistic(epsilon=1.0, delta=DELTA, key=key) for key in (b"k" * 32, fresh_key())
     )
-    votes = one.label(x, labelled, labels, 3)
-    assert (votes == one.label(x, labelled, labels, 3)).all()
-    assert np.abs(votes - other.label(x, labelled, labels, 3)).max() > 0.1
+    votes = one.label_rows(x, labelled, labels, 3)
+    assert (votes == one.label_rows(x, labelled, labels, 3)).all()
+    assert np.abs(votes - other.label_rows(x, labelled, labels, 3)).max() > 0.1
     moved = x.copy()
     moved[0] = x[0] + 1e-3
-    assert np.abs(votes - one.label(moved, labelled, labels, 3))[20:].max() > 0.1
-    assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.statement()
+    assert np.abs(votes - one.label_rows(moved, labelled, labels, 3))[20:].max() > 0.1
+    assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.describe_labelling()
 
 
 def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
@@ -576,7 +588,9 @@ def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
 
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
-SUM = guarantee.summed_votes(Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3)
+SUM = guarantee.build_vote_release(
+    Logistic(), hard=False, deviation=400, honest=3, steps=127, classes=3
+)
 
 
 @each
@@ -589,10 +603,12 @@ def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
         assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
         assert found.labelled > found.vote
         assert found.epsilon == max(found.unlabelled, found.labelled)
-        covered = "covers the whole record of any person" in found.statement()
+        covered = "covers the whole record of any person" in found.describe_guarantee()
         assert covered == math.isfinite(found.epsilon)
-        assert ("NO guarantee for the passive's table" in found.statement()) == (not covered)
-        assert "inf" not in found.statement()
+        assert ("NO guarantee for the passive's table" in found.describe_guarantee()) == (
+            not covered
+        )
+        assert "inf" not in found.describe_guarantee()
 
 
 def test_weights_and_votes_add_up() -> None:
@@ -619,7 +635,7 @@ def test_weights_and_votes_add_up() -> None:
 
 def test_calibrated_noise_is_the_least_that_keeps_the_budget() -> None:
     def release(deviation: int, steps: float = 127) -> SummedRelease:
-        return guarantee.summed_votes(
+        return guarantee.build_vote_release(
             Logistic(), hard=True, deviation=deviation, honest=3, steps=steps, classes=3
         )
 

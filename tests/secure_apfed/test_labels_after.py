@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
-from secure_apfed.exchange import Kind, Links, TensorSpec, unpack
+from secure_apfed.exchange import Kind, Links, TensorSpec, unpack_tensors
 from secure_apfed.measures import MEASURES
 from secure_apfed.methods import open_session
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
-from secure_apfed.methods.local_models import fit_local_models, represent
+from secure_apfed.methods.local_models import compute_representations, fit_local_models
 from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
@@ -30,13 +30,13 @@ from secure_apfed.solo import (
     MeanOfModels,
     Predictor,
     SoloTask,
-    chosen,
+    choose_baseline,
     find_baseline,
     has_collapsed,
     measure_collapse,
 )
-from secure_apfed.solo.fitted import Fitted, Layers
-from secure_apfed.solo.interface import fit_once, fits_kept_meanwhile
+from secure_apfed.solo.fitted import FittedModel, Layers
+from secure_apfed.solo.interface import cache_fits, fit_once
 from tests.secure_apfed.seats import active_of
 from tests.secure_apfed.small_runs import interrupted, small_config
 
@@ -71,7 +71,7 @@ def without_positions(kind: Kind, payload: bytes) -> bytes:
     """Return what a message says of rows; their positions are drawn anew by every alignment."""
     if kind is not Kind.REPRESENTATIONS:
         return payload
-    tensors, _ = unpack(payload, SENT, sender="active")
+    tensors, _ = unpack_tensors(payload, SENT, sender="active")
     return tensors["z"].numpy().tobytes()
 
 
@@ -157,12 +157,12 @@ def test_a_model_is_loaded_whatever_input_the_best_reads(read: str, tmp_path: Pa
     expected = "pupil of x taught by" if read == "pupils" else f" of {read.replace('_', ' ')}"
     assert expected in used
     session, again = (open_session(config, data) for _ in range(2))
-    session.learner.conclude_alone()
+    session.learner.finish_locally()
     again.learner.load_tensors(session.learner.tensors(), next_step=0)
     features = data.active.features[data.test_rows].double()
     scores = []
     for each in (session, again):
-        networks = active_of(each).solo()
+        networks = active_of(each).get_solo_networks()
         assert networks is not None
         scores.append(networks(features, None)[0])
     assert torch.equal(*scores)
@@ -211,7 +211,7 @@ def task_of(classes: int = 3, *, seed: int = 0) -> SoloTask:
     draw = np.random.default_rng(seed)
     truth = draw.integers(0, classes, 120)
     rows = draw.normal(size=(120, 5)) + 2 * np.eye(classes, 5)[truth]
-    return SoloTask.of(rows, np.arange(30), truth[:30], classes=classes)
+    return SoloTask.from_arrays(rows, np.arange(30), truth[:30], classes=classes)
 
 
 ALL_INPUTS: tuple[LastInput, ...] = ("x", "h", "x_and_h", "pupils")
@@ -235,7 +235,7 @@ def test_the_mean_is_the_mean_of_what_each_model_says() -> None:
     encoder = nn.Linear(5, 2)
     task = task_of()
     made = fit_local_models(encoder, task, combine="mean", inputs=ALL_INPUTS)
-    h = represent(encoder.double(), task)
+    h = compute_representations(encoder.double(), task)
     rows = np.concatenate([task.features, h], axis=1)
     scaled = (rows - rows.mean(0)) / rows.std(0)
     inputs = {"x": task.features, "h": scaled[:, 5:], "x and h": scaled}
@@ -243,7 +243,7 @@ def test_the_mean_is_the_mean_of_what_each_model_says() -> None:
     for name in made.used:
         model, _, of_input = name.partition(" of ")
         read = replace(task, features=inputs[of_input], shape=inputs[of_input].shape[1:])
-        shares = find_baseline(model).fit(read).scores(read.features).clip(min=0)
+        shares = find_baseline(model).fit(read).compute_scores(read.features).clip(min=0)
         said.append(shares / shares.sum(1, keepdims=True))
     scores = made.networks(torch.from_numpy(task.features), None)[0].exp().numpy()
     np.testing.assert_allclose(scores, np.mean(said, axis=0), atol=1e-5)
@@ -288,7 +288,7 @@ def saying(name: str, say: Callable[[int], np.ndarray]) -> Baseline:
     class Saying(Baseline):
         def fit(self, task: SoloTask) -> Predictor:
             weights = np.zeros((task.classes, task.features.shape[1]))
-            keep = lambda: Fitted(Layers.of([(weights, say(1)[0])]))  # noqa: E731
+            keep = lambda: FittedModel(Layers.from_weights([(weights, say(1)[0])]))  # noqa: E731
             return Predictor(predictor(say).of_block, keep)
 
     return named(Saying(), name)
@@ -309,7 +309,7 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
     for most in (None, 1):
         mean = MeanOfModels("mean", "mean", most=most)
-        assert [member.name for member in mean.members(task)] == ["even"]
+        assert [member.name for member in mean.pick_members(task)] == ["even"]
     with_h = fit_local_models(nn.Identity(), task, combine="mean", inputs=ALL_INPUTS)
     assert {f"diverging of {read}: it cannot be fitted" for read in ("x", "h", "x and h")} <= set(
         with_h.left_out
@@ -317,11 +317,11 @@ def test_who_averages_leaves_out_the_same_models_and_names_them(
     assert "one class of x and h: it collapsed" in with_h.left_out
     assert "even of x and h" in with_h.used
     monkeypatch.setattr("secure_apfed.solo.BASELINES", {"one class": one_class})
-    members = MeanOfModels("mean", "mean").members(task)
+    members = MeanOfModels("mean", "mean").pick_members(task)
     assert [member.name for member in members] == ["one class"], "all have collapsed"
     monkeypatch.setattr("secure_apfed.solo.BASELINES", {"diverging": diverging("diverging")})
     with pytest.raises(ModelError, match="no local model can be fitted"):
-        MeanOfModels("mean", "mean").members(task)
+        MeanOfModels("mean", "mean").pick_members(task)
 
 
 # The measure that ranks.
@@ -340,10 +340,10 @@ def by_first_column(name: str, shares: Sequence[float]) -> Baseline:
 
 
 CHOICES: dict[str, Callable[[SoloTask], str]] = {
-    "chosen": lambda task: chosen(task).name,
-    "mean of the best": lambda task: MeanOfModels("m", "m", most=1).members(task)[0].name,
+    "chosen": lambda task: choose_baseline(task).name,
+    "mean of the best": lambda task: MeanOfModels("m", "m", most=1).pick_members(task)[0].name,
     "kept fit of that mean": lambda task: str(
-        fit_once(MeanOfModels("m", "m", most=1), task).scores(task.features)[0, 1]
+        fit_once(MeanOfModels("m", "m", most=1), task).compute_scores(task.features)[0, 1]
     ),
 }
 
@@ -361,12 +361,12 @@ def test_models_are_ranked_by_the_measure_of_the_run(
         "ranks": by_first_column("ranks", ranks),
     }
     monkeypatch.setattr("secure_apfed.solo.BASELINES", models)
-    task = SoloTask.of(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
+    task = SoloTask.from_arrays(np.arange(10.0)[:, None], np.arange(10), labels, classes=2)
     by_auc = replace(task, measure=MEASURES["auc"])
     expected = {"accuracy": "decides", "auc": "ranks"}
     if choice.startswith("kept"):
         expected = {"accuracy": str(decides[0]), "auc": str(ranks[0])}
-    with fits_kept_meanwhile():
+    with cache_fits():
         assert CHOICES[choice](task) == expected["accuracy"]
         assert CHOICES[choice](by_auc) == expected["auc"]
         assert CHOICES[choice](task) == expected["accuracy"], "kept apart from the other measure"
@@ -393,7 +393,7 @@ def test_a_task_is_what_a_run_learns_from() -> None:
 def concluded(config: Config, data: VerticalData) -> ApfedActive:
     """Return an active that has fitted its local models, over an encoder at its start."""
     active = active_of(open_session(config, data))
-    active.conclude_alone()
+    active.finish_locally()
     return active
 
 
@@ -410,7 +410,10 @@ def test_models_without_some_rows_never_read_the_labels_of_these() -> None:
     scores = {"without": list[Tensor](), "with": list[Tensor]()}
     for each in (data, changed):
         active = concluded(config, each)
-        for name, networks in (("without", active.without(rows)), ("with", active.solo())):
+        for name, networks in (
+            ("without", active.refit_excluding(rows)),
+            ("with", active.get_solo_networks()),
+        ):
             assert networks is not None
             scores[name].append(networks(features, None)[0])
     assert torch.equal(*scores["without"])
@@ -420,7 +423,7 @@ def test_models_without_some_rows_never_read_the_labels_of_these() -> None:
 def test_before_the_last_step_there_are_no_local_models_to_fit_again() -> None:
     config = config_of(data=FEW)
     active = active_of(open_session(config, load_data(config.data, seed=0)))
-    assert active.without(torch.arange(3)) is None
+    assert active.refit_excluding(torch.arange(3)) is None
 
 
 def test_local_models_are_calibrated_by_labels_that_they_did_not_learn(
@@ -430,21 +433,21 @@ def test_local_models_are_calibrated_by_labels_that_they_did_not_learn(
     data = load_data(config.data, seed=0)
     session = open_session(config, data)
     active = active_of(session)
-    active.conclude_alone()
-    networks = active.solo()
+    active.finish_locally()
+    networks = active.get_solo_networks()
     assert networks is not None
     features = data.active.features[data.train_rows].double()
     before = networks(features, None)[0]
     left_out: list[Tensor] = []
-    without = ApfedActive.without
+    without = ApfedActive.refit_excluding
 
     def record(self: ApfedActive, rows: Tensor) -> Any:
         left_out.append(rows)
         return without(self, rows)
 
-    monkeypatch.setattr(ApfedActive, "without", record)
+    monkeypatch.setattr(ApfedActive, "refit_excluding", record)
     monkeypatch.setattr(calibration, "BASELINES", {})  # no network of the run's is trained instead
-    found = calibration.calibrate(session, data)
+    found = calibration.calibrate_networks(session, data)
     assert found is not None
     assert len(left_out) == FOLDS
     judged = torch.cat([rows[torch.isin(rows, data.labelled_rows)] for rows in left_out])

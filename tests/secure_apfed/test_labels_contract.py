@@ -30,7 +30,7 @@ from apfed_protocols import (
 from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner
 from secure_apfed import PrivateContributions, PrivateLabels, PrivateRelease, VerticalClassifier
 from secure_apfed.errors import ConfigError
-from secure_apfed.frames import checked_frames
+from secure_apfed.frames import check_frames
 
 ROWS = 24
 REFUSALS = (LocalProtocolError, DataError, AttackError, ConfigError, ValueError)
@@ -93,8 +93,8 @@ def add_as_roles(one: Any, two: Any) -> Any:
     from apfed_protocols import converse
 
     session = secure_sum("masked", ["a", "b"], to="x", clip=99, session="s")
-    roles: dict[str, Any] = {name: session.contributor(name) for name in "ab"}
-    receiver: Any = session.receiver()
+    roles: dict[str, Any] = {name: session.make_contributor(name) for name in "ab"}
+    receiver: Any = session.make_receiver()
     converse({**roles, "x": receiver})
     bodies = {"a": roles["a"].contribute(one), "b": roles["b"].contribute(two)}
     try:
@@ -121,8 +121,8 @@ def read_by_evaluate(**given: Any) -> Any:
         raise AttackError("not mounted here")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(foreign, "_known", known)
-        patched.setattr(foreign, "guesses", guesses)
+        patched.setattr(foreign, "_get_known_positions", known)
+        patched.setattr(foreign, "compute_guesses", guesses)
         answered = given.get("gradients") is not None
         evaluate(**given, attacks=["norm" if answered else "model_completion"], exchanges=2)
     assert read
@@ -160,7 +160,7 @@ def charged(one: Any, two: Any) -> Any:
 def contributed(one: Any, two: Any) -> Any:
     del one
     account = PrivateContributions(**BUDGET, numbers=3, moved=1, honest=2)
-    account.draw((ROWS, 3), rows=places(two))
+    account.draw_noise((ROWS, 3), rows=places(two))
     return account._ledger._counts.of_row_N.tolist()
 
 
@@ -212,9 +212,9 @@ def decomposed(one: Any, two: Any) -> Any:
         most_rows=ROWS,
     )
     owner = SvdOwner(agreed, "b")
-    dealt = {out.receiver: out.body for out in SvdDealer(agreed).deal()}
-    owner.take(dealt["b"])
-    return owner.mask(two, bytes([1] * 32))
+    dealt = {out.receiver: out.body for out in SvdDealer(agreed).deal_masks()}
+    owner.take_masks(dealt["b"])
+    return owner.mask_table(two, bytes([1] * 32))
 
 
 def fitted(one: Any, two: Any) -> Any:
@@ -233,7 +233,7 @@ def read_frames(one: Any, two: Any) -> Any:
     active = one.assign(**people, label=CLASSES)
     named = dict(zip(one["age"], PEOPLE, strict=True))
     passive = two.assign(id=[named[age] for age in two["age"]])
-    read = checked_frames(active, {"b": passive}, name="a", id_column="id", label="label")
+    read = check_frames(active, {"b": passive}, name="a", id_column="id", label="label")
     return read["b"].set_index("id").loc[PEOPLE, ["age", "income", "rent"]].to_numpy().tolist()
 
 
@@ -244,7 +244,7 @@ def recorded(one: Any, two: Any) -> Any:
     with record.watch(bottom):
         record.step(places(two))
         bottom(torch.zeros(ROWS, 3))
-    return record.arrays()["steps"][0].tolist()
+    return record.to_arrays()["steps"][0].tolist()
 
 
 FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {

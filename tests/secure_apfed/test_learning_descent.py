@@ -15,7 +15,7 @@ from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.descent import Descent, rate_after
 from secure_apfed.methods import METHODS, open_session
-from secure_apfed.methods.method import batches_of, held_out_of
+from secure_apfed.methods.method import pick_held_out_rows, split_batches
 from secure_apfed.models import RandomFeatures
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
@@ -42,7 +42,7 @@ def modules(seed: int = 0) -> dict[str, nn.Module]:
 
 
 def descend(descent: Descent, parts: dict[str, nn.Module], *, scale: float = 1.0) -> None:
-    descent.begin()
+    descent.zero_grad()
     loss = parts["head"](parts["encoder"](torch.ones(4, 3))).square().mean() * scale
     loss.backward()
     descent.step()
@@ -140,7 +140,7 @@ def test_without_a_bound_steps_are_those_of_torch(
 
 def test_rows_without_a_label_have_no_loss() -> None:
     scores = torch.randn(4, 3, requires_grad=True)
-    nothing = Classification().loss(scores, torch.full((4,), UNLABELLED))
+    nothing = Classification().compute_loss(scores, torch.full((4,), UNLABELLED))
     nothing.backward()
     assert nothing.item() == 0.0
     assert scores.grad is not None
@@ -186,14 +186,14 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
         data = config.data.model_copy(update={"labelled": 40})
         config = config.model_copy(update={"data": data})
     learner = open_session(config, load_data(config.data, seed=config.seed)).learner
-    held = held_out_of(learner, config)
+    held = pick_held_out_rows(learner, config)
     assert len(held) == round(0.25 * len(learner.rows_with_label()))
     assert torch.isin(held, learner.rows_with_label()).all()
     for epoch in range(2):
-        learnt = torch.cat(batches_of(learner, config, epoch))
+        learnt = torch.cat(split_batches(learner, config, epoch))
         assert not torch.isin(learnt, held).any()
     every = config_of(method, patience=None)
-    assert not len(held_out_of(learner, every))
+    assert not len(pick_held_out_rows(learner, every))
 
 
 @pytest.mark.sampled(every=2)
@@ -202,7 +202,7 @@ def test_nobody_learns_from_held_out_rows(method: str) -> None:
 def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict[str, Any]) -> None:
     config = config_of(method, epochs=4, patience=4, **train)
     data = load_data(config.data, seed=config.seed)
-    held = held_out_of(open_session(config, data).learner, config)
+    held = pick_held_out_rows(open_session(config, data).learner, config)
     features_N = data.active.features.clone()
     labels_N = data.active.labels
     assert labels_N is not None
@@ -218,7 +218,7 @@ def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict
 def held_out_loss(result: RunResult, config: Config) -> float:
     """Of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)
-    rows = held_out_of(open_session(config, data).learner, config)
+    rows = pick_held_out_rows(open_session(config, data).learner, config)
     model = result.recording.model
     labels_N = data.active.labels
     assert model is not None

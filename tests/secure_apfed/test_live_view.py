@@ -19,7 +19,7 @@ from apfed_protocols.errors import PartyLeftError
 from secure_apfed import progress as shown_progress
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
-from secure_apfed.events import schema
+from secure_apfed.events import build_schema
 from secure_apfed.exchange import (
     Awaited,
     BrokenLink,
@@ -28,8 +28,8 @@ from secure_apfed.exchange import (
     Kind,
     Links,
     Status,
-    StatusKeeper,
-    drive,
+    StatusTracker,
+    run_script,
 )
 from secure_apfed.progress import Board
 from secure_apfed.runs.outcome import Progress
@@ -37,7 +37,7 @@ from tests.secure_apfed.small_runs import small_config, told
 from tests.secure_apfed.test_audit_log import FakeMeter
 from tests.waiting import wait_until
 
-LINE = jsonschema.Draft202012Validator(schema())
+LINE = jsonschema.Draft202012Validator(build_schema())
 Answer = Frame | PartyLeftError
 PATIENCE = 4
 UNIT_S = 30
@@ -50,24 +50,24 @@ class Scripted:
     def __init__(self, answers: list[tuple[float, Answer]]) -> None:
         self.now = 100.0
         self._answers = iter(answers)
-        self.keeper = StatusKeeper(lambda: self.now)
+        self.keeper = StatusTracker(lambda: self.now)
         self.seen: list[Status] = []
 
-    def post(self, receiver: str, frame: bytes) -> None:
+    def send_frame(self, receiver: str, frame: bytes) -> None:
         self.sent = receiver, frame
 
-    def take(self, awaited: Awaited, timeout_s: float) -> Frame:
+    def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         took, answer = next(self._answers)
         self.now += took
-        self.seen.append(self.keeper.status())
+        self.seen.append(self.keeper.build_status())
         if isinstance(answer, PartyLeftError):
             raise answer
         return answer
 
-    def returned(self, names: Collection[str]) -> Collection[str]:
+    def find_rejoining(self, names: Collection[str]) -> Collection[str]:
         return ()
 
-    def broken(self) -> dict[str, BrokenLink]:
+    def list_broken_links(self) -> dict[str, BrokenLink]:
         return {}
 
     def close(self) -> None: ...
@@ -92,10 +92,10 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
     transport = Scripted(answers)
     meter = FakeMeter()
     keeper = transport.keeper
-    keeper.begin("ann", ["bob", "cid"], meter)
-    assert {peer.state for peer in keeper.status().peers.values()} == {"expected"}
-    keeper.connected()
-    links = Links("ann", ["bob", "cid"], transport.post, observers=(keeper,))
+    keeper.start_session("ann", ["bob", "cid"], meter)
+    assert {peer.state for peer in keeper.build_status().peers.values()} == {"expected"}
+    keeper.observe_connection()
+    links = Links("ann", ["bob", "cid"], transport.send_frame, observers=(keeper,))
 
     async def script() -> None:
         meter.charge(2.5)
@@ -106,8 +106,8 @@ def stood(answers: list[tuple[float, Answer]], *asked: str) -> tuple[list[Status
             )
 
     with contextlib.suppress(PartyLeftError), keeper:
-        drive(script(), transport, timeout_s=UNIT_S, observer=keeper)
-    return transport.seen, keeper.status()
+        run_script(script(), transport, timeout_s=UNIT_S, observer=keeper)
+    return transport.seen, keeper.build_status()
 
 
 def test_who_is_awaited_grows_silent_and_speaks_again() -> None:
@@ -156,17 +156,20 @@ def test_who_left_is_left_whether_it_said_so_or_not_until_all_begin_again() -> N
     assert end.peers["bob"].state == "connected"
     _, end = stood([(1.0, frame_of("bob", Kind.ABORT))], "bob")
     assert end.peers["bob"].state == "left"
-    keeper = StatusKeeper()
+    keeper = StatusTracker()
     for session in (1, 2):
-        keeper.begin("ann", ["bob"], FakeMeter())
-        assert keeper.status().session == session
-        assert (keeper.status().phase, keeper.status().names("expected")) == ("connecting", ["bob"])
-        assert keeper.status().meets is None, "nobody said how long it waits"
-        keeper.misses({"bob": "its key is another"})
-        assert keeper.status().peers["bob"].refusal == "its key is another"
-        keeper.connected()
-        keeper.left(["bob"])
-        assert keeper.status().names("left") == ["bob"]
+        keeper.start_session("ann", ["bob"], FakeMeter())
+        assert keeper.build_status().session == session
+        assert (keeper.build_status().phase, keeper.build_status().list_peers("expected")) == (
+            "connecting",
+            ["bob"],
+        )
+        assert keeper.build_status().meets is None, "nobody said how long it waits"
+        keeper.observe_missing({"bob": "its key is another"})
+        assert keeper.build_status().peers["bob"].refusal == "its key is another"
+        keeper.observe_connection()
+        keeper.observe_departure(["bob"])
+        assert keeper.build_status().list_peers("left") == ["bob"]
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +215,7 @@ def shown(*moments: Status, json_events: bool = False) -> str:
         return now
 
     board = Board(read)
-    with shown_progress.showing(board, json_events=json_events, console=console):
+    with shown_progress.show_board(board, json_events=json_events, console=console):
         for moment in moments:
             now = (moment,)
             before = reads[0]
@@ -293,40 +296,44 @@ def test_events_and_the_panel_tell_that_a_link_is_broken(
     told = [event["status"]["peers"]["bob"]["broken"] for event in events]
     assert told == [None, BROKEN["broken"], None]
     board = Board()
-    board.tell(broken)
+    board.update_status(broken)
     out = io.StringIO()
-    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
+    with shown_progress.show_board(
+        board, console=Console(file=out, force_terminal=True, width=200)
+    ):
         pass
     assert "the link to bob is broken since 2 s (nobody is there)" in out.getvalue()
 
 
 def test_a_party_knows_which_of_its_links_are_broken_until_it_ends() -> None:
     links = {"bob": BrokenLink(since_s=1.0, patience_s=30.0, why="cut")}
-    keeper = StatusKeeper()
-    keeper.begin("ann", ["bob", "cid"], FakeMeter())
-    assert keeper.status().peers["bob"].broken is None
+    keeper = StatusTracker()
+    keeper.start_session("ann", ["bob", "cid"], FakeMeter())
+    assert keeper.build_status().peers["bob"].broken is None
     with keeper:
-        keeper.connected(lambda: links)
-        told = keeper.status().peers["bob"].broken
+        keeper.observe_connection(lambda: links)
+        told = keeper.build_status().peers["bob"].broken
         assert told is not None
         assert (told.since_s, told.patience_s, told.why) == (1.0, 30.0, "cut")
-        assert keeper.status().peers["cid"].broken is None
-        keeper.left(["bob"])
-        assert keeper.status().peers["bob"].broken is None, "it left, which says more"
-        keeper.begin("ann", ["bob", "cid"], FakeMeter())
-        assert keeper.status().peers["bob"].broken is None
-        keeper.connected(lambda: links)
-    assert keeper.status().peers["bob"].broken is None
+        assert keeper.build_status().peers["cid"].broken is None
+        keeper.observe_departure(["bob"])
+        assert keeper.build_status().peers["bob"].broken is None, "it left, which says more"
+        keeper.start_session("ann", ["bob", "cid"], FakeMeter())
+        assert keeper.build_status().peers["bob"].broken is None
+        keeper.observe_connection(lambda: links)
+    assert keeper.build_status().peers["bob"].broken is None
 
 
 def test_a_panel_shows_every_party_and_what_it_waits_for() -> None:
     board = Board()
-    board.tell(status())
-    board.tell(status(party="bob", phase="set-up", peers={}))
+    board.update_status(status())
+    board.update_status(status(party="bob", phase="set-up", peers={}))
     far: dict[str, Any] = {"epochs": 9, "step": 3, "steps": 30, "wire_bytes": 1, "epsilon": 1.0}
-    board.tell_progress(Progress(epoch=2, loss=0.5, accuracy=None, **far))
+    board.update_progress(Progress(epoch=2, loss=0.5, accuracy=None, **far))
     out = io.StringIO()
-    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=200)):
+    with shown_progress.show_board(
+        board, console=Console(file=out, force_terminal=True, width=200)
+    ):
         pass
     for words in ("epoch 2/9", "bob silent for 4 s", "set-up", "sum of step 3 from bob"):
         assert words in out.getvalue()
@@ -374,14 +381,14 @@ def metrics_of(path: Path) -> dict[str, float]:
 
 def test_a_file_tells_prometheus_where_each_party_stands(tmp_path: Path) -> None:
     path, board = tmp_path / "apfed.prom", Board()
-    board.tell(status(session=2))
+    board.update_status(status(session=2))
     far: dict[str, Any] = {"loss": 0.5, "accuracy": None, "wire_bytes": 1, "epsilon": 1.0}
-    with shown_progress.metering(board, path):
+    with shown_progress.write_metrics(board, path):
         assert "epochs " not in path.read_text(), "nothing trains"
-        board.tell_progress(Progress(epoch=2, epochs=9, step=3, steps=30, **far))
+        board.update_progress(Progress(epoch=2, epochs=9, step=3, steps=30, **far))
         wait_until(lambda: "epochs" in path.read_text(), "the next writing")
         path.unlink()
-        board.tell(status(phase="ended", session=2))
+        board.update_status(status(phase="ended", session=2))
     bob = 'party="ann",peer="bob"'
     assert metrics_of(path) == {
         'session party="ann"': 2,
@@ -399,7 +406,7 @@ def test_a_file_tells_prometheus_where_each_party_stands(tmp_path: Path) -> None
     assert (path.stat().st_mode & 0o777, len(list(tmp_path.iterdir()))) == (0o644, 1)
     with (
         pytest.raises(FileNotFoundError, match=r"none.*a\.prom"),
-        shown_progress.metering(board, tmp_path / "none" / "a.prom"),
+        shown_progress.write_metrics(board, tmp_path / "none" / "a.prom"),
     ):
         raise AssertionError("it began")
 
@@ -451,7 +458,7 @@ def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [0.0]
-    with shown_progress.counting("runs", quiet=False, clock=lambda: now[0]) as on_done:
+    with shown_progress.show_count("runs", quiet=False, clock=lambda: now[0]) as on_done:
         for done in range(1, 9):
             now[0] += 1 if done < 5 else 600  # the first four were there
             on_done(done, 12 if done < 8 else 8)
@@ -465,8 +472,8 @@ def test_a_study_tells_how_long_the_rest_takes_whatever_was_there_before(
 
 
 def test_one_cause_of_several_absent_parties_is_said_once() -> None:
-    keeper = StatusKeeper()
-    keeper.begin("ann", ["bob", "cid", "dan"], None, meet_s=60)
-    keeper.misses({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
-    told = shown_progress._troubles(keeper.status())
+    keeper = StatusTracker()
+    keeper.start_session("ann", ["bob", "cid", "dan"], None, meet_s=60)
+    keeper.observe_missing({"bob": "no relay", "cid": "no relay", "dan": "its key is another"})
+    told = shown_progress._list_troubles(keeper.build_status())
     assert told == ["bob and cid are expected: no relay", "dan is expected: its key is another"]

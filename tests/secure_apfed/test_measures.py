@@ -17,26 +17,26 @@ from secure_apfed.errors import DataError
 from secure_apfed.intervals import (
     FEWEST_ROWS,
     REDRAWN,
-    Redrawn,
-    _draws,
-    estimates,
-    influence,
+    Resamples,
+    _iter_draws,
+    compute_influence,
+    estimate_measures,
 )
-from secure_apfed.learning.calibration import Straight, in_deviations, slope_of
+from secure_apfed.learning.calibration import PlattLine, slope_of, standardise_scores
 from secure_apfed.measures import (
     ACCURACY,
     MEASURES,
     Scored,
-    balanced_weights,
     best_threshold,
     calibration_curve,
     cheapest_threshold,
+    compute_balanced_weights,
     find_measure,
     lift_table,
     measure_all,
     names_of,
     probabilities_of,
-    scored_by,
+    score_model,
     task_of,
 )
 
@@ -48,7 +48,7 @@ def scored(rows: int, classes: int, *, seed: int = 0, strength: float = 1.0) -> 
     truth = np.arange(rows) % classes
     logits = rng.normal(size=(rows, classes))
     logits[np.arange(rows), truth] += strength
-    return Scored.of_network(truth, logits)
+    return Scored.from_network_outputs(truth, logits)
 
 
 def test_classes_are_measured_as_scikit_learn_does() -> None:
@@ -88,9 +88,9 @@ def test_classes_are_measured_as_scikit_learn_does() -> None:
     shares = probabilities_of(np.array([[1.2, -0.2], [0.3, 0.1], [0.0, 0.0]]))
     assert shares == pytest.approx(np.array([[1, 0], [0.75, 0.25], [0.5, 0.5]]))
     three = scored(90, 3)  # a class without rows has no part in a mean
-    kept = three.rows(np.flatnonzero(three.truth < 2))
+    kept = three.select_rows(np.flatnonzero(three.truth < 2))
     by_hand = [metrics.roc_auc_score(kept.truth == one, kept.scores[:, one]) for one in (0, 1)]
-    assert MEASURES["auc"].of(kept) == pytest.approx(np.mean(by_hand))
+    assert MEASURES["auc"].compute_value(kept) == pytest.approx(np.mean(by_hand))
 
 
 def test_regressions_and_ranks_are_measured_by_hand() -> None:
@@ -98,23 +98,23 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
     by_hand = {"mae": 1.0, "rmse": math.sqrt(5 / 3), "r2": 1 - 5 / (14 / 3)}
     assert measure_all(one) == pytest.approx(by_hand)
     with pytest.raises(DataError, match=r"auc is of classification.*of regression; take one of r2"):
-        MEASURES["auc"].of(one)
+        MEASURES["auc"].compute_value(one)
     for said, ranks in (([0.1, 0.2, 0.3, 0.4], [1, 1, 1]), ([0.4, 0.3, 0.2, 0.1], [0, -1, 0])):
-        found = measure_all(Scored.of_classes([0, 0, 1, 1], said))
+        found = measure_all(Scored.from_probabilities([0, 0, 1, 1], said))
         assert [found[name] for name in ("auc", "gini", "ks")] == ranks
         assert found["accuracy"] == 0.5  # nobody is above one half
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:
-    one_class = Scored.of_classes([1, 1], [0.4, 0.9])
+    one_class = Scored.from_probabilities([1, 1], [0.4, 0.9])
     assert set(names_of("classification")) - set(measure_all(one_class)) == {
         "auc",
         "average_precision",
         "ks",
         "gini",
     }
-    assert measure_all(Scored.of_classes(np.empty(0), np.empty((0, 3)))) == {}
-    diverged = Scored.of_network([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
+    assert measure_all(Scored.from_probabilities(np.empty(0), np.empty((0, 3)))) == {}
+    diverged = Scored.from_network_outputs([0, 1], [[math.nan, math.nan], [0.0, 1.0]])
     assert set(measure_all(diverged)) == {"accuracy", "balanced_accuracy", "f1"}
     assert calibration_curve(diverged) == ()
 
@@ -129,50 +129,53 @@ def test_what_are_no_probabilities_is_refused() -> None:
     )
     for labels, shares, said in wrong:
         with pytest.raises(DataError, match=said):
-            Scored.of_classes(labels, shares)
+            Scored.from_probabilities(labels, shares)
 
 
 def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
     with pytest.raises(DataError, match="between two classes, and there are 3"):
-        scored(6, 3).at(0.5)
-    one = Scored.of_classes([0, 1], [0.3, 0.4])
-    assert (ACCURACY.of(one), ACCURACY.of(one.at(0.35))) == (0.5, 1)
+        scored(6, 3).replace_threshold(0.5)
+    one = Scored.from_probabilities([0, 1], [0.3, 0.4])
+    assert (ACCURACY.compute_value(one), ACCURACY.compute_value(one.replace_threshold(0.35))) == (
+        0.5,
+        1,
+    )
     truth = np.array([0] * 90 + [1] * 10)
     shares = np.concatenate([np.linspace(0.0, 0.2, 90), np.linspace(0.25, 0.4, 10)])
-    rare = Scored.of_classes(truth, shares)
+    rare = Scored.from_probabilities(truth, shares)
     threshold = best_threshold(rare, "f1")
-    assert MEASURES["f1"].of(rare) == 0
-    assert MEASURES["f1"].of(rare.at(threshold)) == 1
+    assert MEASURES["f1"].compute_value(rare) == 0
+    assert MEASURES["f1"].compute_value(rare.replace_threshold(threshold)) == 1
     assert threshold == pytest.approx(0.225)
-    clear = Scored.of_classes([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9])
+    clear = Scored.from_probabilities([0, 0, 1, 1], [0.1, 0.2, 0.8, 0.9])
     assert best_threshold(clear, "accuracy") == 0.5
     with pytest.raises(DataError, match="labels of 1"):
-        best_threshold(Scored.of_classes([1, 1], [0.1, 0.2]), "f1")
+        best_threshold(Scored.from_probabilities([1, 1], [0.1, 0.2]), "f1")
     with pytest.raises(DataError, match="got 'auc'"):
         best_threshold(rare, "auc")
 
 
 def test_weights_make_all_classes_count_alike() -> None:
     labels = torch.tensor([0] * 6 + [1] * 2 + [-1] * 5)
-    weights = balanced_weights(labels, 3)
+    weights = compute_balanced_weights(labels, 3)
     assert weights.tolist() == pytest.approx([8 / 12, 2.0, 0.0])
     assert float(weights[labels[:8]].mean()) == pytest.approx(1)
     with pytest.raises(DataError, match="no row has a label"):
-        balanced_weights(labels[8:], 3)
+        compute_balanced_weights(labels[8:], 3)
 
 
 def test_intervals_hold_the_value_of_all_people() -> None:
     """Of 40 draws of test rows about 38 intervals hold it, and half the rows widen them."""
-    truth = MEASURES["auc"].of(scored(40_000, 2, seed=99))
-    found = [estimates(scored(300, 2, seed=seed))["auc"] for seed in range(40)]
+    truth = MEASURES["auc"].compute_value(scored(40_000, 2, seed=99))
+    found = [estimate_measures(scored(300, 2, seed=seed))["auc"] for seed in range(40)]
     assert 33 <= sum(one.low <= truth <= one.high for one in found) <= 40
-    few = estimates(scored(75, 2))["auc"]
+    few = estimate_measures(scored(75, 2))["auc"]
     assert 1.5 < (few.high - few.low) / (found[0].high - found[0].low) < 3
-    assert estimates(scored(75, 2))["auc"] == few
-    assert math.isnan(estimates(Scored.of_classes([1], [0.7]))["accuracy"].low)
+    assert estimate_measures(scored(75, 2))["auc"] == few
+    assert math.isnan(estimate_measures(Scored.from_probabilities([1], [0.7]))["accuracy"].low)
     # KS is not raised by its maximum: of resamples alone about 55 of 100 held the value.
-    truth = MEASURES["ks"].of(scored(40_000, 2, seed=99, strength=0.1))
-    found = [estimates(scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)]
+    truth = MEASURES["ks"].compute_value(scored(40_000, 2, seed=99, strength=0.1))
+    found = [estimate_measures(scored(300, 2, seed=seed, strength=0.1))["ks"] for seed in range(40)]
     assert sum(one.low <= truth <= one.high for one in found) >= 32
     assert all(0 <= one.low <= one.value <= one.high <= 1 for one in found)
 
@@ -181,31 +184,31 @@ def test_intervals_hold_the_value_of_all_people() -> None:
 def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     cases = {
-        "tied": Scored.of_classes(np.arange(60) % 2, rng.integers(0, 4, 60) / 3),
-        "threshold": scored(61, 2).at(0.99),
+        "tied": Scored.from_probabilities(np.arange(60) % 2, rng.integers(0, 4, 60) / 3),
+        "threshold": scored(61, 2).replace_threshold(0.99),
         "ten": scored(200, 10),
-        "absent": Scored.of_classes(np.arange(60) % 2, rng.dirichlet(np.ones(4), 60)),
+        "absent": Scored.from_probabilities(np.arange(60) % 2, rng.dirichlet(np.ones(4), 60)),
         "numbers": Scored(truth=1e6 + rng.normal(size=50), scores=rng.normal(1e6, size=50)),
         "alike": Scored(truth=np.full(9, 2.0), scores=np.array([2.0, 3, 2] * 3)),
         "nearly alike": Scored(truth=np.array([0.3] * 4 + [0.7]), scores=np.arange(5) / 9),
     }
     assert set(REDRAWN) == set(MEASURES)
     for case, rows in cases.items():
-        counts_RB = np.concatenate([*_draws(rows, 20, 0), np.ones((1, len(rows.truth)))])
-        redrawn = Redrawn(rows, counts_RB)
+        counts_RB = np.concatenate([*_iter_draws(rows, 20, 0), np.ones((1, len(rows.truth)))])
+        redrawn = Resamples(rows, counts_RB)
         places = np.arange(len(rows.truth))
         measured = [
-            measure_all(rows.rows(np.repeat(places, counts_B)))
+            measure_all(rows.select_rows(np.repeat(places, counts_B)))
             for counts_B in counts_RB.astype(int)
         ]
         assert set(measured[-1]) == set(names_of(task_of(rows)))
         for name in measured[-1]:
             found = [each[name] for each in measured]
             assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
-    whole = estimates(scored(50, 3))
+    whole = estimate_measures(scored(50, 3))
     monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)  # blocks of resamples are the same
     monkeypatch.setattr("secure_apfed.intervals._KEPT_CELLS", 0)  # and draws that are not kept
-    for name, one in estimates(scored(50, 3)).items():
+    for name, one in estimate_measures(scored(50, 3)).items():
         assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
 
 
@@ -214,14 +217,18 @@ def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
     numbers = Scored(truth=rng.normal(size=90), scores=rng.normal(size=90))
     told = {"classes": scored(400, 3), "numbers": numbers}
     for said in told.values():
-        rest = said.rows(np.arange(1, len(said.truth)))
+        rest = said.select_rows(np.arange(1, len(said.truth)))
         rows = len(said.truth) - 1
         for name, value in measure_all(said).items():
-            found = influence(said, MEASURES[name])
+            found = compute_influence(said, MEASURES[name])
             assert found.shape == (rows + 1,)
-            assert found[0] == pytest.approx(rows * (value - MEASURES[name].of(rest)), abs=1e-6)
-    hits = told["classes"].decided == told["classes"].truth
-    assert influence(told["classes"], MEASURES["accuracy"]) == pytest.approx(hits - hits.mean())
+            assert found[0] == pytest.approx(
+                rows * (value - MEASURES[name].compute_value(rest)), abs=1e-6
+            )
+    hits = told["classes"].class_predictions == told["classes"].truth
+    assert compute_influence(told["classes"], MEASURES["accuracy"]) == pytest.approx(
+        hits - hits.mean()
+    )
 
 
 def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
@@ -232,8 +239,8 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
     truth = np.repeat([0, 1], [100, FEWEST_ROWS - 12])
     for _ in range(60):
         scores = rng.normal(size=len(truth)) + shift * truth
-        found = estimates(
-            Scored.of_classes(truth, 1 / (1 + np.exp(-shift * scores))), resamples=100
+        found = estimate_measures(
+            Scored.from_probabilities(truth, 1 / (1 + np.exp(-shift * scores))), resamples=100
         )
         assert found["auc"].low <= found["auc"].value <= found["auc"].high
         held += found["auc"].low <= norm.cdf(shift / 2**0.5) <= found["auc"].high
@@ -241,7 +248,7 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
     # Who tells all rows of few has no interval without a width; of enough it may be so.
     for rows, sure in ((FEWEST_ROWS - 1, False), (FEWEST_ROWS, True)):
         truth = np.repeat([0, 1], rows)
-        found = estimates(Scored.of_classes(truth, 0.1 + 0.8 * truth))
+        found = estimate_measures(Scored.from_probabilities(truth, 0.1 + 0.8 * truth))
         assert all((found[name].low == 1.0) is sure for name in ("accuracy", "auc", "f1"))
         assert all(found[name].high == 1.0 for name in ("accuracy", "auc", "f1"))
 
@@ -251,30 +258,30 @@ def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:
     foretold = rng.uniform(size=20_000)
     truth = (rng.uniform(size=20_000) < foretold).astype(int)
     for shares, even in ((foretold, True), (foretold**2, False)):
-        points = calibration_curve(Scored.of_classes(truth, shares))
+        points = calibration_curve(Scored.from_probabilities(truth, shares))
         assert sum(point.rows for point in points) == 20_000
         assert (max(abs(one.foretold - one.observed) for one in points) < 0.04) is even
-    sure = Scored.of_classes([0, 1, 2, 2], np.full((4, 3), 1 / 3))
+    sure = Scored.from_probabilities([0, 1, 2, 2], np.full((4, 3), 1 / 3))
     (point,) = calibration_curve(sure)
     assert (point.observed, point.rows) == (0.25, 4)
 
 
 def test_lift_and_ks_by_hand_and_a_threshold_by_cost() -> None:
     said = np.arange(20) / 20
-    rows = Scored.of_classes(said > 0.87, said)  # the two highest
+    rows = Scored.from_probabilities(said > 0.87, said)  # the two highest
     first, second, *_, last = lift_table(rows)
     assert (first.rows, first.positives, first.captured, first.lift, first.ks) == (2, 2, 1, 10, 1)
     assert (second.positives, second.captured, second.lift) == (0, 1, 5)
     assert (last.captured, last.lift, last.ks) == (1, 1, 0)
     rng = np.random.default_rng(3)
-    tied = Scored.of_classes(rng.integers(0, 2, 90), rng.integers(0, 4, 90) / 4)
+    tied = Scored.from_probabilities(rng.integers(0, 2, 90), rng.integers(0, 4, 90) / 4)
     table = lift_table(tied)
     assert (len(table), sum(row.rows for row in table)) == (4, 90), "equal scores are not parted"
-    assert max(row.ks for row in table) == pytest.approx(MEASURES["ks"].of(tied))
-    assert lift_table(Scored.of_classes([1, 1], [0.2, 0.3])) == ()
+    assert max(row.ks for row in table) == pytest.approx(MEASURES["ks"].compute_value(tied))
+    assert lift_table(Scored.from_probabilities([1, 1], [0.2, 0.3])) == ()
     with pytest.raises(DataError, match="of two classes, got 3"):
         lift_table(scored(30, 3))
-    rare = Scored.of_classes([0, 0, 0, 1, 0, 1], [0.1, 0.2, 0.3, 0.35, 0.6, 0.9])
+    rare = Scored.from_probabilities([0, 0, 0, 1, 0, 1], [0.1, 0.2, 0.3, 0.35, 0.6, 0.9])
     assert cheapest_threshold(rare, 10) == pytest.approx(0.325)
     assert cheapest_threshold(rare, 0.1) == pytest.approx(0.75)
 
@@ -283,12 +290,12 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     rng = np.random.default_rng(4)
     z = rng.normal(-4, 1.2, size=6000)  # log-odds, of which a model tells ten times less
     truth = (rng.uniform(size=6000) < expit(z)).astype(np.int64)
-    known = in_deviations(z, z)
-    found = Straight.of(z / 10, known, truth, known, rate=float(truth.mean()))
+    known = standardise_scores(z, z)
+    found = PlattLine.from_scores(z / 10, known, truth, known, rate=float(truth.mean()))
     assert found.slope == pytest.approx(10, rel=0.15)
     straight = found.slope * z / 10 + found.offset
     assert expit(straight).mean() == pytest.approx(truth.mean(), abs=1e-6)
-    again = Straight.of(straight, known, truth, known, rate=float(truth.mean()))
+    again = PlattLine.from_scores(straight, known, truth, known, rate=float(truth.mean()))
     assert (again.slope, again.offset) == pytest.approx((1, 0), abs=1e-5)
     # Two positives make nobody sure, and scores that say nothing keep their ranks.
     two = np.flatnonzero(truth)[:2]
@@ -296,7 +303,7 @@ def test_probabilities_are_straightened_by_labels_that_models_had_not_seen() -> 
     against = np.where(np.isin(np.arange(6000), two), -9.0, 9.0)
     assert slope_of(against[truth[:6000] >= 0], truth) > 0
     assert slope_of(np.zeros(3), np.zeros(3, np.int64)) == pytest.approx(0.3), "none of a class"
-    same = Straight.of(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
+    same = PlattLine.from_scores(np.ones(5), np.empty(0), truth[:0], np.zeros(5), rate=0.02)
     assert expit(same.slope + same.offset) == pytest.approx(0.02)
 
 
@@ -310,18 +317,18 @@ def test_scores_of_a_table_are_asked_in_parts() -> None:
         return table[rows]
 
     rows = torch.arange(0, 9000, 2)
-    assert ACCURACY.of(scored_by(predict, rows, labels)) == 1
+    assert ACCURACY.compute_value(score_model(predict, rows, labels)) == 1
     assert sum(asked) == 4500
     assert max(asked) < 4500
-    assert math.isnan(ACCURACY.of(scored_by(predict, rows[:0], labels)))
+    assert math.isnan(ACCURACY.compute_value(score_model(predict, rows[:0], labels)))
 
 
 def test_lower_is_better_where_it_is() -> None:
     loss = MEASURES["log_loss"]
-    assert loss.gain(0.4, 0.5) == pytest.approx(0.1)
-    assert max([0.5, None, 0.4, math.nan], key=loss.rank) == 0.4
-    assert loss.gain_text(0.4, 0.5) == "+0.100"
-    assert ACCURACY.gain_text(0.9, 0.95) == "-5.0 points"
+    assert loss.compute_gain(0.4, 0.5) == pytest.approx(0.1)
+    assert max([0.5, None, 0.4, math.nan], key=loss.rank_value) == 0.4
+    assert loss.format_gain(0.4, 0.5) == "+0.100"
+    assert ACCURACY.format_gain(0.9, 0.95) == "-5.0 points"
     with pytest.raises(ValueError, match="did you mean 'auc'"):
         find_measure("acu")
 

@@ -18,7 +18,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange import Kind, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
@@ -137,7 +137,7 @@ def test_steps_equal_one_autograd_graph(kind: str, passives: int) -> None:
     session = open_session(config, data)
     monolith = Monolith(session, data, config)
     for step, rows_B in enumerate(data.train_rows.split(16)):
-        session.step(step, rows_B)
+        session.train_step(step, rows_B)
         monolith.step(rows_B)
         monolith.equals(session)
 
@@ -151,7 +151,7 @@ def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict
     apfed = open_session(config, data)
     single = open_session(step_config("single_view"), data)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 2):
-        assert apfed.step(step, rows_B) == single.step(step, rows_B)
+        assert apfed.train_step(step, rows_B) == single.train_step(step, rows_B)
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
     ours = active_of(apfed).trainer.networks
     theirs = active_of(single).trainer.networks
@@ -234,9 +234,9 @@ def trained(passives: int, **secure_sum: Any) -> tuple[Session, list[Tensor]]:
     )
     sums = []
     for step in range(STEPS):
-        session.step(step, torch.arange(16))
-        assert session.learner.opened is not None
-        sums.append(session.learner.opened.clone())
+        session.train_step(step, torch.arange(16))
+        assert session.learner.last_sum is not None
+        sums.append(session.learner.last_sum.clone())
     return session, sums
 
 
@@ -284,7 +284,9 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
         for name in ("plain + pairwise masks", "plain + recoverable masks")
     )
     for step, rows_B in enumerate(data.train_rows.split(16)):
-        assert one.step(step, rows_B) == pytest.approx(two.step(step, rows_B), abs=1e-12)
+        assert one.train_step(step, rows_B) == pytest.approx(
+            two.train_step(step, rows_B), abs=1e-12
+        )
     for mine, other in zip(encoder_of(one), encoder_of(two), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     once = {Kind.REPRESENTATIONS: 6, Kind.CONTRIBUTION: 6, Kind.SUM: 2}
@@ -343,7 +345,7 @@ def test_a_passive_is_told_positions_of_its_own_people_only(
     assert told.keys() == OVERLAPS.keys()
     for name, envelope in told.items():
         expected = {"positions": TensorSpec(torch.int64, (len(OVERLAPS[name]),))}
-        tensors, meta = unpack(envelope.payload, expected, sender="active")
+        tensors, meta = unpack_tensors(envelope.payload, expected, sender="active")
         known = (alignment[name] >= 0).nonzero().flatten()
         assert sorted(tensors["positions"].tolist()) == known.tolist()
         assert meta == {"total": 30}
@@ -356,7 +358,7 @@ def test_steps_of_pairs_equal_one_autograd_graph(method_name: str) -> None:
     session = open_session(config, data)
     monolith = Monolith(session, data, config)
     for step, rows_B in enumerate([*data.train_rows.split(16)] * 3):
-        session.step(step, rows_B)
+        session.train_step(step, rows_B)
         monolith.step(rows_B)
     monolith.equals(session)
 
@@ -381,7 +383,7 @@ def test_a_pair_below_the_minimum_stops_the_run() -> None:
     ],
 )
 def test_unfit_positions_are_refused(positions: list[int], total: object, message: str) -> None:
-    payload = pack({"positions": torch.tensor(positions)}, {"total": total})
+    payload = pack_tensors({"positions": torch.tensor(positions)}, {"total": total})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with pytest.raises(RemoteProtocolError, match=message):
         place_rows(envelope, torch.tensor([4, 5, 6]), most=100)
@@ -389,7 +391,7 @@ def test_unfit_positions_are_refused(positions: list[int], total: object, messag
 
 def test_positions_that_a_party_could_not_hold_are_refused() -> None:
     """Each takes a row of its features, whoever named so many."""
-    payload = pack({"positions": torch.tensor([0, 1, 2])}, {"total": 10_000_000})
+    payload = pack_tensors({"positions": torch.tensor([0, 1, 2])}, {"total": 10_000_000})
     envelope = envelope_of(payload, kind=Kind.ALIGNMENT, step=-1)
     with traced() as peak, pytest.raises(RemoteProtocolError, match=r"to 4\d{6}$"):
         place_rows(envelope, torch.tensor([4, 5, 6]), most=2**32, row_bytes=4 * 1000)

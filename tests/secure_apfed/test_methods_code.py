@@ -123,10 +123,10 @@ def test_a_forecast_that_is_forgotten_moves_nothing() -> None:
     assert torch.equal(encoder(rows_NF, forecast_ND), before)
     with torch.no_grad():
         encoder.foretold.weight.add_(1.0)
-    encoder.read(rows_NF, forecast_ND)
-    both_NF = encoder.standardised(torch.cat([rows_NF, forecast_ND], dim=1))
+    encoder.fit_pairs(rows_NF, forecast_ND)
+    both_NF = encoder.standardise_rows(torch.cat([rows_NF, forecast_ND], dim=1))
     for part_NF in both_NF.split([5, 3], dim=1):
         assert part_NF.square().sum(1).mean() == pytest.approx(8, rel=0.05)
     assert not torch.equal(encoder(rows_NF), before)
-    encoder.forget(rows_NF)
+    encoder.reset_forecast(rows_NF)
     assert torch.equal(encoder(rows_NF), before)

@@ -14,13 +14,13 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.defences import who_applies
+from secure_apfed.defences import describe_runners
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, method_settings
 from secure_apfed.methods.joint import TvflSettings
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import RunResult, read_outcome
+from secure_apfed.runs.outcome import RunResult, load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from tests.secure_apfed.seats import altered
@@ -61,7 +61,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def _play(method: str, folder: Path) -> Played:
-    epochs = 3 if METHODS[method].declared.averages else 2  # of GRUs two, and one after
+    epochs = 3 if METHODS[method].public_facts.averages else 2  # of GRUs two, and one after
     config = config_of(method, train={"epochs": epochs, "batch_size": 64, "device": "cpu"})
     few = config.data.model_copy(update={"labelled": 20})
     config = config.model_copy(update={"data": few})
@@ -105,7 +105,7 @@ def test_every_way_to_predict_has_a_title_and_its_rows(played: Played) -> None:
     assert len(set(titles)) == len(titles)
     assert not set(titles) & set(result.accuracy)
     counts = {name: len(scored.truth) for name, scored in result.said.items()}
-    outcome = read_outcome(RunFolder(played.folder / "whole"))
+    outcome = load_outcome(RunFolder(played.folder / "whole"))
     assert outcome.measured_rows == result.measured_rows == counts
     assert counts.keys() == result.accuracy.keys()
 
@@ -131,7 +131,7 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) ->
     assert again.accuracy == whole.accuracy
     assert again.privacy.releases == whole.privacy.releases
     assert again.contributions == whole.contributions
-    outcomes = [read_outcome(RunFolder(played.folder / name)) for name in ("broken", "whole")]
+    outcomes = [load_outcome(RunFolder(played.folder / name)) for name in ("broken", "whole")]
     assert outcomes[0].agreement == outcomes[1].agreement
     models = [one.recording.model for one in (again, whole) if one.recording.model is not None]
     for mine, other in zip(*(one.state_dict().values() for one in models), strict=True):
@@ -209,8 +209,8 @@ def test_who_runs_a_defence_follows_from_who_lets_out_what_it_protects() -> None
         sums_gradients = True
 
     both = BothSettings(name="tvfl")
-    assert who_applies("compression", both) == "every passive and the active"
-    assert who_applies("marvell", both) == "the active"
+    assert describe_runners("compression", both) == "every passive and the active"
+    assert describe_runners("marvell", both) == "the active"
 
 
 _SPREAD = {"train": {"spread_labels": True}}

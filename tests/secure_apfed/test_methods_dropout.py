@@ -15,17 +15,17 @@ from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, InMemory, Kind
+from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind
 from secure_apfed.methods import (
     METHODS,
     Simulation,
-    Start,
+    SimulationInputs,
     fresh_secrets,
     multiview,
     open_session,
 )
 from secure_apfed.methods.apfed import ApfedPassive
-from secure_apfed.methods.sum_end import unless_unasked
+from secure_apfed.methods.sum_end import blame_active_too
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import active_of, passives_of, step_config
 from tests.secure_apfed.small_runs import small_config
@@ -38,12 +38,12 @@ ORDER = Kind.SAVED, Kind.CONTRIBUTION, Kind.SUM_ANSWER
 BEFORE_SAVING, BEFORE_CONTRIBUTING, BEFORE_ANSWERING = ORDER
 
 
-class Killing(InMemory):
+class Killing(InMemoryNetwork):
     """Carries nothing that a party sends in training from its death on."""
 
     deaths: dict[str, tuple[int, Kind]] = {}
 
-    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+    def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         length = int.from_bytes(frame[:2], "big")
         sent = Envelope.parse_header(frame[2 : 2 + length])
         death = self.deaths.get(sender)
@@ -51,14 +51,14 @@ class Killing(InMemory):
             step, kind = death
             if (sent.step, ORDER.index(sent.kind)) >= (step, ORDER.index(kind)):
                 return
-        super().post(sender, receiver, frame)
+        super().queue_frame(sender, receiver, frame)
 
 
 @pytest.fixture
 def deaths(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, Kind]]:
     chosen: dict[str, tuple[int, Kind]] = {}
     monkeypatch.setattr(Killing, "deaths", chosen)
-    monkeypatch.setattr("secure_apfed.methods.session.InMemory", Killing)
+    monkeypatch.setattr("secure_apfed.methods.session.InMemoryNetwork", Killing)
     return chosen
 
 
@@ -79,7 +79,7 @@ class Recorder:
     def contribute(
         self, values_BD: FloatArray, binding: StepBinding, noise_BD: IntArray | None = None
     ) -> bytes:
-        self.integers[binding.step] = self._fixed_point.quantise(values_BD, noise_BD)
+        self.integers[binding.step] = self._fixed_point.quantise_rows(values_BD, noise_BD)
         return self._inner.contribute(values_BD, binding, noise_BD)
 
     def answer(self, request: bytes) -> bytes:
@@ -123,16 +123,16 @@ def test_the_sums_of_the_others_stay_exact(
     deaths.update(dict.fromkeys(gone, (2, kind)))
     last = 1 if kind is BEFORE_CONTRIBUTING else 2
     for step in range(4):
-        assert np.isfinite(session.step(step, torch.arange(16)))
+        assert np.isfinite(session.train_step(step, torch.arange(16)))
         counted = [
             recorder.integers[step]
             for name, recorder in recorders.items()
             if name not in gone or step <= last
         ]
-        expected = fixed_point_of(session).dequantise(np.sum(counted, axis=0))
-        assert session.learner.opened is not None
-        assert np.array_equal(session.learner.opened.numpy(), expected), step
-    assert session.attendance() == {"left": dict.fromkeys(gone, 2), "steps_without_all": 2}
+        expected = fixed_point_of(session).dequantise_sum(np.sum(counted, axis=0))
+        assert session.learner.last_sum is not None
+        assert np.array_equal(session.learner.last_sum.numpy(), expected), step
+    assert session.describe_attendance() == {"left": dict.fromkeys(gone, 2), "steps_without_all": 2}
     to_them = [flow for flow in session.transcript.flows if flow.receiver in gone]
     assert max(flow.last_step for flow in to_them) == 2
 
@@ -142,11 +142,11 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
     deaths["passive-1"] = (1, BEFORE_ANSWERING)
     deaths["passive-3"] = (3, BEFORE_CONTRIBUTING)
     for step in range(3):
-        session.step(step, torch.arange(16))
+        session.train_step(step, torch.arange(16))
     encoder = active_of(session).trainer.networks.encoder
     before = [parameter.clone() for parameter in encoder.parameters()]
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-3"):
-        session.step(3, torch.arange(16))
+        session.train_step(3, torch.arange(16))
     for was, now in zip(before, encoder.parameters(), strict=True):
         assert torch.equal(was, now)
     sent = [flow for flow in session.transcript.flows if flow.kind is Kind.SUM_ANSWER]
@@ -162,17 +162,17 @@ def test_a_contract_that_says_abort_stops_for_all(
     session = entered({}, {**pair_of(protocol), "threshold": threshold}, 3)
     assert session.contract.silent_passive == "stop"
     deaths["passive-2"] = (1, BEFORE_CONTRIBUTING)
-    session.step(0, torch.arange(16))
+    session.train_step(0, torch.arange(16))
     said = r"step 1 from passive-2; nothing came; or active .*; the contract"
     with pytest.raises(PartyLeftError, match=said):
-        session.step(1, torch.arange(16))
-    assert session.attendance() == {"left": {}, "steps_without_all": 0}
+        session.train_step(1, torch.arange(16))
+    assert session.describe_attendance() == {"left": {}, "steps_without_all": 0}
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_who_left_is_not_also_said_to_have_been_passed_over(gone: bool) -> None:
     silence = PartyLeftError("shop closed its link", left=("shop",), gone=gone)
-    with pytest.raises(PartyLeftError) as told, unless_unasked("bank"):
+    with pytest.raises(PartyLeftError) as told, blame_active_too("bank"):
         raise silence
     assert ("asked others and not them" in str(told.value)) is not gone
     assert told.value.left == (("shop",) if gone else ("shop", "bank"))
@@ -227,7 +227,7 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
     rows = active.training_rows.numpy()
     counted: list[Any] = []
     for step in range(4):
-        assert np.isfinite(session.step(step, active.training_rows))
+        assert np.isfinite(session.train_step(step, active.training_rows))
         counted = [view for name, view in views.items() if name != "passive-2" or step <= last]
         counted.append(active.trainer.view)
         total = sum(view.zeta * view.labels_NC[rows] for view in counted)
@@ -236,16 +236,17 @@ def test_pseudo_labels_are_the_mean_of_those_who_answered(
         drawn = pull.eta_N1[rows] * (method == "v_fedmv")
         mean = (total + drawn * pull.truth_NC[rows]) / (zeta + drawn)
         np.testing.assert_allclose(active.trainer.common_NC[rows], mean, atol=1e-4)
-    assert session.attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
+    assert session.describe_attendance() == {"left": {"passive-2": 2}, "steps_without_all": 2}
     said = session.evaluate(next_step=4, final=True)[f"{method}_together"]
     truth = active._own.data.table.labels[active._rows[active.tested]].numpy()
     guessed = joint_scores(counted, active.tested.numpy()).argmax(1)
     assert float(said) == pytest.approx((guessed == truth).mean(), abs=0.01)
+    tested = active.tested.numpy()
     part = sum(
-        multiview.joint_share(view.zeta, active.trainer.zetas) * view.scores(active.tested.numpy())
+        multiview.joint_share(view.zeta, active.trainer.zetas) * view.compute_scores(tested)
         for view in counted[:-1]
     )
-    joint = active.trainer.joint(active.tested, part, [2])
+    joint = active.trainer.predict_jointly(active.tested, part, [2])
     np.testing.assert_allclose(joint, joint_scores(counted, active.tested.numpy()), atol=1e-9)
 
 
@@ -302,21 +303,21 @@ def test_a_step_that_is_played_again_without_somebody_does_not_bare_its_contribu
             for circles in tmp_path.glob("circles-*"):
                 circles.unlink()  # or nobody would answer: the noise is what stands here
         alignment = sessions[0].alignment if again else None
-        start = Start(config=config, data=data, secrets=secrets, alignment=alignment)
+        start = SimulationInputs(config=config, data=data, secrets=secrets, alignment=alignment)
         session = Simulation(METHODS[config.method.name], start)
         noise: Any = session.secure_sum["noise"]
         assert noise["honest"] == threshold  # a sum may lack the others'
         recorder = Recorder.into(passives_of(session)[-1], session)
-        session.step(0, torch.arange(16))
-        assert session.learner.opened is not None
+        session.train_step(0, torch.arange(16))
+        assert session.learner.last_sum is not None
         sessions.append(session)
-        opened.append(session.learner.opened)
+        opened.append(session.learner.last_sum)
         recorded.append(recorder.integers[0])
-    alone = torch.from_numpy(fixed_point_of(sessions[0]).dequantise(recorded[0]))
+    alone = torch.from_numpy(fixed_point_of(sessions[0]).dequantise_sum(recorded[0]))
     assert not torch.allclose(opened[0] - opened[1], alone, atol=1e-9)
     assert not torch.allclose(opened[0], opened[1], atol=1e-3)
     # All noised anew, also where nobody may be missing, and so they paid anew.
-    paid = {account.spent().releases for account in sessions[1].contributions.values()}
+    paid = {account.get_privacy_spent().releases for account in sessions[1].contributions.values()}
     assert paid == {2}
 
 

@@ -13,7 +13,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Envelope, Kind, pack
+from secure_apfed.exchange import Envelope, Kind, pack_tensors
 from secure_apfed.methods import Simulation, open_session
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.joint import FILLS, TvflActive, TvflPassive
@@ -115,7 +115,7 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
     assert len(session.learner.training_rows) == TRAINED
     for step, rows_B in enumerate(session.learner.training_rows.split(10)):
         people = session.alignment["active"][rows_B].tolist()
-        loss = session.step(step, rows_B)
+        loss = session.train_step(step, rows_B)
         assert loss == pytest.approx(monolith.step(people), abs=1e-10)
         own = active_of(session).trainer
         encoders = [own.encoder, *(party.trainer.encoder for party in passives_of(session))]
@@ -127,7 +127,7 @@ def test_steps_equal_one_autograd_graph(passives: int) -> None:
 def test_the_full_inference_is_that_of_all_parties() -> None:
     data = vertical_data(2)
     session = opened(data)
-    session.step(0, session.learner.training_rows[:10])
+    session.train_step(0, session.learner.training_rows[:10])
     monolith = Monolith(session, data, config())
     people = list(range(TRAINED, ALIGNED))
     right = monolith.scores(people).argmax(1) == torch.tensor(people) % CLASSES
@@ -166,7 +166,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     session = opened(data, settings)
     undisturbed = opened(data, settings)
     for one in (session, undisturbed):
-        one.step(0, one.learner.training_rows[:10])
+        one.train_step(0, one.learner.training_rows[:10])
     before = state(session)
     generator = torch.get_rng_state()
     first = session.evaluate(next_step=1, final=True)
@@ -176,7 +176,7 @@ def test_evaluation_changes_no_parameter_and_no_later_step() -> None:
     assert active_of(session).trainer.encoder.training
     assert active_of(session).trainer.head.training
     for one in (session, undisturbed):
-        one.step(100, one.learner.training_rows[10:20])
+        one.train_step(100, one.learner.training_rows[10:20])
     assert same(state(session), state(undisturbed))
 
 
@@ -189,7 +189,7 @@ def test_every_network_is_evaluated_without_dropout() -> None:
     session.evaluate(next_step=0, final=True)
     assert len(modes) == 4 * 2 + 2  # each fill and the full inference; passives in the latter only
     assert not any(modes)
-    session.step(50, session.learner.training_rows[:10])
+    session.train_step(50, session.learner.training_rows[:10])
     assert modes[-4:] == [True] * 4
 
 
@@ -219,16 +219,16 @@ class Asked:
         self.before = cloned(descent_of(self.passive.tensors()))
 
     def request(self, rows: Tensor, *, step: int, learn: object = True) -> Envelope:
-        payload = pack({"rows": rows}, {"learn": learn})
+        payload = pack_tensors({"rows": rows}, {"learn": learn})
         return envelope_of(self.session, Kind.REQUEST, payload, step=step)
 
     def gradient(self, values: Tensor, *, step: int = 3) -> Envelope:
-        payload = pack({"gradient": values})
+        payload = pack_tensors({"gradient": values})
         return envelope_of(self.session, Kind.GRADIENTS, payload, step=step)
 
     def refuses(self, envelope: Envelope, message: str) -> None:
         with pytest.raises(RemoteProtocolError, match=message):
-            self.passive.learn(envelope)
+            self.passive.apply_gradient(envelope)
         assert same(descent_of(self.passive.tensors()), self.before)
 
 
@@ -243,7 +243,7 @@ class Asked:
 def test_a_gradient_that_does_not_fit_is_refused(values: Tensor, message: str) -> None:
     asked = Asked()
     asked.refuses(asked.gradient(values.double() if "32" not in message else values), message)
-    asked.passive.learn(asked.gradient(torch.ones(4, D).double()))
+    asked.passive.apply_gradient(asked.gradient(torch.ones(4, D).double()))
     assert not same(asked.passive.tensors(), asked.before)
 
 
@@ -252,7 +252,7 @@ def test_a_gradient_is_taken_once_of_its_step_and_where_one_is_due() -> None:
     asked = Asked()
     for step in (2, 4):
         asked.refuses(asked.gradient(gradient, step=step), "waits for none")
-    asked.passive.learn(asked.gradient(gradient))
+    asked.passive.apply_gradient(asked.gradient(gradient))
     asked.before = cloned(descent_of(asked.passive.tensors()))
     asked.refuses(asked.gradient(gradient), "waits for none")
     asked = Asked(learn=False)
@@ -279,11 +279,11 @@ def test_after_a_release_that_failed_no_gradient_is_due(monkeypatch: pytest.Monk
 )
 def test_a_request_outside_the_rules_is_refused(rows: list[int], step: int, message: str) -> None:
     asked = Asked()
-    releases = asked.passive.ledgers["passive-1"].spent().releases
+    releases = asked.passive.ledgers["passive-1"].get_privacy_spent().releases
     with pytest.raises(RemoteProtocolError, match=message):
         asked.passive.represent(asked.request(torch.tensor(rows, dtype=torch.int64), step=step))
-    assert asked.passive.ledgers["passive-1"].spent().releases == releases
-    asked.passive.learn(asked.gradient(torch.ones(4, D).double()))  # still due
+    assert asked.passive.ledgers["passive-1"].get_privacy_spent().releases == releases
+    asked.passive.apply_gradient(asked.gradient(torch.ones(4, D).double()))  # still due
 
 
 @pytest.mark.parametrize("learn", ["yes", 1, None])
@@ -295,7 +295,7 @@ def test_only_a_plain_true_asks_to_learn(learn: object) -> None:
 
 
 def answers(session: Simulation, rows: Tensor) -> list[Envelope]:
-    request = active_of(session).request(rows)
+    request = active_of(session).pack_request(rows)
     return [
         envelope_of(
             session,
@@ -317,9 +317,9 @@ def test_answers_that_are_missing_doubled_or_swapped_are_refused() -> None:
     one, other = answers(session, rows)
     for wrong in ([], [one], [one, one], [one, other, one]):
         with pytest.raises(RemoteProtocolError, match="one answer of each of passive-1, passive-2"):
-            active_of(session).read(rows, wrong)
+            active_of(session).parse_answers(rows, wrong)
     with pytest.raises(RemoteProtocolError, match="answered for other rows than asked"):
-        active_of(session).read(rows.flip(0), [one, other])
+        active_of(session).parse_answers(rows.flip(0), [one, other])
     assert same(active_of(session).tensors(), before)
 
 
@@ -377,7 +377,7 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
         [*joined.parameters(), *head.parameters()], lr=0.1, momentum=0.9, weight_decay=1e-4
     )
     for step, rows_B in enumerate(learner.training_rows.split(64)):
-        session.step(step, rows_B)
+        session.train_step(step, rows_B)
         sgd.zero_grad()
         # Every party's bias takes the gradient of the sum's: together they move as one, so many
         # times faster, and weight decay is of each alone. Without biases it is one network.
@@ -393,9 +393,9 @@ def test_it_is_one_network_on_the_concatenated_table() -> None:
 def test_another_request_to_one_passive_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     session = session_of()
     rows_B = positions_of(session.learner._aligned, torch.arange(5))  # type: ignore[attr-defined]
-    altered(monkeypatch, Kind.REQUEST, lambda _: pack({"rows": rows_B}, {"learn": True}))
+    altered(monkeypatch, Kind.REQUEST, lambda _: pack_tensors({"rows": rows_B}, {"learn": True}))
     with pytest.raises(RemoteProtocolError):
-        session.step(0, session.learner.training_rows[:64])
+        session.train_step(0, session.learner.training_rows[:64])
 
 
 def test_noise_under_the_sum_is_charged() -> None:

@@ -19,7 +19,7 @@ from secure_apfed.methods import Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 
@@ -64,7 +64,7 @@ def table(
         tuple(ids),
         features,
         labels_N,
-        ColumnEncoding.plain([str(at) for at in range(features.shape[1])]),
+        ColumnEncoding.for_numeric_columns([str(at) for at in range(features.shape[1])]),
         {
             view: View(int(first), int(end), SEQUENCES[view])
             for view, first, end in zip(views, ends, ends[1:], strict=False)
@@ -171,7 +171,7 @@ class PlainGru:
         step: int,
     ) -> None:
         squares = {name: torch.zeros_like(of) for name, of in self.weights.items()}
-        with seeded(self.seed, self.owner, "recurrent", step):
+        with seed_draws(self.seed, self.owner, "recurrent", step):
             # A batch of 128 has all rows here.
             orders = [torch.randperm(len(shares_NC)) for _ in range(self.epochs)]
         for order in orders:
@@ -240,14 +240,14 @@ def test_v_fedmv_computes_what_the_paper_says(monkeypatch: pytest.MonkeyPatch) -
             own[name] = (x @ weights[name] + 3 * common) / 4  # Eq. 8
         pull = 5.0 * labelled_N
         common = (3 * sum(own.values()) + pull * truth) / (9 + pull)  # Eq. 10
-        session.step(step, active.training_rows)
+        session.train_step(step, active.training_rows)
 
         np.testing.assert_allclose(active.trainer.common_NC[rows], common, atol=1e-7)
         for name, of in trainers.items():
             np.testing.assert_allclose(of.view.weights_FC, weights[name], atol=1e-6)
             for key, value in of.sequence.recurrent.tensors().items():
                 np.testing.assert_allclose(value, grus[name].weights[key].detach(), atol=1e-9)
-    solo = active.solo()(data.active.features[people["active"]].double(), None)[0]
+    solo = active.get_solo_networks()(data.active.features[people["active"]].double(), None)[0]
     last = grus["active"].states(data.active.features[people["active"]], SEQUENCES["alphanum"])
     np.testing.assert_allclose(solo.detach(), last.detach().numpy() @ weights["active"], atol=1e-6)
 
@@ -277,7 +277,7 @@ def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
             for place, (part, sequence) in enumerate(zip(parts, sequences, strict=True))
         ]
     before = {name: of.recurrent.weights.copy() for name, of in stages.items()}
-    session.step(0, session.learner.training_rows)
+    session.train_step(0, session.learner.training_rows)
     for name, of in stages.items():
         assert not np.array_equal(of.recurrent.weights, before[name])
         assert [view.zeta for view in of.views.views] == [8.0, 30.0, 2.0]
@@ -285,7 +285,7 @@ def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
         for view, states_ND in zip(of.views.views, seen[name], strict=True):
             np.testing.assert_allclose(view.x_NF, states_ND.detach(), atol=1e-8)
     learnt = {name: of.recurrent.weights.copy() for name, of in stages.items()}
-    session.step(1, session.learner.training_rows)
+    session.train_step(1, session.learner.training_rows)
     for name, of in stages.items():
         np.testing.assert_array_equal(of.recurrent.weights, learnt[name])
 
@@ -293,7 +293,7 @@ def test_h_fedmv_averages_weights_of_states_of_own_grus() -> None:
 def test_a_view_counts_by_its_own_zeta_where_all_views_predict() -> None:
     rng = np.random.default_rng(0)
     models = [
-        multiview.ViewModel.begin(rng.standard_normal((9, 2)), 2, rng, beta=1.0, zeta=zeta)
+        multiview.ViewModel.from_features(rng.standard_normal((9, 2)), 2, rng, beta=1.0, zeta=zeta)
         for zeta in (1.0, 3.0)
     ]
     pull = multiview.Pull(np.zeros((9, 2)), np.zeros((9, 1)))
@@ -416,7 +416,7 @@ def test_a_passive_may_have_plain_features_beside_sequences() -> None:
     trainers = trainers_of(session)
     assert trainers["passive-1"].sequence is None
     assert trainers["passive-2"].sequence is not None
-    session.step(0, session.learner.training_rows)
+    session.train_step(0, session.learner.training_rows)
     learner: Any = session.learner
     assert learner.feature_scores() is None
     assert trainers["passive-1"].feature_scores().shape == (13,)
@@ -435,7 +435,7 @@ def test_every_sum_carries_what_grus_make(method: str, name: str) -> None:
     for sums in (CLEAR, {**pair_of(name), "clip": 64.0, "bits": 24}):
         session = open_session(make(said, secure_sum=sums), data)
         for step in range(2):
-            session.step(step, session.learner.training_rows)
+            session.train_step(step, session.learner.training_rows)
         learner: Any = session.learner
         found.append(learner.head.numpy())
     clear, protected = found
@@ -474,6 +474,6 @@ def test_grus_learn_what_no_weights_of_columns_can(network: str, low: float, hig
     data = vertical_data(people=160, trained=110)
     session = open_session(config, data)
     for step in range(12):
-        session.step(step, session.learner.training_rows)
+        session.train_step(step, session.learner.training_rows)
     accuracy = session.evaluate(next_step=12, final=True)
     assert low <= float(accuracy["v_fedmv_together"]) <= high

@@ -19,16 +19,24 @@ from apfed_protocols.seal import fresh_identity
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData
-from secure_apfed.exchange import Envelope, InMemory, Kind, Links, Transcript
-from secure_apfed.methods import METHODS, Own, Secrets, Session, Simulation, Start, open_session
+from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, Transcript
+from secure_apfed.methods import (
+    METHODS,
+    PartyContext,
+    PartySecrets,
+    Session,
+    Simulation,
+    SimulationInputs,
+    open_session,
+)
 from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.methods.charged import (
-    Charged,
-    pack_charged,
-    read_charged,
-    read_statement,
-    said_of,
-    sign_charged,
+    ChargedAccount,
+    collect_accounts,
+    pack_accounts,
+    parse_accounts,
+    parse_statement,
+    sign_accounts,
 )
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -63,12 +71,12 @@ def tables() -> VerticalData:
     return random_data(dict.fromkeys(NAMES[1:], range(ROWS)))
 
 
-def start_of(config: Config) -> Start:
+def start_of(config: Config) -> SimulationInputs:
     secrets = {
-        name: Secrets(identity=fresh_identity(), noise_key=KEYS[name], seed=SEEDS[name])
+        name: PartySecrets(identity=fresh_identity(), noise_key=KEYS[name], seed=SEEDS[name])
         for name in NAMES
     }
-    return Start(config=config, data=tables(), secrets=secrets)
+    return SimulationInputs(config=config, data=tables(), secrets=secrets)
 
 
 def test_a_party_brings_its_own_and_nothing_of_another() -> None:
@@ -112,13 +120,13 @@ def held_by(party: object) -> Iterator[object]:
 )
 def test_no_party_holds_what_is_anothers(method: str, changes: dict[str, Any]) -> None:
     session = Simulation(METHODS[method], start_of(step_config(method, guard=GUARD, **changes)))
-    session.step(0, BATCH)
+    session.train_step(0, BATCH)
     for name, role in {session.active: session.learner, **session.helpers}.items():
         found = list(held_by(role))
         assert len(found) > 10
-        assert not [it for it in found if isinstance(it, Start | VerticalData | Session)]
-        assert not [it for it in found if isinstance(it, InMemory | Transcript)]
-        assert {it.name for it in found if isinstance(it, PartyTable | Own)} <= {name}
+        assert not [it for it in found if isinstance(it, SimulationInputs | VerticalData | Session)]
+        assert not [it for it in found if isinstance(it, InMemoryNetwork | Transcript)]
+        assert {it.name for it in found if isinstance(it, PartyTable | PartyContext)} <= {name}
         keys = {it for it in found if isinstance(it, bytes)} & set(KEYS.values())
         assert keys <= {KEYS.get(name)}
         seeds = {it for it in found if isinstance(it, int)} & set(SEEDS.values())
@@ -139,7 +147,7 @@ def test_the_active_contributes_to_no_sum() -> None:
     session = open_session(step_config("apfed_c"), tables())
     session.links.send(AGGREGATOR, Kind.CONTRIBUTION, 0, b"")
     with pytest.raises(RemoteProtocolError, match="active sent contribution, which only a passive"):
-        session.step(0, BATCH)
+        session.train_step(0, BATCH)
 
 
 SAID = {"figure": "epsilon_v", "epsilon": 2.0, "delta": 1e-5, "releases": 3, "mu": 0.5}
@@ -156,14 +164,14 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
     )
     for step in range(2):
         ledger.charge(step=step, rows=torch.tensor([step, 3]), digest=b"z")
-    packed = pack_charged({"shop": ledger, "shop+updates": ledger}.items())
-    (told,) = read_charged(packed, sender="shop")
-    account = ledger.account()
-    said = said_of({"shop": [told]}, among=["shop"], silent={})["shop"]
+    packed = pack_accounts({"shop": ledger, "shop+updates": ledger}.items())
+    (told,) = parse_accounts(packed, sender="shop")
+    account = ledger.summarise_cost()
+    said = collect_accounts({"shop": [told]}, among=["shop"], silent={})["shop"]
     assert said["trace"] != account["trace"]
     assert {**said, "trace": ()} == {**account, "trace": ()}
     assert told.releases == 2
-    assert read_charged(pack_charged(()), sender="shop") == ()
+    assert parse_accounts(pack_accounts(()), sender="shop") == ()
 
 
 @pytest.mark.parametrize(
@@ -192,19 +200,19 @@ def test_what_a_ledger_counts_arrives_and_updates_stay() -> None:
 )
 def test_anything_else_is_refused_by_the_senders_name(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no accounts"):
-        read_charged(payload, sender="shop")
+        parse_accounts(payload, sender="shop")
 
 
 SHOP = fresh_identity()
 CONTRACT = b"c" * 32
-SIGNED = sign_charged((), SHOP, CONTRACT, 7)
+SIGNED = sign_accounts((), SHOP, CONTRACT, 7)
 
 
 def test_a_signed_account_is_the_partys_own_word_and_can_be_verified_later() -> None:
-    statement = read_statement(
+    statement = parse_statement(
         SIGNED, sender="shop", identity=SHOP.public.hex(), contract=CONTRACT, step=7
     )
-    assert type(statement).model_validate(statement.as_json("shop")).accounts("shop") == ()
+    assert type(statement).model_validate(statement.as_json("shop")).verify_accounts("shop") == ()
 
 
 @pytest.mark.parametrize(
@@ -213,7 +221,7 @@ def test_a_signed_account_is_the_partys_own_word_and_can_be_verified_later() -> 
         (SIGNED, {"step": 8}),
         (SIGNED, {"contract": b"d" * 32}),
         (SIGNED, {"identity": fresh_identity().public.hex()}),
-        (sign_charged((), fresh_identity(), CONTRACT, 7), {}),
+        (sign_accounts((), fresh_identity(), CONTRACT, 7), {}),
         (msgpack.packb([msgpack.packb([SAID]), msgpack.unpackb(SIGNED)[1]]), {}),
     ],
     ids=["of another step", "of another contract", "of another party", "forged", "altered"],
@@ -223,7 +231,7 @@ def test_an_account_that_is_not_signed_for_this_is_refused(
 ) -> None:
     given = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7, **changed}
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop did not sign"):
-        read_statement(payload, sender="shop", **given)
+        parse_statement(payload, sender="shop", **given)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +256,15 @@ def test_an_account_that_is_not_signed_for_this_is_refused(
 def test_what_is_no_signed_account_is_refused(payload: bytes) -> None:
     given: dict[str, Any] = {"identity": SHOP.public.hex(), "contract": CONTRACT, "step": 7}
     with pytest.raises(RemoteProtocolError, match="checkpoint: shop sent no signed accounts"):
-        read_statement(payload, sender="shop", **given)
+        parse_statement(payload, sender="shop", **given)
 
 
 def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
-    told = Charged.model_validate(SAID)
+    told = ChargedAccount.model_validate(SAID)
     charged = {"bank": [told], "post": [told], "quiet": ()}
-    said = said_of(charged, among=["bank", "post", "shop", "quiet"], silent={"post": 7, "shop": 2})
+    said = collect_accounts(
+        charged, among=["bank", "post", "shop", "quiet"], silent={"post": 7, "shop": 2}
+    )
     assert {name: one["epsilon"] for name, one in said.items()} == {
         "bank": 2.0,
         "post": 2.0,
@@ -265,10 +275,10 @@ def test_of_who_fell_silent_nothing_is_promised_that_it_did_not_say() -> None:
         True,
         True,
     ]
-    assert said_of({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
+    assert collect_accounts({"quiet": ()}, among=["quiet", "shop"], silent={}) == {}
 
 
-class Crossing(InMemory):
+class Crossing(InMemoryNetwork):
     """Messages of different links overtake each other; those of one link stay in order."""
 
     chance = random.Random(0)
@@ -277,10 +287,10 @@ class Crossing(InMemory):
         super().__init__(*parts, **settings)
         self.posted: list[Envelope] = []
 
-    def post(self, sender: str, receiver: str, frame: bytes) -> None:
+    def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
         length = int.from_bytes(frame[:2], "big")
         self.posted.append(Envelope.parse_header(frame[2 : 2 + length]))
-        super().post(sender, receiver, frame)
+        super().queue_frame(sender, receiver, frame)
         inbox: deque[tuple[str, bytes]] = self._inboxes[receiver]
         last = inbox.pop()
         before = [at for at, (name, _) in enumerate(inbox) if name == sender]
@@ -307,18 +317,20 @@ def test_whatever_the_order_among_links_training_is_the_same_and_parts_stay_apar
 ) -> None:
     """No message of a later part of the session is sent in an earlier one."""
     usual = opened(**SETTINGS[choice])
-    losses = [usual.step(step, BATCH) for step in range(2)]
-    monkeypatch.setattr(session_module, "InMemory", Crossing)
+    losses = [usual.train_step(step, BATCH) for step in range(2)]
+    monkeypatch.setattr(session_module, "InMemoryNetwork", Crossing)
     for seed in range(2):
         monkeypatch.setattr(Crossing, "chance", random.Random(seed))
         anew = opened(**SETTINGS[choice])
-        anew.step(0, BATCH)
+        anew.train_step(0, BATCH)
         parts_are_apart(anew.network)
         session = opened(alignment_of=usual, **SETTINGS[choice])
-        assert [session.step(step, BATCH) for step in range(2)] == pytest.approx(losses, rel=1e-9)
+        assert [session.train_step(step, BATCH) for step in range(2)] == pytest.approx(
+            losses, rel=1e-9
+        )
 
 
-def parts_are_apart(network: InMemory) -> None:
+def parts_are_apart(network: InMemoryNetwork) -> None:
     assert isinstance(network, Crossing)
     agreeing = (Kind.GREETING, Kind.SESSION, Kind.SIGNATURE)
     kinds = [sent.kind for sent in network.posted if sent.kind is not Kind.READY]
@@ -334,12 +346,12 @@ Script = Callable[[Any, Links], Coroutine[Any, Any, None]]
 
 
 def deviating(patch: pytest.MonkeyPatch, role: type, script: Script, *, name: str) -> None:
-    honest = role.help  # type: ignore[attr-defined]  # both roles help
+    honest = role.run_session  # type: ignore[attr-defined]  # both roles help
 
     async def play(self: Any, links: Links, save: Any) -> None:
         await (script(self, links) if self.name == name else honest(self, links, save))
 
-    patch.setattr(role, "help", play)
+    patch.setattr(role, "run_session", play)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -358,7 +370,7 @@ def test_who_contributes_twice_is_named(rounds: int, monkeypatch: pytest.MonkeyP
     deviating(monkeypatch, ApfedPassive, twice, name="passive-2")
     session = opened(**(SETTINGS["recoverable"] if rounds == 2 else {}))
     with pytest.raises(RemoteProtocolError, match="passive-2 sent step 0 after step 0"):
-        session.step(0, BATCH)
+        session.train_step(0, BATCH)
 
 
 @pytest.mark.parametrize("kind", [Kind.CHECKPOINT, Kind.END])
@@ -369,7 +381,7 @@ def test_no_passive_ends_or_saves_a_session(kind: Kind, monkeypatch: pytest.Monk
 
     deviating(monkeypatch, ApfedPassive, bossy, name="passive-1")
     with pytest.raises(RemoteProtocolError, match=f"passive-1 sent {kind}, which only active may"):
-        opened().step(0, BATCH)
+        opened().train_step(0, BATCH)
 
 
 def packed(*parts: Any) -> bytes:
@@ -415,11 +427,11 @@ def test_what_is_no_sum_of_those_that_were_asked_is_refused_and_changes_nothing(
 
     def answered(payload: bytes) -> str:
         number = next(step)
-        world = network(InMemory, session.active, *session.helpers)
+        world = network(InMemoryNetwork, session.active, *session.helpers)
         world.links["aggregator"].send("active", Kind.SUM, number, payload)
-        script = session.learner.step(world.links["active"], number, BATCH)
+        script = session.learner.train_step(world.links["active"], number, BATCH)
         with pytest.raises(RemoteProtocolError) as caught:
-            world.complete("active", script)
+            world.run_script("active", script)
         return str(caught.value)
 
     for payload in NO_SUMS:
@@ -440,4 +452,4 @@ def test_an_active_that_tells_two_stories_gets_no_sum(
     session = opened(**sums)
     altered(monkeypatch, Kind.REPRESENTATIONS, other)
     with pytest.raises(RemoteProtocolError, match="different representations"):
-        session.step(0, BATCH)
+        session.train_step(0, BATCH)

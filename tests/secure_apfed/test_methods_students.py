@@ -19,7 +19,7 @@ from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import UNLABELLED, ColumnEncoding, PartyTable, VerticalData, load_data
 from secure_apfed.errors import ConfigError, ModelError, NoHelpWarning
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.labellers import Spreading
 from secure_apfed.learning import autoencoder
 from secure_apfed.learning.descent import ActiveNetworks, Compute
@@ -55,7 +55,7 @@ def planted(seed: int = 0) -> VerticalData:
     def table(name: str, columns: int, noise: float) -> PartyTable:
         centres = torch.randn(K, columns, generator=draw)
         features = centres[labels] + noise * torch.randn(people, columns, generator=draw)
-        encoding = ColumnEncoding.plain(tuple(f"{name}{at}" for at in range(columns)))
+        encoding = ColumnEncoding.for_numeric_columns(tuple(f"{name}{at}" for at in range(columns)))
         own = labels if name == "active" else None
         return PartyTable(name, names, features, own, encoding)
 
@@ -96,7 +96,7 @@ class Counted:
         self.next_step = 100
         self.losses = list[float | None]()
 
-    def stepped(self, loss: float | None) -> None:
+    def count_step(self, loss: float | None) -> None:
         self.losses.append(loss)
         self.next_step += 1
 
@@ -110,17 +110,17 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
         secure_sum={"masks": "pairwise", "scheme": "plain", "clip": 64.0, "bits": 24},
     )
     config = summed({"name": "joint_teacher_sum", "labels": labels})
-    model = TeacherSettings.of(config).model
+    model = TeacherSettings.from_run_settings(config).model
     session = open_session(config, data)
     joint = open_session(summed("split_nn_sum", model=model.model_dump()), data)
     assert len(session.learner.training_rows) == LABELLED
     for step in range(5):
-        losses = [one.step(step, one.learner.training_rows) for one in (session, joint)]
+        losses = [one.train_step(step, one.learner.training_rows) for one in (session, joint)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
     learner = session.learner
     course = Counted()
     assert isinstance(learner, TeacherActive)
-    session.play(learner.conclude(session.links, course))
+    session.run_script(learner.finish_training(session.links, course))
     assert set(course.losses) == {None}
     read = learner.trainer.encoder(learner.trainer.features_N[:TRAIN])
     for name, table in zip(session.contract.passives, data.passives, strict=True):
@@ -129,7 +129,9 @@ def test_the_teacher_is_the_joint_model_and_labels_by_what_its_head_reads(labels
     expected = learner.trainer.head(read).softmax(1).detach()
     if labels == "spreading":
         known = np.arange(LABELLED)
-        expected = torch.from_numpy(Spreading().label(side_by_side([read]), known, known % K, K))
+        expected = torch.from_numpy(
+            Spreading().label_rows(side_by_side([read]), known, known % K, K)
+        )
     expected[:LABELLED] = torch.eye(K, dtype=torch.float64)[torch.arange(LABELLED) % K]
     targets = learner.student.tensors()["targets"]
     torch.testing.assert_close(targets[:TRAIN], expected, rtol=0, atol=2e-3)
@@ -185,7 +187,7 @@ def test_a_row_is_told_once_and_as_often_more_as_agreed() -> None:
     session = open_session(config, planted())
     helper = session.helpers["passive-1"]
     assert isinstance(helper, ApcVflPassive)
-    rows = pack({"rows": torch.tensor([0, 1])})
+    rows = pack_tensors({"rows": torch.tensor([0, 1])})
     here = session.contract.session
     asked = [envelope(rows, kind=Kind.REQUEST, step=step, session=here) for step in range(4)]
     for message in asked[:3]:
@@ -214,14 +216,14 @@ def test_answers_for_other_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     def lie(message: Envelope) -> bytes:
         expected = {"rows": TensorSpec(torch.int64, (None,))}
-        rows = unpack(message.payload, expected, sender="active")[0]["rows"]
-        return pack({"rows": rows.flip(0), "z": torch.ones(len(rows), width).double()})
+        rows = unpack_tensors(message.payload, expected, sender="active")[0]["rows"]
+        return pack_tensors({"rows": rows.flip(0), "z": torch.ones(len(rows), width).double()})
 
     monkeypatch.setattr(helper, "represent", lie)
     learner = session.learner
     assert isinstance(learner, ApcVflActive)
     with pytest.raises(RemoteProtocolError, match="answered for other rows"):
-        session.play(learner.teach(session.links, Counted()))
+        session.run_script(learner.teach_student(session.links, Counted()))
 
 
 def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labels() -> None:
@@ -232,10 +234,10 @@ def test_under_strong_randomised_response_the_student_falls_back_to_its_own_labe
     told = np.eye(K)[np.arange(TRAIN) % K]
     shares = []
     for epsilon in (0.1, 12.0):
-        targets = learner.randomised(told, epsilon)
+        targets = learner.randomise_labels(told, epsilon)
         shares.append(float((targets.argmax(1) == told.argmax(1)).mean()))
         np.testing.assert_allclose(targets.sum(1), 1.0)
-    own = Spreading().label(
+    own = Spreading().label_rows(
         learner.student.features_UF, learner.student.labelled, learner.student.labels, K
     )
     assert shares[0] == pytest.approx(float((own.argmax(1) == told.argmax(1)).mean()), abs=0.05)
@@ -272,12 +274,12 @@ def test_labels_spread_over_h_are_what_the_head_says() -> None:
     )
     session = open_session(config, data)
     before = [one.clone() for one in active_of(session).trainer.networks.encoder.parameters()]
-    session.play(session.learner.conclude(session.links, Counted()))
+    session.run_script(session.learner.finish_training(session.links, Counted()))
     trainer = active_of(session).trainer
     trainer.set_training(False)
     with torch.no_grad():
         h = trainer.networks.encoder(trainer.features_N)[:TRAIN]
-    said = Spreading().label(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
+    said = Spreading().label_rows(h, np.arange(LABELLED), np.arange(LABELLED) % K, K)
     networks = trainer.networks
     assert all(map(torch.equal, networks.encoder.parameters(), before))
     assert isinstance(networks.head, nn.Sequential)
@@ -316,7 +318,7 @@ def vectors_of(**changes: Any) -> Simulation:
 
 def taught(session: Simulation) -> Any:
     learner: Any = session.learner
-    session.play(learner.teach(session.links, Counted()))
+    session.run_script(learner.teach_student(session.links, Counted()))
     return learner
 
 
@@ -344,7 +346,7 @@ def whole_table(session: Simulation, data: VerticalData) -> np.ndarray:
 )
 def test_the_vectors_are_those_of_all_tables(data: dict[str, Any], mask_rows: int) -> None:
     session = vectors_of(data=data, said={"mask_rows": mask_rows})
-    found = taught(session).opened.numpy()
+    found = taught(session).last_sum.numpy()
     config = vfedtrans(data=data)
     whole = whole_table(session, load_data(config.data, seed=config.seed))
     expected = np.linalg.svd(whole, full_matrices=False)[0][:, :8]
@@ -381,7 +383,7 @@ def test_the_code_is_drawn_to_the_vectors() -> None:
         rows = learner.training_rows
         encoder = learner.student.networks.encoder
         codes = encoder.code(learner.student.features_N[rows]).double()
-        wanted = learner.opened * len(rows) ** 0.5
+        wanted = learner.last_sum * len(rows) ** 0.5
         apart.append(float((codes - wanted).square().mean()))
     assert apart[1] < 0.7 * apart[0]
 
@@ -399,7 +401,7 @@ def test_a_second_request_in_a_session_is_refused() -> None:
     taught(session)
     session.links.send("passive-1", Kind.REQUEST, 1, b"")
     with pytest.raises(RemoteProtocolError, match="asks passive-1 for rows to decompose once more"):
-        session.play(session.links.receive("passive-1", Kind.SAVED))
+        session.run_script(session.links.receive("passive-1", Kind.SAVED))
 
 
 def test_other_rows_in_another_session_count_anew(tmp_path: Path) -> None:
@@ -424,7 +426,7 @@ def test_the_aggregator_decomposes_once(twice: str) -> None:
     taught(session)
     session.network.links[twice].send(AGGREGATOR, Kind.CONTRIBUTION, 1, b"")
     with pytest.raises(RemoteProtocolError, match=f"{twice} sent a table twice"):
-        session.play(session.links.receive(AGGREGATOR, Kind.SAVED))
+        session.run_script(session.links.receive(AGGREGATOR, Kind.SAVED))
 
 
 def test_only_the_active_ends_a_session() -> None:
@@ -467,7 +469,7 @@ def network(features: int = 6, seed: int = 0) -> autoencoder.Autoencoder:
     torch.manual_seed(seed)
     family = family_for(MODEL, (features,))
     return autoencoder.Autoencoder(
-        family.encoder((features,), MODEL), family.decoder((8,), (features,), MODEL)
+        family.make_encoder((features,), MODEL), family.make_decoder((8,), (features,), MODEL)
     )
 
 
@@ -479,7 +481,7 @@ def rows(count: int = 80, features: int = 6) -> Tensor:
 
 def error(fitted: autoencoder.Autoencoder, x_NF: Tensor) -> float:
     with torch.no_grad():
-        return float((fitted.decoder(fitted.codes(x_NF)) - x_NF).square().mean())
+        return float((fitted.decoder(fitted.encode_rows(x_NF)) - x_NF).square().mean())
 
 
 def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
@@ -490,10 +492,10 @@ def test_it_learns_to_rebuild_its_rows_and_repeats_with_its_seed() -> None:
     epochs = autoencoder.fit_autoencoder(fitted, x_NF, SETTINGS, owner="ann", seed=1)
     assert autoencoder.fit_autoencoder(again, x_NF, SETTINGS, owner="ann", seed=1) == epochs
     assert error(fitted, x_NF) < 0.1 * error(before, x_NF)
-    assert torch.equal(fitted.codes(x_NF), again.codes(x_NF))
+    assert torch.equal(fitted.encode_rows(x_NF), again.encode_rows(x_NF))
     other = network()
     autoencoder.fit_autoencoder(other, x_NF, SETTINGS, owner="bob", seed=1)
-    assert not torch.equal(fitted.codes(x_NF), other.codes(x_NF))
+    assert not torch.equal(fitted.encode_rows(x_NF), other.encode_rows(x_NF))
     assert not any(one.requires_grad for one in fitted.parameters())
 
 
@@ -510,7 +512,7 @@ def test_it_ends_once_held_out_rows_gain_nothing_and_takes_the_best_weights(
     monkeypatch.setattr(autoencoder.DistillationSettings, "patience", 500)
     until_best = settings.model_copy(update={"epochs": epochs - 5})
     autoencoder.fit_autoencoder(shorter, x_NF, until_best, owner="ann", seed=0)
-    assert torch.equal(fitted.codes(x_NF), shorter.codes(x_NF))
+    assert torch.equal(fitted.encode_rows(x_NF), shorter.encode_rows(x_NF))
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae"])
@@ -528,13 +530,13 @@ def test_codes_of_some_rows_are_drawn_to_others(loss: str) -> None:
             settings,
             owner="ann",
             seed=0,
-            resembled=autoencoder.Resembled(rows=told, codes=wanted),
+            resembled=autoencoder.TargetCodes(rows=told, codes=wanted),
         )
-        apart.append(float((fitted.codes(x_NF[told]) - wanted).square().mean()))
+        apart.append(float((fitted.encode_rows(x_NF[told]) - wanted).square().mean()))
         if weight == 0.0:  # the paper's Ablation
             alone = network()
             autoencoder.fit_autoencoder(alone, x_NF, settings, owner="ann", seed=0)
-            assert torch.equal(alone.codes(x_NF), fitted.codes(x_NF))
+            assert torch.equal(alone.encode_rows(x_NF), fitted.encode_rows(x_NF))
     assert apart[1] < 0.2 * apart[0]
 
 
@@ -595,7 +597,7 @@ def test_rows_without_a_label_train_the_encoder_and_score_nothing() -> None:
     found = quality(12, few_N)
     assert np.array_equal(
         found.columns,
-        autoencoder.cross_validated(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"],
+        autoencoder.cross_validate_scores(x_NF[:80], labels_N[:80], folds=5, seed=3)["accuracy"],
     )
     assert found.epochs == quality(12).epochs
 
@@ -642,11 +644,11 @@ def test_the_strongest_solo_model_reads_the_code_beside_the_features_or_none(
     right = (said == data.table.labels[data.test_rows]).double().mean().item()
     assert right == pytest.approx(result.accuracy[method])
     session, other = (open_session(config, data) for _ in range(2))
-    session.play(session.learner.begin_epoch(session.links, Counted()))
+    session.run_script(session.learner.begin_epoch(session.links, Counted()))
     learner = session.learner
     restored = other.learner
     assert isinstance(learner, StudentActive)
     assert isinstance(restored, StudentActive)
     restored.student.load_tensors(learner.student.tensors())
-    one, again = (of.student.scored(data.test_rows).scores for of in (learner, restored))
+    one, again = (of.student.score_rows(data.test_rows).scores for of in (learner, restored))
     assert np.array_equal(one, again)

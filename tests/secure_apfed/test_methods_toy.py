@@ -8,7 +8,7 @@ import onnx
 import pytest
 import torch
 
-from apfed_attacks.run import mount
+from apfed_attacks.run import run_attacks
 from apfed_experiments.report import write_report
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.config.file import load_config_text
@@ -18,7 +18,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.simulation import simulate
+from secure_apfed.simulation import simulate_run
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed.small_runs import interrupted
 
@@ -57,7 +57,7 @@ def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
     assert "one exchange" in page
     assert "TVFL" not in page
     recording = load_recording(tmp_path / "whole")
-    results = mount(recording, [AttackChoice(name="inverse_network")], seed=0)
+    results = run_attacks(recording, [AttackChoice(name="inverse_network")], seed=0)
     assert any(result.applicable and result.role == "active" for result in results)
 
 
@@ -66,6 +66,6 @@ def test_it_is_simulated_and_exported(config: Config, tmp_path: Path) -> None:
     plain = config.model_dump(exclude_unset=True) | {"guard": {"mechanism": "none"}}
     bare = Config.model_validate(plain)
     accuracy = run(bare, tmp_path / "run").accuracy
-    assert simulate(bare) == accuracy
+    assert simulate_run(bare) == accuracy
     write_onnx(load_model(tmp_path / "run"), tmp_path / "model.onnx")
     assert onnx.load(tmp_path / "model.onnx").graph.node

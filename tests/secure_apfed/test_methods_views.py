@@ -15,12 +15,12 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.config.file import load_config
 from secure_apfed.data import PartyTable, load_data
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import Kind, Links, pack
+from secure_apfed.exchange import Kind, Links, pack_tensors
 from secure_apfed.methods import METHODS, Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.runs.columns import kept_columns, reduced
+from secure_apfed.runs.columns import pick_columns, restrict_columns
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import ModelSettings
 from tests.secure_apfed.small_runs import Said, small_config, told
@@ -36,7 +36,9 @@ CLASSES = 3
 def joint_scores(views: Sequence[multiview.ViewModel], rows_B: np.ndarray) -> np.ndarray:
     """Z of rows that nobody learns from, where FedMV's Eqs. (12) and (13) end."""
     zetas = [view.zeta for view in views]
-    parts = [multiview.joint_share(view.zeta, zetas) * view.scores(rows_B) for view in views]
+    parts = [
+        multiview.joint_share(view.zeta, zetas) * view.compute_scores(rows_B) for view in views
+    ]
     return np.asarray(np.sum(parts, axis=0))
 
 
@@ -47,7 +49,7 @@ def rng() -> np.random.Generator:
 
 def views(rng: np.random.Generator) -> list[multiview.ViewModel]:
     return [
-        multiview.ViewModel.begin(
+        multiview.ViewModel.from_features(
             rng.standard_normal((ROWS, width)), CLASSES, rng, beta=0.7, zeta=zeta
         )
         for width, zeta in ((5, 2.0), (8, 0.5), (3, 4.0))
@@ -113,14 +115,14 @@ def test_one_client_alone_ends_where_multi_view_learning_does(rng: np.random.Gen
     client = views(rng)
     for own, other in zip(client, held, strict=True):
         own.x_NF = other.x_NF
-    common = multiview.start(ROWS, CLASSES, rng)
+    common = multiview.draw_orthonormal(ROWS, CLASSES, rng)
     for _ in range(600):
-        common = multiview.iterate(held, common, pull)
+        common = multiview.run_iteration(held, common, pull)
     reached = ROWS * LinearViews(client, pull, tolerance=1e-14, rounds=600).train(0)
     assert reached == pytest.approx(
-        multiview.objective(client, multiview.averaged(client, pull), pull)
+        multiview.compute_objective(client, multiview.average_views(client, pull), pull)
     )
-    assert reached == pytest.approx(multiview.objective(held, common, pull), rel=1e-6)
+    assert reached == pytest.approx(multiview.compute_objective(held, common, pull), rel=1e-6)
     rows = np.arange(ROWS)
     np.testing.assert_allclose(joint_scores(client, rows), joint_scores(held, rows), atol=2e-3)
 
@@ -233,7 +235,7 @@ def test_parties_compute_what_the_papers_say(
     paper = Paper(session, zetas=[4.0, 12.0, two], eta=eta, betas=betas, own=own)
     assert (paper.pull > 0).sum() < len(paper.rows) or labelled is None
     for step in range(3):
-        session.step(step, active.training_rows)
+        session.train_step(step, active.training_rows)
         paper.step()
     # The sum is of zeta_k Z_k / zetas, and Z gets at most 1 of it; rounds add up.
     apart = 1e-9 + 20 * (active.rounding or 0.0)
@@ -298,16 +300,16 @@ def test_own_tables_leave_the_other_columns_out() -> None:
     data = {"dataset": "tables", "active": "bank", "parties": parties}
     scores = {"bank": {"a": 2.0, "b": 1.0}, "shop": {"z": 3.0, "x": 2.0, "y": 0.0}}
     config = config_of("mmvfl", data=data)
-    cut = reduced(config, scores, kept_columns(scores, 1))
+    cut = restrict_columns(config, scores, pick_columns(scores, 1))
     now: Any = cut.data.parties
     assert now["bank"].ignore == ("note", "b")
     assert (now["shop"].numeric, now["shop"].categorical, now["shop"].ignore) == ((), ("z",), ())
     assert now["gym"] == config.data.parties["gym"]  # type: ignore[index]
     given = config_of("mmvfl", data={**data, "parties": parties | {"shop": {"encoding": "e.json"}}})
     with pytest.raises(ConfigError, match=r"parties\.shop\.encoding lists .* cut it there to z"):
-        reduced(given, scores, kept_columns(scores, 1))
+        restrict_columns(given, scores, pick_columns(scores, 1))
     with pytest.raises(ConfigError, match="no scores of active, passive-1, passive-2 here"):
-        reduced(config_of("mmvfl"), scores, kept_columns(scores, 1))
+        restrict_columns(config_of("mmvfl"), scores, pick_columns(scores, 1))
 
 
 def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
@@ -326,9 +328,9 @@ def test_the_active_reads_labels_of_passives_out_of_the_sum() -> None:
     assert isinstance(active, multiview.MultiviewActive)
     rows = active.training_rows.numpy()
     asked = active.trainer.common_NC[rows].copy()
-    session.step(0, active.training_rows)
-    assert active.opened is not None
-    moved = active.opened.numpy() - 0.75 * asked  # the three passives' equal shares of Z
+    session.train_step(0, active.training_rows)
+    assert active.last_sum is not None
+    moved = active.last_sum.numpy() - 0.75 * asked  # the three passives' equal shares of Z
     pull: multiview.Pull = holder.trainer.pull  # type: ignore[attr-defined]
     told = pull.eta_N1[rows, 0] > 0
     assert 0 < told.sum() < len(rows) / 2
@@ -345,16 +347,16 @@ def test_fewer_people_than_classes_are_learnt_from() -> None:
 def asked(session: Simulation, step: int = 0, **tensors: torch.Tensor) -> None:
     async def ask(links: Links) -> None:
         for name in session.contract.passives:
-            links.send(name, Kind.REQUEST, step, pack(tensors, {}))
+            links.send(name, Kind.REQUEST, step, pack_tensors(tensors, {}))
         await links.receive("aggregator", Kind.SUM, step=step, patience=4)
 
-    session.play(ask(session.links))
+    session.run_script(ask(session.links))
 
 
 def honest(session: Simulation) -> dict[str, torch.Tensor]:
     active: Any = session.learner
     if session.contract.settings["method"]["name"] == "h_fedmv":
-        return {"weights": torch.from_numpy(active.stages.at(0).weights)}
+        return {"weights": torch.from_numpy(active.stages.pick_model(0).weights)}
     rows = active.training_rows
     return {"rows": rows, "z": torch.from_numpy(active.trainer.common_NC[rows.numpy()])}
 
@@ -393,7 +395,7 @@ def test_a_passive_answers_as_often_as_agreed(method: str, questions: int) -> No
 def test_a_sum_that_would_cut_rows_is_refused(method: str, clip: float) -> None:
     session = session_of(method, secure_sum={"scheme": "plain", "masks": "pairwise", "clip": clip})
     with pytest.raises(LocalProtocolError, match="agree on a clip above"):
-        session.step(0, session.learner.training_rows)
+        session.train_step(0, session.learner.training_rows)
 
 
 def stages_of(session: Simulation) -> dict[str, Any]:
@@ -434,13 +436,13 @@ def test_a_round_is_the_average_of_all_by_their_rows() -> None:
     assert len(set(rows.values())) == 2
     average = models["active"].weights
     for step in range(2):
-        session.step(step, session.learner.training_rows)
+        session.train_step(step, session.learner.training_rows)
         for model in models.values():
             model.load(average)
             model.train(step)
         average = np.sum([rows[name] * one.weights for name, one in models.items()], axis=0)
         average /= sum(rows.values())
-    np.testing.assert_allclose(stages["active"].at(1).weights, average, atol=1e-12)
+    np.testing.assert_allclose(stages["active"].pick_model(1).weights, average, atol=1e-12)
 
 
 def test_parties_whose_features_are_others_do_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,11 +461,11 @@ def test_the_states_of_grus_become_views() -> None:
     session = session_of("s_fedmv")
     stages = stages_of(session)
     for step in range(2):
-        session.step(step, session.learner.training_rows)
+        session.train_step(step, session.learner.training_rows)
         assert all(one.views is None for one in stages.values())
     weights = [one.recurrent.weights for one in stages.values()]
     assert not np.array_equal(weights[0], weights[1])
-    session.step(2, session.learner.training_rows)
+    session.train_step(2, session.learner.training_rows)
     for one in stages.values():
         assert [view.x_NF.shape[1] for view in one.views.views] == [8, 8, 8]
         np.testing.assert_array_equal(one.recurrent.weights, weights[0])

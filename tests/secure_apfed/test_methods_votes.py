@@ -20,18 +20,18 @@ from secure_apfed.config.file import dump_settings
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack, unpack
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.labellers import Spreading, make_labeller
-from secure_apfed.labellers.guarantee import summed_votes
-from secure_apfed.learning.votes import Help, Judges, pooled
+from secure_apfed.labellers.guarantee import build_vote_release
+from secure_apfed.learning.votes import Help, ValidationRows, pool_opinions
 from secure_apfed.methods import Simulation, open_session
-from secure_apfed.methods.student import Belief, Weighed, learnt_of
-from secure_apfed.methods.votes import Ballot, VotesPassive, agreements
+from secure_apfed.methods.student import Belief, WeighedVotes, learnt_of
+from secure_apfed.methods.votes import Ballot, VotesPassive, estimate_agreement
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
 from secure_apfed.methods.votes_rehearsal import RehearsalPassive
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, Baseline, Predictor, SoloTask
@@ -69,7 +69,7 @@ def clear_votes(config: Config, data: VerticalData) -> np.ndarray:
         place = {one: row for row, one in enumerate(table.ids)}
         here = [place[data.active.ids[row]] for row in rows.tolist()]
         features = table.features[here].flatten(1).double().numpy()
-        total += Spreading().vote(features, labelled, labels, len(data.classes))
+        total += Spreading().label_without_own(features, labelled, labels, len(data.classes))
     return total
 
 
@@ -80,7 +80,7 @@ def session_of(config: Config) -> tuple[Simulation, np.ndarray]:
 
 
 def gathered(session: Simulation) -> Any:
-    return session.play(session.learner.gather(session.links))  # type: ignore[attr-defined]  # of votes alone
+    return session.run_script(session.learner.gather_votes(session.links))  # type: ignore[attr-defined]  # of votes alone
 
 
 @pytest.mark.sampled(every=4)
@@ -123,7 +123,7 @@ def test_a_rehearsal_tells_of_each_passive_how_often_it_is_right_and_charges_tha
     said = {"name": "votes_rehearsal", "epsilon": 50.0}
     config = config_of(said)
     result = run(config, tmp_path / "run")
-    told = read_outcome(RunFolder(tmp_path / "run")).agreement
+    told = load_outcome(RunFolder(tmp_path / "run")).agreement
     data = load_data(config.data, seed=config.seed)
     labels = data.active.labels
     assert labels is not None
@@ -150,11 +150,11 @@ def test_a_rehearsal_tells_of_each_passive_how_often_it_is_right_and_charges_tha
 
 def test_a_rehearsal_takes_no_number_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async def answer(self: RehearsalPassive, links: Links, message: Envelope) -> None:
-        self.read(message)
-        payload = pack({"right": torch.zeros(2, dtype=torch.int64)})
+        self.admit_ballot(message)
+        payload = pack_tensors({"right": torch.zeros(2, dtype=torch.int64)})
         links.send(message.sender, Kind.RIGHT_VOTES, message.step, payload)
 
-    monkeypatch.setattr(RehearsalPassive, "answer", answer)
+    monkeypatch.setattr(RehearsalPassive, "answer_message", answer)
     with pytest.raises(RemoteProtocolError, match="passive-1"):
         run(config_of({"name": "votes_rehearsal", "epsilon": 1.0}), None)
 
@@ -163,7 +163,7 @@ def test_a_rehearsal_takes_no_number_that_is_none(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("method", OPENINGS)
 def test_a_ridge_student_is_kept_and_its_cost_is_told(method: str, tmp_path: Path) -> None:
     result = run(config_of(noisy(method)), tmp_path / "run")
-    outcome = read_outcome(RunFolder(tmp_path / "run"))
+    outcome = load_outcome(RunFolder(tmp_path / "run"))
     assert set(outcome.contributions) == {"passive-1", "passive-2", "passive-3"}
     for spent in outcome.contributions.values():
         assert 0 < spent.epsilon <= 4.0
@@ -202,10 +202,10 @@ def weighed(
     places = np.random.default_rng(seed).permutation(len(truth))[:judges]
     classes = own.shape[1]
     frequencies = np.bincount(truth, minlength=classes) / len(truth)
-    return pooled(
+    return pool_opinions(
         votes,
         own,
-        Judges(places=places, labels=truth[places], own_JK=own[places]),
+        ValidationRows(places=places, labels=truth[places], own_JK=own[places]),
         frequencies,
         seed=seed,
         always=always,
@@ -217,7 +217,7 @@ def test_votes_are_believed_as_far_as_labelled_rows_say(classes: int) -> None:
     truth = np.random.default_rng(0).integers(0, classes, 4000)
     own = said(truth, classes, 0.5 + 0.3 / classes)
     likely, found = weighed(truth, own, voted(truth, classes, [0.75] * 3), 100)
-    assert found.used
+    assert found.is_in_use
     assert found.rows == 100
     assert found.right > found.alone
     right = (likely.argmax(1) == truth).mean()
@@ -236,8 +236,8 @@ def test_votes_that_tell_nothing_are_hardly_ever_used(judges: int) -> None:
         blind = np.random.default_rng(seed).integers(0, 4, 4000)
         votes = voted(blind, 4, [0.75] * 3)
         likely, found = weighed(truth, own, votes, judges, seed)
-        used += found.used
-        if not found.used:
+        used += found.is_in_use
+        if not found.is_in_use:
             assert (likely.argmax(1) == own.argmax(1)).all()
             assert "help is not used" in str(found)
     assert used <= 12
@@ -252,7 +252,7 @@ def test_noise_takes_weight_from_votes_by_itself() -> None:
         assert (likely.argmax(1) == truth).mean() > (own.argmax(1) == truth).mean() - 0.02
         told.append(found)
     assert told[0].gain > told[1].gain > max(told[2].gain, 0.0)
-    assert not told[2].used
+    assert not told[2].is_in_use
 
 
 def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
@@ -260,16 +260,16 @@ def test_help_that_own_columns_cannot_tell_is_not_used() -> None:
     likely_UK = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.5, 0.5], [1.0, 0.0]])
     own_UK = np.array([[0.6, 0.4], [0.4, 0.6], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     told_UK = np.array([[0.3, 0.7], [0.1, 0.9], [0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])
-    weighed = Weighed(likely_UK, own_UK, Belief(lambda task: own_UK))
+    weighed = WeighedVotes(likely_UK, own_UK, Belief(lambda task: own_UK))
     labelled = np.array([4])
     assert learnt_of(told_UK, weighed, labelled) == pytest.approx((0.1 + 0.8 - 0.9 - 0.8) / 2)
     assert learnt_of(None, weighed, labelled) == learnt_of(0 * told_UK, weighed, labelled) == 0
     found = Help(rows=50, gain=0.1, deviation=0.01, right=0.7, alone=0.5)
-    assert found.used
+    assert found.is_in_use
     worse = replace(found, learnt=-0.4)
-    assert not worse.used
+    assert not worse.is_in_use
     assert "own columns learn it less well" in str(worse)
-    assert replace(worse, always=True).used
+    assert replace(worse, always=True).is_in_use
 
 
 @pytest.mark.parametrize("judges", [0, 1, 4])
@@ -277,10 +277,10 @@ def test_who_can_judge_no_rows_uses_no_help(judges: int) -> None:
     truth = np.random.default_rng(0).integers(0, 3, 300)
     own = said(truth, 3, 0.5)
     _, found = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges)
-    assert not found.used
+    assert not found.is_in_use
     assert found.rows == judges
     likely, always = weighed(truth, own, voted(truth, 3, [1.0] * 3), judges, always=True)
-    assert always.used
+    assert always.is_in_use
     assert (likely.argmax(1) == truth).mean() > 0.9
 
 
@@ -329,21 +329,23 @@ def test_people_may_have_different_voters() -> None:
 def test_ballots_on_others_share_no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or an active would read who votes alike from answers that are alike."""
     config = config_of("votes_randomised", guard={"mechanism": "none", "noise": "secret"})
-    monkeypatch.setattr(VotesPassive, "vote", lambda self, ballot: np.eye(10)[np.arange(40) % 10])
+    monkeypatch.setattr(
+        VotesPassive, "cast_votes", lambda self, ballot: np.eye(10)[np.arange(40) % 10]
+    )
     session = open_session(config, load_data(config.data, seed=0))
     helper: Any = session.helpers["passive-1"]
     answers: list[bytes] = []
     links = SimpleNamespace(send=lambda to, kind, step, payload: answers.append(payload))
     for first in (0, 40, 0):
         rows_U = torch.arange(first, first + 40)
-        ballot = Ballot.of(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
+        ballot = Ballot.from_rows(rows_U, torch.tensor([0]), torch.tensor([1]), size=40)
         helper._asked = False
         with suppress(StopIteration):
-            helper.answer(links, replace(ask(), payload=ballot.payload)).send(None)
+            helper.answer_message(links, replace(ask(), payload=ballot.payload)).send(None)
     assert answers[0] == answers[2]
     one, other = (np.frombuffer(answer[-80:], dtype="<i2") for answer in answers[:2])
     assert (one != other).mean() > 0.05
-    assert helper.contributions.spent().releases == 1
+    assert helper.contributions.get_privacy_spent().releases == 1
 
 
 def ask(**tensors: torch.Tensor) -> Envelope:
@@ -352,7 +354,9 @@ def ask(**tensors: torch.Tensor) -> Envelope:
         "labelled": torch.tensor([0, 3]),
         "labels": torch.tensor([1, 0]),
     }
-    return envelope(pack({**usual, **tensors}), kind=Kind.LABELS, session="s", receiver="passive-1")
+    return envelope(
+        pack_tensors({**usual, **tensors}), kind=Kind.LABELS, session="s", receiver="passive-1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -377,7 +381,7 @@ def ask(**tensors: torch.Tensor) -> Envelope:
 )
 def test_a_request_that_breaks_a_rule_is_refused(tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(RemoteProtocolError, match="active"):
-        Ballot.read(ask(**tensors), contract(), aligned=400, classes=10)
+        Ballot.from_message(ask(**tensors), contract(), aligned=400, classes=10)
 
 
 PEOPLE = 400
@@ -388,7 +392,9 @@ RESPONSE = VoteResponse(epsilon=2.0, classes=CLASSES)
 def answered_by_chance(votes_MU: np.ndarray, seed: int) -> np.ndarray:
     return np.stack(
         [
-            RESPONSE.answer(np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0")
+            RESPONSE.randomise_votes(
+                np.eye(CLASSES)[votes_U], key=bytes([seed, at]) * 16, about=b"0"
+            )
             for at, votes_U in enumerate(votes_MU)
         ]
     )
@@ -401,7 +407,7 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
     # a, b: right; c: right on a quarter of the rows, another class elsewhere.
     c_U = np.where(np.arange(PEOPLE) % 4 == 0, labels_U, off_U)
     found = [
-        agreements(
+        estimate_agreement(
             RESPONSE,
             answered_by_chance(np.stack([labels_U, labels_U, c_U]), seed),
             names=("a", "b", "c"),
@@ -419,7 +425,7 @@ def test_shares_have_no_bias_and_the_noise_that_is_told() -> None:
 
 def test_a_passive_alone_agrees_with_nobody() -> None:
     answers = answered_by_chance(np.zeros((1, PEOPLE), dtype=np.int64), 0)
-    (found,) = agreements(
+    (found,) = estimate_agreement(
         RESPONSE,
         answers,
         names=("a",),
@@ -458,7 +464,7 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
     told = terms["steps"] / (2**15 - 1) * len(session.contract.passives) ** 0.5
     assert 0.9 < (votes - clear).std() / told < 1.1
     assert terms["honest"] == 2
-    release = summed_votes(
+    release = build_vote_release(
         make_labeller("spreading"),
         hard=False,
         deviation=terms["steps"],
@@ -468,16 +474,16 @@ def test_noise_is_as_large_as_it_is_told_and_is_charged_once() -> None:
         integers=True,
     )
     assert 1.95 < release.epsilon_of(1, 1e-5) <= 2.0
-    assert {name: one.spent().epsilon_x for name, one in session.contributions.items()} == (
-        pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5)))
-    )
+    assert {
+        name: one.get_privacy_spent().epsilon_x for name, one in session.contributions.items()
+    } == (pytest.approx(dict.fromkeys(session.contract.passives, release.epsilon_of(1, 1e-5))))
 
 
 def test_a_row_of_integers_keeps_its_bound() -> None:
     session, _ = encrypted()
     helper: Any = session.helpers["passive-1"]
     ballot = session.learner.ballot  # type: ignore[attr-defined]  # of votes alone
-    steps = helper.matrix(ballot) * (2**15 - 1)
+    steps = helper.compute_matrix(ballot) * (2**15 - 1)
     assert np.abs(steps - np.rint(steps)).max() < 1e-6
     assert np.abs(np.rint(steps)).sum(axis=1).max() <= 2**15 - 1
 
@@ -485,8 +491,8 @@ def test_a_row_of_integers_keeps_its_bound() -> None:
 def other_ballot(payload: bytes) -> bytes:
     asked, request = msgpack.unpackb(payload, max_bin_len=len(payload))
     vector = TensorSpec(torch.int64, (None,))
-    told, _ = unpack(asked, {"rows": vector, "labelled": vector}, sender="active")
-    return bytes(msgpack.packb([pack({**told, "rows": told["rows"].flip(0)}), request]))
+    told, _ = unpack_tensors(asked, {"rows": vector, "labelled": vector}, sender="active")
+    return bytes(msgpack.packb([pack_tensors({**told, "rows": told["rows"].flip(0)}), request]))
 
 
 def other_labels(payload: bytes) -> bytes:
@@ -551,7 +557,7 @@ def test_a_passive_is_asked_once_and_for_what_was_told() -> None:
     body = msgpack.packb([session.learner.ballot.payload, b""])  # type: ignore[attr-defined]  # of votes alone
     again = envelope(body, kind=Kind.ENCRYPTED_LABELS, session=session.contract.session)
     with pytest.raises(RemoteProtocolError, match="once more in one session"):
-        session.play(helper.answer(session.network.links["passive-1"], again))
+        session.run_script(helper.answer_message(session.network.links["passive-1"], again))
 
 
 def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
@@ -565,16 +571,16 @@ def test_the_aggregator_takes_no_block_that_there_is_none_of() -> None:
 def test_audits_broken_off_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An active that dislikes the coin and begins again gets two chances, and no third."""
     config = config_of({"name": "votes_encrypted", "candidates": 3})
-    request = EncryptedVotesActive.gather
+    request = EncryptedVotesActive.gather_votes
 
     async def silent(learner: Any, links: Links) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(EncryptedVotesActive, "gather", silent)
+    monkeypatch.setattr(EncryptedVotesActive, "gather_votes", silent)
     for resume in (False, True):
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / "run", resume=resume)
-    monkeypatch.setattr(EncryptedVotesActive, "gather", request)
+    monkeypatch.setattr(EncryptedVotesActive, "gather_votes", request)
     with pytest.raises(CheckpointError, match=r"2 sessions ended .* and 1 may"):
         run(config, tmp_path / "run", resume=True)
     log = next((tmp_path / "run" / "parties").rglob("audits-passive-1.jsonl"))

@@ -25,7 +25,7 @@ from secure_apfed.models import (
     threads_for,
 )
 from secure_apfed.objectives import OBJECTIVES, contrastive_loss
-from secure_apfed.seeds import threads, usable_cores
+from secure_apfed.seeds import limit_threads, usable_cores
 from secure_apfed.settings.training import (
     ClusteringSettings,
     ContrastiveSettings,
@@ -68,8 +68,8 @@ GEOMETRY: dict[str, list[tuple[Any, ...]]] = {
 def test_tables_of_networks(network: str, features: Shape, image_map: Shape, numbers: int) -> None:
     family = NETWORKS[network]
     geometry = GEOMETRY[network]
-    encoder = family.encoder(features, USUAL)
-    decoder = family.decoder(image_map, features, USUAL)
+    encoder = family.make_encoder(features, USUAL)
+    decoder = family.make_decoder(image_map, features, USUAL)
     assert layers(encoder) == ["Conv2d", "ReLU"] * len(geometry)
     assert output_shape(encoder, features) == image_map
     assert encoder(torch.rand(2, *features)).flatten(1).shape == (2, numbers)
@@ -86,7 +86,7 @@ def test_tables_of_networks(network: str, features: Shape, image_map: Shape, num
     # The release ends in a ReLU for MNIST, and not for CIFAR.
     ended = ["ConvTranspose2d", "ReLU"] * len(geometry)
     assert layers(decoder) == (ended if network == "conv_mnist" else ended[:-1])
-    projected = family.decoder((64,), features, USUAL)  # restores the map first
+    projected = family.make_decoder((64,), features, USUAL)  # restores the map first
     assert output_shape(projected, (64,)) == features
     assert layers(projected) == ["Linear", "ReLU", "Unflatten", *layers(decoder)]
     assert parameters(projected) == parameters(decoder) + 65 * numbers
@@ -94,7 +94,7 @@ def test_tables_of_networks(network: str, features: Shape, image_map: Shape, num
     assert layers(projection) == ["Flatten", "Linear"]
     assert parameters(projection) == 64 * numbers + 64
     width = 256 if network == "conv_mnist" else 50
-    head = family.head(numbers, 10, ModelSettings(dropout=0.25))
+    head = family.make_head(numbers, 10, ModelSettings(dropout=0.25))
     assert layers(head) == ["Flatten", "Linear", "ReLU", "Dropout", "Linear"]
     assert parameters(head) == (numbers + 1) * width + (width + 1) * 10
     assert [layer.p for layer in head.modules() if isinstance(layer, nn.Dropout)] == [0.25]
@@ -107,8 +107,8 @@ def test_perceptrons_mirror_their_settings(features: Shape, hidden: tuple[int, .
     settings = ModelSettings(network="mlp", hidden=hidden, representation=5)
     family = NETWORKS["mlp"]
     size = math.prod(features)
-    encoder = family.encoder(features, settings)
-    decoder = family.decoder((5,), features, settings)
+    encoder = family.make_encoder(features, settings)
+    decoder = family.make_decoder((5,), features, settings)
     widths = [
         [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, nn.Linear)]
         for module in (encoder, decoder)
@@ -120,7 +120,7 @@ def test_perceptrons_mirror_their_settings(features: Shape, hidden: tuple[int, .
     assert (output_shape(encoder, features), output_shape(decoder, (5,))) == ((5,), features)
     torch.manual_seed(0)
     assert decoder(torch.randn(20, 5)).min() < 0
-    head = family.head(5, 3, settings)
+    head = family.make_head(5, 3, settings)
     assert output_shape(head, (5,)) == (3,)
     assert next(head.parameters()).shape == ((hidden[0] if hidden else 5), 5)
 
@@ -134,8 +134,8 @@ def test_auto_takes_convolutions_where_they_fit() -> None:
     for network, features in ((name, shape) for name, shapes in taken.items() for shape in shapes):
         family = family_for(USUAL, features)
         assert family is NETWORKS[network], features
-        encoded = output_shape(family.encoder(features, USUAL), features)
-        assert output_shape(family.decoder(encoded, features, USUAL), encoded)
+        encoded = output_shape(family.make_encoder(features, USUAL), features)
+        assert output_shape(family.make_decoder(encoded, features, USUAL), encoded)
     for name in NETWORKS:
         assert family_for(ModelSettings.model_validate({"network": name}), (5,)) is NETWORKS[name]
 
@@ -162,23 +162,23 @@ def test_rows_that_do_not_fit_are_named() -> None:
     for network, features, channels in wrong:
         shape = re.escape(str(features))
         with pytest.raises(ModelError, match=rf"of {channels} channel.*rows of shape {shape}"):
-            NETWORKS[network].encoder(features, USUAL)
+            NETWORKS[network].make_encoder(features, USUAL)
         with pytest.raises(ModelError, match=r"choose another model\.network"):
-            NETWORKS[network].decoder((64,), features, USUAL)
+            NETWORKS[network].make_decoder((64,), features, USUAL)
     small: tuple[tuple[str, Shape], ...] = (("conv_mnist", (1, 4, 28)), ("conv_cifar", (3, 7, 32)))
     for network, features in small:
-        encoder = NETWORKS[network].encoder(features, USUAL)
+        encoder = NETWORKS[network].make_encoder(features, USUAL)
         with pytest.raises(ModelError, match=rf"rows of shape \({features[0]}, {features[1]}"):
             output_shape(encoder, features)
         with pytest.raises(ModelError, match="another partition"):
-            NETWORKS[network].decoder((64,), features, USUAL)
+            NETWORKS[network].make_decoder((64,), features, USUAL)
 
 
 def test_threads_are_as_many_as_a_step_pays_for() -> None:
     small = ModelSettings()
     large = ModelSettings(network="mlp", hidden=(4_000,))
     callers = torch.get_num_threads()
-    with threads(3):
+    with limit_threads(3):
         for settings, batch, shapes, worth in (
             (small, 128, [(20,)], 1),
             (small, 128, [], 1),
@@ -311,7 +311,7 @@ def test_clustering_tells_the_clusters_of_its_own_rows() -> None:
     objective.fit(x)
     place = torch.cdist(centres, objective.centres_KF).argmin(1)
     assert sorted(place.tolist()) == [0, 1, 2]
-    assert (objective.targets(x).argmax(1) == place.repeat_interleave(10)).all()
+    assert (objective.compute_targets(x).argmax(1) == place.repeat_interleave(10)).all()
     objective.fit(rows(20, 7, 4))  # of no clusters, so that all count for every row
     x = rows(6, 7, 6)
     apart = [[float(((a - b) ** 2).sum()) for b in objective.centres_KF] for a in x]
@@ -326,7 +326,7 @@ def test_clustering_tells_the_clusters_of_its_own_rows() -> None:
     assert torch.autograd.gradcheck(lambda z: objective(z, x), z.requires_grad_())
     kept = make(ClusteringSettings(clusters=3), (2, 2), (7,)).double()
     kept.load_state_dict(objective.state_dict())  # centres go on from a checkpoint
-    assert torch.equal(kept.targets(x), objective.targets(x))
+    assert torch.equal(kept.compute_targets(x), objective.compute_targets(x))
 
 
 @pytest.mark.parametrize(

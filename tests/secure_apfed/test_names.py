@@ -30,7 +30,7 @@ from secure_apfed.privacy.dp_sgd import GradientGuard
 from secure_apfed.privacy.guard import FrozenGaussianGuard
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import LabelResponse
-from secure_apfed.seeds import derive_seed, shuffled
+from secure_apfed.seeds import derive_seed, shuffle_rows
 from tests.secure_apfed.small_runs import small_config
 
 BAD = [
@@ -198,11 +198,11 @@ def _digest(agreement: Any, of: Callable[[Any], Any]) -> bytes:
 
 def _opened_by(of: Callable[[Any], Any]) -> Any:
     sums = secure_apfed.CkksSum(secure_apfed.SumAgreement(**PARTIES, clip_norm=1.0))
-    roles: dict[str, Any] = {name: sums.contributor(name) for name in ("p", "q")}
-    receiver = sums.receiver()
-    combiner = sums.combiner()
+    roles: dict[str, Any] = {name: sums.make_contributor(name) for name in ("p", "q")}
+    receiver = sums.make_receiver()
+    combiner = sums.make_combiner()
     secure_apfed.converse({"a": receiver, "g": combiner, **roles})
-    binding = secure_apfed.StepBinding.of("s", of(0), rows=b"r", message=b"m")
+    binding = secure_apfed.StepBinding.from_contents("s", of(0), rows=b"r", message=b"m")
     added = {name: role.contribute(np.ones((1, 2)) / 2, binding) for name, role in roles.items()}
     total = receiver.decode(combiner.combine(added), (of(1), of(2)), binding)
     return np.round(total, 3).tolist()
@@ -222,7 +222,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     **{
         f"accountant {name}": partial(_accounted, accountant)
         for name, accountant in ACCOUNTANTS.items()
-        if accountant.available()
+        if accountant.is_available()
     },
     "noise under a sum": lambda of: calibrate_noise(
         epsilon=8.0, delta=1e-5, releases=of(3), honest=of(2), sensitivity=10.0, numbers=of(4)
@@ -231,14 +231,16 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
         KEY, b"x", deviation=of(3), shape=(of(2), of(2))
     ).tolist(),
     "noise of a step": lambda of: (
-        NoiseSource(KEY).integers((of(2),), of(3), step=of(1), digest=b"d").tolist()
+        NoiseSource(KEY).draw_integers((of(2),), of(3), step=of(1), digest=b"d").tolist()
     ),
     "labels": lambda of: (
         LabelResponse(classes=of(3), epsilon=of(1))
-        .answer(torch.tensor([0, 1] * 9), key=KEY)
+        .randomise_labels(torch.tensor([0, 1] * 9), key=KEY)
         .tolist()
     ),
-    "binding": lambda of: secure_apfed.StepBinding.of("s", of(3), rows=b"r", message=b"m"),
+    "binding": lambda of: secure_apfed.StepBinding.from_contents(
+        "s", of(3), rows=b"r", message=b"m"
+    ),
     "opened sum": _opened_by,
     **{type(one).__name__: partial(_digest, one) for one in AGREEMENTS},
     "aligned": lambda of: {
@@ -263,7 +265,7 @@ TAKERS: Mapping[str, Callable[[Callable[[Any], Any]], Any]] = {
     ),
     "seeds": lambda of: (
         derive_seed(of(3), "x", of(2)),
-        shuffled(torch.arange(5), of(3), of(1)).tolist(),
+        shuffle_rows(torch.arange(5), of(3), of(1)).tolist(),
     ),
     "audit": lambda of: epsilon_below(of(100), of(50), of(40), delta=1e-5, level=0.05),
     "settings": lambda of: secure_apfed.Config.model_validate(

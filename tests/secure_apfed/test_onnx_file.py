@@ -19,7 +19,7 @@ from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
-from secure_apfed.solo import SoloTask, find_baseline, keep_fitted
+from secure_apfed.solo import SoloTask, convert_predictor, find_baseline
 from tests.secure_apfed.small_runs import small_config
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -100,8 +100,8 @@ def test_a_fitted_local_model_says_the_same_in_the_graph(tmp_path: Path, name: s
     draw = np.random.default_rng(0)
     truth = draw.integers(0, 3, 120)
     rows = draw.normal(size=(120, 4)) + 2 * np.eye(3, 4)[truth]
-    task = SoloTask.of(rows, np.arange(30), truth[:30], classes=3)
-    fitted = keep_fitted(find_baseline(name).fit(task))
+    task = SoloTask.from_arrays(rows, np.arange(30), truth[:30], classes=3)
+    fitted = convert_predictor(find_baseline(name).fit(task))
     columns = tuple(NumericColumn(name=f"c{at}", mean=0.0, scale=1.0) for at in range(4))
     encoding = ColumnEncoding(columns=columns, missing="mean")
     model = SoloModel(fitted.as_head(), ("a", "b", "c"), encoding, {})
@@ -136,7 +136,7 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
     # A trained network may tell many rows the same, and then a quantile is a draw.
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 8), nn.Softplus(), nn.Linear(8, 2)).eval()
-    model = SoloModel(network, ("no", "yes"), ColumnEncoding.plain(["a", "b"]), {})
+    model = SoloModel(network, ("no", "yes"), ColumnEncoding.for_numeric_columns(["a", "b"]), {})
     features = torch.randn(200, 2)
     shares_NK = model.predict(features)
     first = float((shares_NK.argmax(1) == 0).double().mean())
@@ -145,7 +145,7 @@ def test_a_threshold_decides_in_the_graph(tmp_path: Path) -> None:
     model = replace(model, threshold=float(shares_NK[:, 1].quantile(level)))
     write_onnx(model, tmp_path / "model.onnx")
     label_N, _ = said(tmp_path / "model.onnx", model, features.double().numpy())
-    decided = [model.classes[at] for at in model.decide(shares_NK).tolist()]
+    decided = [model.classes[at] for at in model.decide_classes(shares_NK).tolist()]
     likeliest = [model.classes[at] for at in shares_NK.argmax(1).tolist()]
     assert np.mean(label_N == np.array(decided)) > 0.99  # a row may lie on the threshold
     assert np.mean(label_N == np.array(likeliest)) < 0.95

@@ -151,7 +151,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(
         yield update
 
     folder = tmp_path / "a run"
-    monkeypatch.setattr(progress, "watching", terminated_in_epoch_2)
+    monkeypatch.setattr(progress, "show_run", terminated_in_epoch_2)
     call = ["secure-apfed", "run", str(run_file), "--output", str(folder)]
     monkeypatch.setattr(sys, "argv", call)
     with pytest.raises(SystemExit) as stop:

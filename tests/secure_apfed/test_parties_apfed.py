@@ -20,13 +20,13 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import CheckpointError, NarrowBatchWarning
-from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import (
     ContributionNoise,
     Releases,
     check_spread,
-    read_representations,
+    parse_representations,
     spread_of,
 )
 from secure_apfed.methods.apfed import ApfedPassive
@@ -88,9 +88,9 @@ def passive(agreed: Contract, name: str = "p1", **more: Any) -> tuple[ApfedPassi
 
 def opened(contributions: Mapping[str, bytes], sent: Envelope, rows: Tensor) -> Tensor:
     sums = plain_sum()
-    combined = sums.combiner().combine(contributions)
+    combined = sums.make_combiner().combine(contributions)
     binding = bind_step(SESSION, sent.step, rows, sent.payload)
-    return torch.from_numpy(sums.receiver().decode(combined, (len(rows), D), binding))
+    return torch.from_numpy(sums.make_receiver().decode(combined, (len(rows), D), binding))
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ def test_what_is_admitted_is_answered_once_and_counted_before_it_is_charged(tmp_
     agreed = contract().model_copy(update={"epochs": 1})
     noise = noise_of(None)
     party, _ = passive(agreed, answers=tmp_path / "answers", noise=noise)
-    admitted, values = party.gradients(representations(rows, z))
-    party.sum.contribution(admitted, values)
+    admitted, values = party.compute_contribution(representations(rows, z))
+    party.sum.protect_answer(admitted, values)
     with pytest.raises(LocalProtocolError, match="admitted last, and leaves once"):
-        party.sum.contribution(admitted, values + 1)
+        party.sum.protect_answer(admitted, values + 1)
     again, _ = passive(later_session(agreed), answers=tmp_path / "answers", noise=noise)
     with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
         contributed(again, representations(rows, z))
@@ -211,7 +211,9 @@ class Active:
             nn.Linear(4 if projection else D, CLASSES).double(),
             nn.Linear(4, D).double() if projection else None,
         )
-        encoding = ColumnEncoding.plain(tuple(f"c{index}" for index in range(COLUMNS)))
+        encoding = ColumnEncoding.for_numeric_columns(
+            tuple(f"c{index}" for index in range(COLUMNS))
+        )
         self.table = PartyTable(
             "active",
             tuple(map(str, range(ROWS))),
@@ -229,7 +231,7 @@ class Active:
         return envelope(payload, kind=Kind.REPRESENTATIONS, step=step)
 
     def sum_of(self, sent: Envelope, gradients: list[Tensor]) -> bytes:
-        rows = unpack(sent.payload, SENT, sender="active")[0]["rows"]
+        rows = unpack_tensors(sent.payload, SENT, sender="active")[0]["rows"]
         return sum_of(sent.step, rows, sent.payload, gradients)
 
 
@@ -237,7 +239,7 @@ class Active:
 def test_an_active_sends_aligned_rows_only_by_their_common_position(projection: bool) -> None:
     active = Active(projection=projection)
     sent = active.represent(0, [1, 9, 3, 0, 7, 10])  # 9, 0 and 7 are aligned, at 2, 4 and 0
-    tensors, meta = unpack(sent.payload, SENT, sender="active")
+    tensors, meta = unpack_tensors(sent.payload, SENT, sender="active")
     assert tensors["rows"].tolist() == [2, 4, 0]
     assert meta == {}
     with torch.no_grad():
@@ -268,7 +270,7 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> 
     state = cloned(active.party.role.tensors())
     sent = active.represent(0, [7, 2, 9])
     gradients = [random(3, D)] * 2
-    tensors, _ = unpack(sent.payload, SENT, sender="active")
+    tensors, _ = unpack_tensors(sent.payload, SENT, sender="active")
     rows = tensors["rows"]
     z = tensors["z"]
     bad = {
@@ -292,7 +294,7 @@ def test_a_sum_of_something_else_changes_nothing_and_is_the_last(other: str) -> 
 
 def read(rows: Any, z: Any, terms: RepresentationTerms = TERMS) -> tuple[Tensor, Tensor]:
     sent = representations(torch.as_tensor(rows), torch.as_tensor(z))
-    return read_representations(sent, terms, aligned=10, minimum=2)
+    return parse_representations(sent, terms, aligned=10, minimum=2)
 
 
 ONES = torch.ones(2, 2)
@@ -378,23 +380,23 @@ def allowance(
 
 
 def take(own: Allowance, rows: list[int], *, step: int, digest: bytes = b"answer") -> None:
-    own.take(step, torch.tensor(rows), digest, sender="active")
+    own.count_answers(step, torch.tensor(rows), digest, sender="active")
 
 
 @pytest.mark.parametrize(("epochs", "spare", "beyond"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
 def test_a_row_is_answered_as_often_as_agreed(epochs: int, spare: int, beyond: int) -> None:
     own = allowance(epochs=epochs, spare=spare, beyond=beyond)
     with pytest.raises(RemoteProtocolError, match=r"a batch of 4 rows to p1.*at most 3"):
-        own.check(0, torch.arange(4), sender="active")
+        own.check_batch(0, torch.arange(4), sender="active")
     take(own, [1, 2], step=0)
     for _ in range(3):  # the same answer to the same step counts once
-        own.check(1, torch.tensor([1, 2]), sender="active")
+        own.check_batch(1, torch.tensor([1, 2]), sender="active")
         take(own, [1, 2], step=1)
     for step, rows, digest in ((2, [2, 3], b"answer"), (1, [1], b"answer"), (1, [1, 2], b"other")):
         with pytest.raises(RemoteProtocolError, match=r"more than 2 times.*rules\.spare_answers"):
             take(own, rows, step=step, digest=digest)
     with pytest.raises(RemoteProtocolError, match="more than 2 times"):
-        own.check(2, torch.tensor([2, 3]), sender="active")
+        own.check_batch(2, torch.tensor([2, 3]), sender="active")
     take(own, [3, 4], step=2)
 
 
@@ -426,7 +428,7 @@ def test_an_answer_is_on_the_disk_before_it_may_leave_or_else_with_the_checkpoin
     synced = []
     brought = actives_own(tmp_path)
     inside = replace(brought, secrets=replace(brought.secrets, sends_out=sends_out))
-    own = Allowance.of(inside, contract(), aligned=10)
+    own = Allowance.from_contract(inside, contract(), aligned=10)
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(log.read_bytes()))
     take(own, [1, 2], step=0)
     assert log.read_bytes().count(b"\n") == 2

@@ -12,8 +12,8 @@ import pytest
 from apfed_protocols.seal import fresh_identity
 from secure_apfed.audit_log import Agreed, AuditLog
 from secure_apfed.errors import CheckpointError
-from secure_apfed.exchange import Envelope, Flow, Kind, StatusKeeper
-from secure_apfed.past_sessions import PastSessions, read_broken_off, read_logged
+from secure_apfed.exchange import Envelope, Flow, Kind, StatusTracker
+from secure_apfed.past_sessions import PastSessions, load_broken_sessions, load_logged_sessions
 from secure_apfed.runs.own_record import OwnRecord
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -65,17 +65,17 @@ def test_totals_of_a_run_in_memory_count_what_was_broken_off(tmp_path: Path) -> 
 
 def test_a_damaged_record_says_what_is_lost_without_it(tmp_path: Path) -> None:
     path = tmp_path / "broken-off.json"
-    assert read_broken_off(path) == PastSessions()
+    assert load_broken_sessions(path) == PastSessions()
     path.write_text('{"sessions": 0}')
     with pytest.raises(CheckpointError, match="or remove it: then the totals lack"):
-        read_broken_off(path)
+        load_broken_sessions(path)
 
 
 @pytest.mark.parametrize("party", ["bank", "lab", "aggregator"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_log_tells_exactly_what_its_party_counted(party: str, number: int) -> None:
     folder = STORED / str(number) / "apart" / "parties" / party
-    past = read_logged(folder / "audit.log")
+    past = load_logged_sessions(folder / "audit.log")
     logged = {
         (flow.sender, flow.receiver, flow.kind.value): {**asdict(flow), "kind": flow.kind.value}
         for flow in (*past.sent, *past.received)
@@ -112,9 +112,9 @@ def log_of(path: Path, openings: list[list[tuple[float, Any]]]) -> Path:
         for at, line in lines:
             clock[0] = at
             if isinstance(line, Agreed):
-                log._write(line.model_copy(update={"at": at}))
+                log._write_line(line.model_copy(update={"at": at}))
             elif line is not None:
-                log.sent(line, b"x" * (line.step + 200))
+                log.observe_outgoing(line, b"x" * (line.step + 200))
     return path
 
 
@@ -156,7 +156,7 @@ def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:
             ],
         ],
     )
-    past = read_logged(path)
+    past = load_logged_sessions(path)
     assert past.sessions == 2
     assert past.steps == 5 + 3
     assert past.seconds == (17 - 12) + (66 - 60)
@@ -170,14 +170,14 @@ def test_sessions_steps_and_seconds_of_a_log_add_up(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_not_there_tells_of_no_sessions(tmp_path: Path) -> None:
-    assert read_logged(tmp_path / "audit.log") == PastSessions()
+    assert load_logged_sessions(tmp_path / "audit.log") == PastSessions()
 
 
 def test_an_altered_log_is_refused(tmp_path: Path) -> None:
     path = log_of(tmp_path / "audit.log", [[(1, envelope(Kind.GREETING, -1, "unnamed"))]])
     path.write_bytes(path.read_bytes().replace(b'"size":199', b'"size":198'))
     with pytest.raises(CheckpointError, match="not chained"):
-        read_logged(path)
+        load_logged_sessions(path)
 
 
 def test_status_and_record_of_a_party_go_on_from_its_past() -> None:
@@ -185,18 +185,18 @@ def test_status_and_record_of_a_party_go_on_from_its_past() -> None:
     past = PastSessions(
         sessions=1, sent=(flow,), received=(replace(flow, sender="lab", receiver="bank"),)
     )
-    status = StatusKeeper()
+    status = StatusTracker()
     meter: Any = NothingReleased()
     from secure_apfed.exchange.status import _BEFORE
 
     meter.promise = _BEFORE
-    status.begin("bank", ["lab", "hub"], meter, past=past.count_bytes())
-    status.sent(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
-    peers = status.status().peers
+    status.start_session("bank", ["lab", "hub"], meter, past=past.count_bytes())
+    status.observe_outgoing(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
+    peers = status.build_status().peers
     assert (peers["lab"].sent_bytes, peers["lab"].received_bytes) == (340, 300)
     assert (peers["hub"].sent_bytes, peers["hub"].received_bytes) == (0, 0)
     record = OwnRecord("bank", "active", small_config(), None, active="bank", past=past)
-    record.sent(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
+    record.observe_outgoing(envelope(Kind.REPRESENTATIONS, 3), b"x" * 40)
     (total,) = record.sent_by_me.flows
     assert (total.messages, total.wire_bytes, total.last_step) == (4, 340, 3)
     assert record.heard.wire_bytes == 300

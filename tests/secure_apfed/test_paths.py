@@ -121,8 +121,8 @@ def test_runs_and_models(name: str, kind: Callable[[Path], Any], finished: Path)
 def test_accounts_and_transcripts(kind: Callable[[Path], Any], tmp_path: Path) -> None:
     for attempt in range(2):
         history = AlignmentHistory(kind(tmp_path / "runs.jsonl"), runs_with_a_peer=2)
-        history.admit(session=f"{attempt}", peers=["shop"])
-    AlignmentHistory.of_party(kind(tmp_path), "bank", runs_with_a_peer=1)
+        history.record_run(session=f"{attempt}", peers=["shop"])
+    AlignmentHistory.for_party(kind(tmp_path), "bank", runs_with_a_peer=1)
     log = kind(tmp_path / "ledger.jsonl")
     PrivacyLedger(NoPrivacy(), delta=1e-5, budget=None, rows=3, log=log)
     assert os.path.exists(tmp_path / "ledger.jsonl")  # noqa: PTH110 - any kind of path

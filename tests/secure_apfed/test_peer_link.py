@@ -12,7 +12,7 @@ import pytest
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, fresh_identity, open_link
 from secure_apfed.exchange import resumable_link, sealed_connection
-from secure_apfed.exchange.sealed_connection import Door
+from secure_apfed.exchange.sealed_connection import PeerAcceptor
 from secure_apfed.runs.local import free_addresses
 from tests.contracts.hostile import said_in_a_fork
 from tests.waiting import LONG_S
@@ -63,9 +63,9 @@ def test_another_secret_or_party_is_told_at_both_ends(
     shop: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Patience ends with attempts: once somebody came, each takes ten seconds of both clocks."""
-    came, ahead_s, welcome = Event(), count(step=10.0), Door.welcome
+    came, ahead_s, welcome = Event(), count(step=10.0), PeerAcceptor.admit_stranger
 
-    def noted(door: Door, *stranger: Any) -> None:
+    def noted(door: PeerAcceptor, *stranger: Any) -> None:
         welcome(door, *stranger)
         came.set()
 
@@ -75,7 +75,7 @@ def test_another_secret_or_party_is_told_at_both_ends(
     clock = SimpleNamespace(monotonic=hurrying, sleep=lambda _: time.sleep(0.01))
     monkeypatch.setattr(resumable_link, "time", clock)
     monkeypatch.setattr(sealed_connection, "_LOOK_S", 0.01)
-    monkeypatch.setattr(Door, "welcome", noted)
+    monkeypatch.setattr(PeerAcceptor, "welcome", noted)
     bank, there = both({"secret": SECRET}, shop)
     assert says in there
     assert f"shop did not come within {LONG_S:g} s (" in bank

@@ -224,7 +224,7 @@ def test_baselines_are_forecast_by_those_of_two_samples(
         taught.append(own)
         now += 1.0 + 0.01 * len(own.train_rows)
 
-    monkeypatch.setattr(solo, "_compared", compared)
+    monkeypatch.setattr(solo, "_compare_baselines", compared)
     monkeypatch.setattr(solo, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(solo, "_SAMPLES", (20, 40))
     few = ["--set", "data.labelled=30"]

@@ -14,7 +14,7 @@ from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import DataError
-from secure_apfed.runs.outcome import describe_never_predicted
+from secure_apfed.runs.outcome import describe_unpredicted_classes
 
 ROWS = 120
 
@@ -135,7 +135,7 @@ def test_labels_of_passives_follow(tmp_path: Path) -> None:
     assert data.passives[0].labels is not None
     known = data.passives[0].labels >= 0
     assert 0 < float(data.passives[0].labels[known].double().mean()) < 0.2
-    assert config.terms()["positive"] == "J"
+    assert config.collect_terms()["positive"] == "J"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
     settings, advised = ADVISED[case]
     config = Config.model_validate(settings_of(tmp_path) | settings)
     threshold = 0.25 if config.method.predicts_alone and config.dp_sgd is None else None
-    text = describe_never_predicted(config, {"J": threshold})
+    text = describe_unpredicted_classes(config, {"J": threshold})
     assert text is not None
     assert text.startswith("no test row is given class J; ")
     if advised is None:
@@ -199,10 +199,10 @@ def test_what_is_advised_where_a_class_is_never_predicted_is_taken(
 
 def test_classes_that_are_never_predicted_stand_in_one_sentence(tmp_path: Path) -> None:
     config = Config.model_validate(settings_of(tmp_path))
-    text = describe_never_predicted(config, {"1": None, "6": None})
+    text = describe_unpredicted_classes(config, {"1": None, "6": None})
     assert text is not None
     assert text.startswith("no test row is given any of the classes 1, 6; ")
-    assert describe_never_predicted(config, {}) is None
+    assert describe_unpredicted_classes(config, {}) is None
 
 
 @pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

@@ -21,7 +21,7 @@ from secure_apfed.privacy.accountants import (
     NoFigureError,
     NoPrivacy,
     calibrate_sigma,
-    compose,
+    compose_mu,
     gdp_epsilon,
     gdp_mu,
 )
@@ -53,7 +53,7 @@ each = pytest.mark.parametrize("name", ACCOUNTANTS)
 
 def epsilon_of(name: str, multiplier: float, releases: int, delta: float = DELTA) -> float:
     mechanism = GaussianRelease(noise_multiplier=multiplier)
-    return ACCOUNTANTS[name].epsilon(mechanism, releases=releases, delta=delta)
+    return ACCOUNTANTS[name].get_epsilon(mechanism, releases=releases, delta=delta)
 
 
 def formula(epsilon: float, mu: float) -> mpmath.mpf:
@@ -70,7 +70,7 @@ def test_it_is_near_the_exact_figure_and_grows_with_what_is_released(name: str) 
     assert ACCOUNTANTS[name].name == name
     lowest, highest = BOUNDS[name]
     for (epsilon, releases), multiplier in list(NEEDED.items())[:: 1 if name == "gdp" else 3]:
-        exact = gdp_epsilon(compose(1 / multiplier, releases), DELTA)
+        exact = gdp_epsilon(compose_mu(1 / multiplier, releases), DELTA)
         assert exact == pytest.approx(epsilon, rel=0.01)
         assert lowest <= epsilon_of(name, multiplier, releases) / exact <= highest
     costs = [epsilon_of(name, 5.0, releases) for releases in (1, 2, 4, 8)]
@@ -87,7 +87,7 @@ def test_it_is_near_the_exact_figure_and_grows_with_what_is_released(name: str) 
 def test_far_out_it_is_above_the_exact_figure_or_has_none(
     name: str, multiplier: float, releases: int, delta: float
 ) -> None:
-    exact = gdp_epsilon(compose(1 / multiplier, releases), delta)
+    exact = gdp_epsilon(compose_mu(1 / multiplier, releases), delta)
     told = math.nan
     reason = ""
     try:
@@ -104,8 +104,8 @@ def test_far_out_it_is_above_the_exact_figure_or_has_none(
 @each
 def test_limits_and_bad_arguments(name: str) -> None:
     assert epsilon_of(name, 1.0, 0) == 0
-    assert ACCOUNTANTS[name].epsilon(NoPrivacy(), releases=0, delta=DELTA) == 0
-    assert ACCOUNTANTS[name].epsilon(NoPrivacy(), releases=1, delta=DELTA) == math.inf
+    assert ACCOUNTANTS[name].get_epsilon(NoPrivacy(), releases=0, delta=DELTA) == 0
+    assert ACCOUNTANTS[name].get_epsilon(NoPrivacy(), releases=1, delta=DELTA) == math.inf
     with pytest.raises(ConfigError, match="at least 0, got -1"):
         epsilon_of(name, 1.0, -1)
     for delta in (0.0, 1.0, math.nan):
@@ -149,7 +149,7 @@ def test_bad_numbers_are_refused_and_limits_are_kept() -> None:
         (lambda: calibrate_sigma(1, DELTA, 1, 0), "a clip bound is positive, got 0"),
         (lambda: calibrate_sigma(0, DELTA, 1, 1), "a target epsilon is positive and finite, got 0"),
         (lambda: calibrate_sigma(1, 0, 1, 1), "delta lies between 0 and 1, both excluded, got 0"),
-        (lambda: compose(1, -1), "at least 0, got -1"),
+        (lambda: compose_mu(1, -1), "at least 0, got -1"),
         (lambda: gdp_epsilon(-1, DELTA), "mu is at least 0, got -1"),
     )
     for call, message in refused:
@@ -240,7 +240,7 @@ def test_sensitivity_holds_for_quantised_neighbours(columns: int, rows: int) -> 
     most = 0.0
     for _ in range(50):
         wide = rng.normal(size=(rows, columns)) * 1e6
-        moved = fixed_point.quantise(wide) - fixed_point.quantise(-wide)
+        moved = fixed_point.quantise_rows(wide) - fixed_point.quantise_rows(-wide)
         most = max(most, float(np.linalg.norm(moved)))
     assert most <= bound
     assert bound >= 2 * fixed_point.levels * math.sqrt(rows)
@@ -296,7 +296,7 @@ def test_the_ledger_counts_and_stops_before_the_budget() -> None:
         ledger.charge(step=step, rows=torch.tensor([0, 1]), digest=bytes([step]))
     with pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
         ledger.charge(step=3, rows=torch.tensor([1, 2]), digest=b"x")
-    spent = ledger.account()
+    spent = ledger.summarise_cost()
     assert spent["epsilon"] == pytest.approx(budget)
     assert ledger.cross_check() == {"zcdp": spent["epsilon"]}
     assert "2 honest parties" in spent["trace"][0]

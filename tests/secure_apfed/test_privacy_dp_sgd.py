@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.exchange import TensorSpec, unpack
+from secure_apfed.exchange import TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.privacy import dp_sgd
 from secure_apfed.privacy.accountants import (
@@ -45,9 +45,11 @@ def samples(count: int) -> list[Tensor]:
 
 
 def test_the_sum_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = dp_sgd.clipped_sum(samples(9), 0.7)
+    whole = dp_sgd.sum_clipped_gradients(samples(9), 0.7)
     monkeypatch.setattr("secure_apfed.privacy.dp_sgd._CHUNK_NUMBERS", 20)
-    torch.testing.assert_close(dp_sgd.clipped_sum(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(
+        dp_sgd.sum_clipped_gradients(samples(9), 0.7), whole, rtol=1e-14, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,14 +58,16 @@ def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
     for value, first, clip in product(values, (0, 9), (1e-6, 0.5, 1e6)):
         bad = torch.zeros(1, 10, dtype=dtype)
         bad[0, first:] = value
-        alone = dp_sgd.clipped_sum([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
+        alone = dp_sgd.sum_clipped_gradients([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
         assert bool(alone.isfinite().all())
         assert math.sqrt(math.fsum(x * x for x in alone.tolist())) <= clip
     huge = torch.full((1, 5), torch.finfo(dtype).max * 0.9, dtype=dtype)
-    assert float(dp_sgd.clipped_sum([huge], 0.5).norm()) == pytest.approx(0.5)
+    assert float(dp_sgd.sum_clipped_gradients([huge], 0.5).norm()) == pytest.approx(0.5)
     good = samples(4)
     spoilt = [torch.cat([part, torch.full_like(part[:1], math.nan)]) for part in good]
-    torch.testing.assert_close(dp_sgd.clipped_sum(spoilt, 1.0), dp_sgd.clipped_sum(good, 1.0))
+    torch.testing.assert_close(
+        dp_sgd.sum_clipped_gradients(spoilt, 1.0), dp_sgd.sum_clipped_gradients(good, 1.0)
+    )
 
 
 def test_the_noise_has_the_stated_deviation_and_no_other() -> None:
@@ -140,7 +144,7 @@ def active(
     guard: RepresentationGuard | None = None,
     train: TrainSettings = TRAIN,
 ) -> LoneActive:
-    encoding = ColumnEncoding.plain(tuple("abcde"))
+    encoding = ColumnEncoding.for_numeric_columns(tuple("abcde"))
     table = PartyTable(
         "active",
         tuple(map(str, range(ROWS))),
@@ -253,7 +257,7 @@ def test_a_record_that_overflows_stops_nothing_and_moves_no_more_than_any_other(
         before = parameters(party)
         sent = party.represent(0, BATCH)
         assert sent is not None
-        z_AD = unpack(sent, SENT, sender="active")[0]["z"]
+        z_AD = unpack_tensors(sent, SENT, sender="active")[0]["z"]
         assert bool(z_AD.isfinite().all())
         assert (float(z_AD[0].norm()) < 1e-7) is overflows
         party.update(answer(sent, torch.tensor([2, 0, 4]), gradient_AD))
@@ -286,8 +290,8 @@ def test_a_spent_budget_changes_nothing() -> None:
     with pytest.raises(BudgetExhaustedError, match="step 1 was not played"):
         play(party, random(3, SIZE), step=1)
     assert torch.equal(parameters(party), before)
-    assert private.ledger.spent().releases == 1
-    assert party.role.ledgers["active"].spent().releases == 1
+    assert private.ledger.get_privacy_spent().releases == 1
+    assert party.role.ledgers["active"].get_privacy_spent().releases == 1
 
 
 def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
@@ -295,7 +299,7 @@ def test_a_batch_that_was_never_updated_leaves_nothing_behind() -> None:
     ours = active(updates())
     twin = active(updates())
     ours.represent(0, torch.arange(ROWS))
-    ours.role.trainer.scored(torch.arange(ROWS))
+    ours.role.trainer.score_rows(torch.arange(ROWS))
     play(ours, gradient_AD, step=1)
     play(twin, gradient_AD, step=1)
     torch.testing.assert_close(parameters(ours), parameters(twin), rtol=1e-9, atol=1e-9)
@@ -363,23 +367,23 @@ def test_the_formula_of_the_docs() -> None:
     assert whole.mu == pytest.approx(mu)
     assert whole.epsilon_model == pytest.approx(gdp_epsilon(mu, DELTA))
     assert whole.epsilon_y == pytest.approx(gdp_epsilon(math.sqrt(50) / 30, DELTA))
-    spent = whole.account(releases.spent())
-    assert (spent.epsilon_x, spent.releases) == (releases.spent().epsilon_x, 50)
+    spent = whole.add_training_cost(releases.get_privacy_spent())
+    assert (spent.epsilon_x, spent.releases) == (releases.get_privacy_spent().epsilon_x, 50)
     assert (spent.epsilon_y, spent.epsilon_model) == (whole.epsilon_y, whole.epsilon_model)
     assert spent.epsilon_x < spent.epsilon_model
-    assert spent.trace[:3] == releases.spent().trace
+    assert spent.trace[:3] == releases.get_privacy_spent().trace
     assert "updates: 50 of one record at most" in spent.trace[3]
 
 
 def test_without_noise_on_releases_only_labels_are_covered_and_nothing_sent_costs_nothing() -> None:
     whole, releases, updates = training(NoPrivacy(), GaussianRelease(noise_multiplier=4.0))
     charge(updates, 0, 1)
-    unsent = whole.account(PrivacySpent.nothing(delta=DELTA))
+    unsent = whole.add_training_cost(PrivacySpent.for_no_release(delta=DELTA))
     # The finished model has read the label, whatever was sent.
     label = gdp_epsilon(0.25, DELTA)
     assert (unsent.epsilon_x, unsent.epsilon_y, unsent.epsilon_model) == (0, label, label)
     charge(releases, 0, 1)
-    spent = whole.account(releases.spent())
+    spent = whole.add_training_cost(releases.get_privacy_spent())
     assert (spent.epsilon_x, spent.epsilon_y, spent.epsilon_model) == (math.inf, label, math.inf)
 
 
@@ -414,7 +418,10 @@ def test_a_calibrated_training_ends_at_its_budget_and_not_before(releases: int) 
             charge(ledger, 6, 1)
         charge(ledger, 7)  # nobody's rows cost nothing
         charge(updates, 5, 1)  # what happened already is free
-    assert (released.spent().releases, updates.spent().releases) == (releases, 6)
+    assert (released.get_privacy_spent().releases, updates.get_privacy_spent().releases) == (
+        releases,
+        6,
+    )
 
 
 def test_updates_alone_take_the_whole_budget_and_what_cannot_be_calibrated_is_said() -> None:
@@ -449,8 +456,8 @@ def test_statements_say_what_is_covered_and_what_noise_from_the_seed_is_worth() 
         (NoGuard(), "no guarantee for features"),
         (None, "nothing is sent"),
     ):
-        text = whole.statement(by)
+        text = whole.describe_guarantee(by)
         for part in (said, "encoding of features", "losses and checkpoints stay with the active"):
             assert part in text
         assert "does not know the run's seed" not in text
-        assert "does not know the run's seed" in seeded.statement(by)
+        assert "does not know the run's seed" in seeded.describe_guarantee(by)

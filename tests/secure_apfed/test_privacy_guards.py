@@ -28,7 +28,7 @@ from secure_apfed.privacy.guard import (
     make_guard,
 )
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.privacy.noise import clip_rows, on_grid, standard_normals
+from secure_apfed.privacy.noise import clip_rows, round_to_grid, standard_normals
 from secure_apfed.settings.privacy import GuardSettings
 
 KEY = bytes(range(32))
@@ -71,7 +71,7 @@ class TestEveryGuard:
         again = made(guard.name)
         again.load_tensors(guard.tensors())
         assert torch.equal(again.repeats(ROWS + 1), guard.repeats(ROWS + 1))
-        assert again.planned(9) == guard.planned(9) <= 9
+        assert again.count_charges(9) == guard.count_charges(9) <= 9
         rows = ROWS.flip(0) + 1
         first = guard.release(batch(1), step=1, rows=rows)
         assert torch.equal(again.release(batch(1), step=1, rows=rows), first)
@@ -79,7 +79,7 @@ class TestEveryGuard:
     def test_unsafe_means_unbounded_sensitivity(self, guard: RepresentationGuard) -> None:
         assert guard.unsafe is math.isinf(guard.sensitivity())
         assert guard.unsafe is isinstance(guard.mechanism(), NoPrivacy)
-        assert guard.unsafe is guard.statement().startswith("no guarantee")
+        assert guard.unsafe is guard.describe_guarantee().startswith("no guarantee")
 
         norms = guard.release(batch() * 100, step=0, rows=ROWS).norm(dim=1)
         assert float(norms.max()) <= guard.largest_norm(64)
@@ -141,13 +141,13 @@ class TestGaussianGuard:
         other = batch(1, dtype=torch.float64)
         assert torch.allclose(self.noise(guard, h_BD, 0), self.noise(guard, other, 0), atol=1e-12)
         assert not self.correlated(self.noise(guard, h_BD, 0), self.noise(guard, h_BD, 1))
-        assert "does not know the run's seed" in guard.statement()
+        assert "does not know the run's seed" in guard.describe_guarantee()
 
     def test_the_key_is_in_no_text_and_no_pickle(self, gaussian: GaussianGuard) -> None:
         usual = "row-release guarantee, encoder held fixed"
-        assert gaussian.statement() == usual
+        assert gaussian.describe_guarantee() == usual
         once = f"{usual}; each row is noised once, scaled, and sent unchanged ever after"
-        assert frozen().statement() == once
+        assert frozen().describe_guarantee() == once
         for guard in (gaussian, frozen()):
             name = type(guard).__name__
             assert repr(guard) == f"{name}(clip=1.5, sigma=0.5, noise='secret')"
@@ -175,11 +175,11 @@ class TestSettings:
         assert isinstance(guard, GaussianGuard)
         assert guard.sigma == pytest.approx(4.24, abs=0.005)
         frozen = make_guard(settings_of("frozen_gaussian"), delta=1e-5, releases=9, key=KEY)
-        assert frozen.planned(9) == 1
+        assert frozen.count_charges(9) == 1
         with pytest.raises(ConfigError, match="at least 1 planned release, got 0"):
             make_guard(settings, delta=1e-5, releases=0, key=KEY)
         seeded = settings_of("gaussian", noise="reproducible_insecure")
-        told = make_guard(seeded, delta=1e-5, releases=1, key=KEY).statement()
+        told = make_guard(seeded, delta=1e-5, releases=1, key=KEY).describe_guarantee()
         assert "does not know the run's seed" in told
 
     def test_bad_settings_say_what_is_wrong(self) -> None:
@@ -222,8 +222,8 @@ def test_a_row_is_sent_unchanged_in_whatever_batch_it_comes_again(dtype: torch.d
     h_BD = some(0, dtype=dtype)
     first = guard.release(h_BD, step=0, rows=rows)
     plain = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY).release(h_BD, step=0, rows=rows)
-    assert torch.equal(first, plain * guard.scale(6))
-    assert guard.scale(6) == pytest.approx(1 / math.sqrt(1 + 6 * (SIGMA / CLIP) ** 2))
+    assert torch.equal(first, plain * guard.compute_scale(6))
+    assert guard.compute_scale(6) == pytest.approx(1 / math.sqrt(1 + 6 * (SIGMA / CLIP) ** 2))
     again = guard.release(some(1, dtype=dtype), step=7, rows=positions(5, 1, 3, 9))
     assert torch.equal(again[[0, 2, 3]], first[[3, 0, 1]])
     assert again.dtype == dtype
@@ -300,7 +300,7 @@ class TestAccount:
         self.send(guard, ledger, 0, 0, 1, seed=0)
         self.send(guard, ledger, 1, 1, 2, seed=1)
         self.send(frozen(), ledger, 2, 1, 3, seed=2)
-        assert ledger.spent().releases == 2
+        assert ledger.get_privacy_spent().releases == 2
 
     def test_a_repeat_that_was_never_charged_is_charged(self) -> None:
         """As when a party goes on after its budget stopped the first release."""
@@ -308,9 +308,9 @@ class TestAccount:
         ledger = self.ledger(guard)
         guard.release(some(0), step=0, rows=positions(0, 1, 2, 3))
         self.send(guard, ledger, 1, 0, 1, seed=1)
-        assert ledger.spent().releases == 1
+        assert ledger.get_privacy_spent().releases == 1
         self.send(guard, ledger, 2, 0, 1, seed=2)
-        assert ledger.spent().releases == 1
+        assert ledger.get_privacy_spent().releases == 1
 
     def test_repeats_of_another_kind_are_refused(self) -> None:
         rows = positions(0, 1)
@@ -391,7 +391,7 @@ def test_low_bits_do_not_tell_what_the_noise_was_added_to(noise: Any, told_apart
 @pytest.mark.parametrize("sigma", [1e-100, 0.3, 1.0, 2.0**20])
 def test_the_grid_is_a_power_of_two_near_a_tenth_of_sigma(sigma: float) -> None:
     values = sigma * normals(b"grid").ravel()
-    rounded = on_grid(values, sigma)
+    rounded = round_to_grid(values, sigma)
     grid = np.abs(rounded[rounded != 0]).min()
     assert sigma / 16 < grid <= sigma / 8
     assert np.log2(grid) == np.round(np.log2(grid))
@@ -402,8 +402,8 @@ def test_the_grid_is_a_power_of_two_near_a_tenth_of_sigma(sigma: float) -> None:
 
 def test_numbers_beyond_the_grids_reach_stay_as_they_are() -> None:
     values = np.array([1e300, -1e300, 1.5e9, 0.0, 3.0])
-    assert np.array_equal(on_grid(values, 1e-12), values)
-    assert np.array_equal(on_grid(values, 5e-324), values)
+    assert np.array_equal(round_to_grid(values, 1e-12), values)
+    assert np.array_equal(round_to_grid(values, 5e-324), values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -59,18 +59,18 @@ def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
 @each_protecting
 def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(name: str) -> None:
     for epsilon in (0.3, 1.0, 4.0):
-        answers = mechanism(name, epsilon).answer(LABELS, key=KEY)
+        answers = mechanism(name, epsilon).randomise_labels(LABELS, key=KEY)
         assert kept_as_often_as(answers, keep_probability(epsilon))
         for wrong in (2 / 3, 3 / 2):
             assert not kept_as_often_as(answers, keep_probability(epsilon * wrong))
-            bad = mechanism(name, epsilon * wrong).answer(LABELS, key=KEY)
+            bad = mechanism(name, epsilon * wrong).randomise_labels(LABELS, key=KEY)
             assert not kept_as_often_as(bad, keep_probability(epsilon))
 
 
 def test_no_mechanism_gives_labels_away_and_says_so() -> None:
     none = mechanism("none")
-    assert (none.unsafe, none.epsilon, none.statement()) == (True, math.inf, "no label DP")
-    assert torch.equal(none.answer(LABELS, key=KEY), LABELS)
+    assert (none.unsafe, none.epsilon, none.describe_guarantee()) == (True, math.inf, "no label DP")
+    assert torch.equal(none.randomise_labels(LABELS, key=KEY), LABELS)
 
 
 @every
@@ -78,28 +78,30 @@ def test_it_is_in_the_table_under_its_name_and_answers_with_labels(name: str) ->
     made = mechanism(name)
     assert made.name == name
     assert made.stages >= 1
-    answers = made.answer(LABELS, key=KEY)
+    answers = made.randomise_labels(LABELS, key=KEY)
     assert (answers.dtype, answers.shape) == (torch.int64, LABELS.shape)
     assert set(answers.tolist()) <= set(range(CLASSES))
-    assert made.answer(LABELS[:0], key=KEY).shape == (0,)
+    assert made.randomise_labels(LABELS[:0], key=KEY).shape == (0,)
     assert LABELS[:5].tolist() == [0, 1, 2, 3, 4]  # its argument is left alone
 
 
 @each_protecting
 def test_the_same_labels_and_key_give_the_same_answers_and_others_others(name: str) -> None:
-    first = mechanism(name).answer(LABELS, key=KEY)
-    assert torch.equal(first, mechanism(name).answer(LABELS, key=KEY))
-    assert not torch.equal(first, mechanism(name).answer(LABELS, key=bytes(32)))
-    assert not torch.equal(first, mechanism(name, 1.1).answer(LABELS, key=KEY))
+    first = mechanism(name).randomise_labels(LABELS, key=KEY)
+    assert torch.equal(first, mechanism(name).randomise_labels(LABELS, key=KEY))
+    assert not torch.equal(first, mechanism(name).randomise_labels(LABELS, key=bytes(32)))
+    assert not torch.equal(first, mechanism(name, 1.1).randomise_labels(LABELS, key=KEY))
     # One other label changes all chances.
     changed = LABELS.clone()
     changed[0] = 1
-    assert not correlated(first != LABELS, mechanism(name).answer(changed, key=KEY) != changed)
+    assert not correlated(
+        first != LABELS, mechanism(name).randomise_labels(changed, key=KEY) != changed
+    )
 
 
 @each_protecting
 def test_the_statement_names_epsilon_and_what_is_left_out(name: str) -> None:
-    told = mechanism(name, 2.5).statement()
+    told = mechanism(name, 2.5).describe_guarantee()
     assert told.startswith("label DP, epsilon_y 2.5, delta 0")
     assert told.endswith("features are not covered")
 
@@ -112,7 +114,7 @@ def test_what_is_out_of_range_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="at least 2 classes, got 1"):
         mechanism(name, classes=1)
     with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
-        mechanism(name).answer(LABELS, key=b"x")
+        mechanism(name).randomise_labels(LABELS, key=b"x")
 
 
 @every
@@ -121,10 +123,10 @@ def test_what_are_no_labels_is_refused(name: str) -> None:
         labels = torch.zeros(6, dtype=torch.int64)
         labels[row] = label
         with pytest.raises(DataError, match=f"row {row} has label {label}, expected 0..4"):
-            mechanism(name).answer(labels, key=KEY)
+            mechanism(name).randomise_labels(labels, key=KEY)
     for other in (torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64)):
         with pytest.raises(LocalProtocolError, match="labels are int64 of shape"):
-            mechanism(name).answer(other, key=KEY)
+            mechanism(name).randomise_labels(other, key=KEY)
 
 
 def test_any_answer_is_at_most_e_to_epsilon_likelier_for_one_label_than_for_another() -> None:
@@ -132,7 +134,9 @@ def test_any_answer_is_at_most_e_to_epsilon_likelier_for_one_label_than_for_anot
         response = LabelResponse(epsilon=epsilon, classes=classes)
         other = response.replace_probability / (classes - 1)
         assert math.log(response.keep_probability / other) == pytest.approx(epsilon)
-    assert torch.equal(mechanism("randomised_response", 40.0).answer(LABELS, key=KEY), LABELS)
+    assert torch.equal(
+        mechanism("randomised_response", 40.0).randomise_labels(LABELS, key=KEY), LABELS
+    )
 
 
 def test_rounding_to_64_bits_never_raises_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +148,11 @@ def test_rounding_to_64_bits_never_raises_epsilon(monkeypatch: pytest.MonkeyPatc
     )
     labels = torch.zeros(4, dtype=torch.int64)
     response = LabelResponse(epsilon=40.0, classes=2)
-    assert response.answer(labels, key=KEY).tolist() == [1, 1, 0, 0]
+    assert response.randomise_labels(labels, key=KEY).tolist() == [1, 1, 0, 0]
 
 
 def test_replacements_are_uniform_over_the_other_classes() -> None:
-    changed = mechanism("randomised_response").answer(LABELS, key=KEY)
+    changed = mechanism("randomised_response").randomise_labels(LABELS, key=KEY)
     shift = (changed - LABELS)[changed != LABELS] % 5
     assert set(shift.tolist()) == {1, 2, 3, 4}
     assert stats.chisquare(torch.bincount(shift)[1:].numpy()).pvalue > 0.001
@@ -195,7 +199,9 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float
         for one, other in itertools.permutations(table, 2):
             assert (one <= math.exp(epsilon) * other + 1e-12).all()
         for label in range(4):
-            answers = staged(epsilon).answer(torch.full((ROWS,), label), key=KEY, prior_NK=prior_NK)
+            answers = staged(epsilon).randomise_labels(
+                torch.full((ROWS,), label), key=KEY, prior_NK=prior_NK
+            )
             counts = torch.bincount(answers, minlength=4).numpy()
             deviation = np.sqrt(ROWS * table[label] * (1 - table[label]))
             assert (abs(counts - ROWS * table[label]) <= 5 * deviation).all()
@@ -203,12 +209,16 @@ def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float
 
 def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> None:
     rows = torch.eye(4)[[2, 0, 3]]
-    assert staged().answer(torch.tensor([0, 1, 2]), key=KEY, prior_NK=rows).tolist() == [2, 0, 3]
+    assert staged().randomise_labels(torch.tensor([0, 1, 2]), key=KEY, prior_NK=rows).tolist() == [
+        2,
+        0,
+        3,
+    ]
     labels = torch.zeros(ROWS, dtype=torch.int64)
     prior = torch.full((ROWS, 4), 0.25)
-    moved = staged().answer(labels, key=KEY, prior_NK=prior) != 0
+    moved = staged().randomise_labels(labels, key=KEY, prior_NK=prior) != 0
     prior[0] = torch.tensor([0.26, 0.25, 0.25, 0.24])
-    assert not correlated(moved, staged().answer(labels, key=KEY, prior_NK=prior) != 0)
+    assert not correlated(moved, staged().randomise_labels(labels, key=KEY, prior_NK=prior) != 0)
 
 
 def test_what_is_no_prior_is_refused() -> None:
@@ -220,10 +230,10 @@ def test_what_is_no_prior_is_refused() -> None:
         torch.zeros(2, 4),
     ):
         with pytest.raises(ModelError, match="gives no probabilities"):
-            staged().answer(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
+            staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
     for shaped in (torch.ones(3, 4) / 4, torch.ones(2, 5) / 5, torch.ones(2, 4).long()):
         with pytest.raises(LocalProtocolError, match=r"a prior has shape \(2, 4\)"):
-            staged().answer(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
+            staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
 
 
 def test_what_is_said_of_labels_without_label_dp() -> None:

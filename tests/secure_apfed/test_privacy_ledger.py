@@ -51,7 +51,7 @@ class TestCounting:
         ledger = ledger_at(None)
         for step, rows in enumerate([(0, 1), (1, 2), (3, 1), (9,)]):
             charge(ledger, step, *rows)
-        spent = ledger.spent()
+        spent = ledger.get_privacy_spent()
         assert spent.releases == 3
         assert spent.epsilon_x == accountants.gdp_epsilon(math.sqrt(3) / 5, DELTA)
         assert spent.delta == DELTA
@@ -63,34 +63,37 @@ class TestCounting:
     def test_a_row_twice_in_a_batch_counts_twice(self) -> None:
         ledger = ledger_at(None)
         charge(ledger, 0, 4, 4)
-        assert ledger.spent().releases == 2
+        assert ledger.get_privacy_spent().releases == 2
         bounded = ledger_at(None, budget=1.01 * NOISY.epsilon_of(1, DELTA))
         with pytest.raises(BudgetExhaustedError, match="release 2 of one row"):
             charge(bounded, 0, 4, 4)
-        assert bounded.spent().releases == 0
+        assert bounded.get_privacy_spent().releases == 0
 
     def test_nothing_sent_costs_nothing(self) -> None:
         for rows in (10, 0):
-            spent = ledger_at(None, rows=rows).spent()
-            assert spent == PrivacySpent.nothing(delta=DELTA)
+            spent = ledger_at(None, rows=rows).get_privacy_spent()
+            assert spent == PrivacySpent.for_no_release(delta=DELTA)
             assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, math.inf, 0)
             charged_nobody = ledger_at(None, rows=rows)
             charge(charged_nobody, 0)
-            assert charged_nobody.spent() == spent
+            assert charged_nobody.get_privacy_spent() == spent
         bare = ledger_at(None, mechanism=accountants.NoPrivacy())
         charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
-        assert bare.spent().releases == 2
-        assert (bare.spent().epsilon_x, bare.spent().mu) == (math.inf, math.inf)
+        assert bare.get_privacy_spent().releases == 2
+        assert (bare.get_privacy_spent().epsilon_x, bare.get_privacy_spent().mu) == (
+            math.inf,
+            math.inf,
+        )
 
     def test_the_same_bytes_again_are_free_and_others_are_not(self) -> None:
         ledger = ledger_at(None)
         charge(ledger, 0, 1, 2)
         charge(ledger, 0, 1, 2)
-        assert ledger.spent().releases == 1
+        assert ledger.get_privacy_spent().releases == 1
         charge(ledger, 0, 1, 2, digest=b"other")
         charge(ledger, 1, 1, 2)
         charge(ledger, 0, 1, 3)
-        assert ledger.spent().releases == 4
+        assert ledger.get_privacy_spent().releases == 4
 
 
 class TestBudget:
@@ -105,8 +108,8 @@ class TestBudget:
             BudgetExhaustedError, match=r"step 6 was not sent: release 7 .* budget is 2"
         ):
             charge(ledger, 6, 1, 2)
-        assert ledger.spent().releases == 6
-        assert ledger.spent().epsilon_x == pytest.approx(2.0, rel=1e-5)
+        assert ledger.get_privacy_spent().releases == 6
+        assert ledger.get_privacy_spent().epsilon_x == pytest.approx(2.0, rel=1e-5)
         assert log.read_bytes() == written
         charge(ledger, 6, 2, 3)
         charge(ledger, 5, 0, 1)
@@ -136,14 +139,14 @@ class TestCharging:
         ):
             with pytest.raises(LocalProtocolError, match=message):
                 ledger.charge(step=step, rows=rows, digest=digest)
-        assert ledger.spent().releases == 0
+        assert ledger.get_privacy_spent().releases == 0
 
     def test_a_charge_is_on_the_disk_before_it_returns(self, log: Path) -> None:
         ledger = ledger_at(log)
         charge(ledger, 7, 5, 2, digest=b"\x01\x02")
         line = json.loads(log.read_text().splitlines()[1])
         assert (line["step"], line["digest"], line["count"]) == (7, "0102", 2)
-        assert ledger_at(log).spent() == ledger.spent()
+        assert ledger_at(log).get_privacy_spent() == ledger.get_privacy_spent()
 
     def test_a_line_that_the_disk_takes_in_part_is_taken_back(
         self, log: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,9 +159,9 @@ class TestCharging:
             with pytest.raises(OSError, match="the disk took only part of a line"):
                 charge(ledger, 1, 1)
         assert log.read_bytes() == before
-        assert ledger.spent().releases == 1
+        assert ledger.get_privacy_spent().releases == 1
         charge(ledger, 1, 1)
-        assert ledger_at(log).spent().releases == 2
+        assert ledger_at(log).get_privacy_spent().releases == 2
 
     def test_two_ledgers_cannot_write_one_log(self, log: Path) -> None:
         first = ledger_at(log)
@@ -166,7 +169,7 @@ class TestCharging:
         charge(first, 0, 1)
         with pytest.raises(CheckpointError, match="another process writes to it"):
             charge(second, 0, 2)
-        assert second.spent().releases == 0
+        assert second.get_privacy_spent().releases == 0
         charge(first, 1, 1)
 
     def test_checkpoints_wait_for_disks(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +191,12 @@ class TestResuming:
         charge(first, 2, 1)
         second = ledger_at(log)
         second.load_state_dict(checkpoint)
-        assert second.spent().releases == 3
+        assert second.get_privacy_spent().releases == 3
         charge(second, 1, 1)
         charge(second, 2, 1)
-        assert second.spent().releases == 3
+        assert second.get_privacy_spent().releases == 3
         charge(second, 3, 1)
-        assert second.spent().releases == 4
+        assert second.get_privacy_spent().releases == 4
 
     def test_without_a_log_the_checkpoint_is_continued(self) -> None:
         first = ledger_at(None)
@@ -201,9 +204,9 @@ class TestResuming:
         second = ledger_at(None)
         second.load_state_dict(first.state_dict())
         charge(second, 1, 2)
-        assert second.spent().releases == 2
+        assert second.get_privacy_spent().releases == 2
         second.load_state_dict(ledger_at(None).state_dict())  # which never lowers a count
-        assert second.spent().releases == 2
+        assert second.get_privacy_spent().releases == 2
 
     def test_a_log_that_misses_what_the_checkpoint_counts_is_refused(self, log: Path) -> None:
         first = ledger_at(log)
@@ -229,7 +232,7 @@ class TestDamage:
         """The line was not whole on the disk, so `charge` had not returned and nothing was sent."""
         for length in (*range(0, len(written[-1]) - 1, 11), len(written[-1]) - 2):
             log.write_bytes(b"".join(written[:-1]) + written[-1][:length])
-            assert ledger_at(log).spent().releases == 2
+            assert ledger_at(log).get_privacy_spent().releases == 2
         charge(ledger_at(log), 2, 0, 4, 9)
         assert log.read_bytes() == b"".join(written)
 
@@ -237,15 +240,15 @@ class TestDamage:
         """Whoever cut the newline off, the chain says that the release was made."""
         for number in (0, 1, 3):
             log.write_bytes(b"".join(written[: number + 1])[:-1])
-            assert ledger_at(log).spent().releases == number
+            assert ledger_at(log).get_privacy_spent().releases == number
             assert log.read_bytes() == b"".join(written[: number + 1])  # reading it mends it
         charge(ledger_at(log), 9, 0)
-        assert ledger_at(log).spent().releases == 4
+        assert ledger_at(log).get_privacy_spent().releases == 4
 
     def test_a_cut_first_line_is_begun_anew(self, log: Path, written: list[bytes]) -> None:
         for length in (1, 10, len(written[0]) - 2):
             log.write_bytes(written[0][:length])
-            assert ledger_at(log).spent().releases == 0
+            assert ledger_at(log).get_privacy_spent().releases == 0
             assert log.read_bytes() == written[0]
 
     def test_a_link_that_takes_the_place_of_an_open_log_is_not_followed(
@@ -259,7 +262,7 @@ class TestDamage:
             with pytest.raises(CheckpointError, match="is a symbolic link"):
                 use()
         assert moved.read_bytes() == before
-        assert ledger.spent().releases == 0
+        assert ledger.get_privacy_spent().releases == 0
 
     def test_any_changed_line_is_found(self, log: Path, written: list[bytes]) -> None:
         for number, line in enumerate(written):
@@ -348,7 +351,7 @@ class TestHostileLog:
         log.parent.mkdir()
         log.write_bytes(chained({**HEADER, "rows": rows + 1}, *lines))
         with traced() as peak:
-            assert ledger_at(log, rows=rows + 1).spent().releases == times
+            assert ledger_at(log, rows=rows + 1).get_privacy_spent().releases == times
             assert peak() < 20e6  # all at once: 64 MB
 
     def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
@@ -391,13 +394,13 @@ def test_noise_of_one_step_under_two_releases_leaves_nothing_to_claim(tmp_path: 
         ledger.charge(step=0, rows=rows, digest=b"first")
         ledger.charge(step=0, rows=nobody, digest=b"of nobody")
         ledger.charge(step=1, rows=rows, digest=b"next")
-        assert ledger.spent().epsilon_x < math.inf
+        assert ledger.get_privacy_spent().epsilon_x < math.inf
     with pytest.raises(BudgetExhaustedError, match="epsilon inf"):
         opened(seeded=True, budget=50.0).charge(step=0, rows=rows, digest=b"second")
-    assert opened(seeded=True).spent().epsilon_x < math.inf
+    assert opened(seeded=True).get_privacy_spent().epsilon_x < math.inf
     for seeded in (True, False):
         opened(seeded=seeded).charge(step=0, rows=rows, digest=b"second")
-        again = opened(seeded=seeded).spent()
+        again = opened(seeded=seeded).get_privacy_spent()
         assert (again.releases, math.isinf(again.epsilon_x), math.isinf(again.mu)) == (
             3,
             seeded,
@@ -414,8 +417,8 @@ def test_a_repeated_step_stays_repeated_in_a_checkpoint_without_a_log() -> None:
 
     once = opened()
     charge(once, 0, 1, digest=b"first")
-    assert opened(once.state_dict()).spent().epsilon_x < math.inf
+    assert opened(once.state_dict()).get_privacy_spent().epsilon_x < math.inf
     later = opened(once.state_dict())  # the same step with other bytes, after resuming
     charge(later, 0, 1, digest=b"second")
-    assert later.spent().epsilon_x == math.inf
-    assert opened(later.state_dict()).spent().epsilon_x == math.inf
+    assert later.get_privacy_spent().epsilon_x == math.inf
+    assert opened(later.state_dict()).get_privacy_spent().epsilon_x == math.inf

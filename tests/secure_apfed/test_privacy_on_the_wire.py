@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from apfed_experiments.report.contents import accounting_of, privacy_document
-from apfed_experiments.report.run import read_run
+from apfed_experiments.report.run import load_run
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Kind, TensorSpec, unpack
-from secure_apfed.methods import Start, fresh_secrets, open_session
+from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
+from secure_apfed.methods import SimulationInputs, fresh_secrets, open_session
 from secure_apfed.methods import accounts as sum_noise
 from secure_apfed.privacy.contributions import SummedRelease, sensitivity_in_steps
 from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -73,10 +73,10 @@ def received(result: RunResult) -> dict[tuple[str, str], list[tuple[int, Tensor,
         "z": TensorSpec(torch.float32, (None, D)),
     }
     found: dict[tuple[str, str], list[tuple[int, Tensor, Tensor]]] = {}
-    for envelopes in result.recording.transcript.kept.values():
+    for envelopes in result.recording.transcript.envelopes_by_epoch.values():
         for one in envelopes:
             if one.kind is Kind.REPRESENTATIONS:
-                tensors, _ = unpack(one.payload, expected, sender=one.sender)
+                tensors, _ = unpack_tensors(one.payload, expected, sender=one.sender)
                 message = (one.step, tensors["rows"], tensors["z"])
                 found.setdefault((one.sender, one.receiver), []).append(message)
     return found
@@ -207,7 +207,7 @@ def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path
     result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
     for account in result["contributions"].values():
         assert 7.9 < account["epsilon"] <= 8.0
-    read = read_run(tmp_path / "run")
+    read = load_run(tmp_path / "run")
     assert read.facts.noisy
     title = "epsilon_c of passive-1, one person in sums, networks held fixed"
     assert dict(accounting_of(read))[title].startswith("8")
@@ -254,11 +254,11 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     folder = tmp_path / "parties" / "passive-1"
     data = load_data(config.data, seed=config.seed)
     secrets = {"passive-1": fresh_secrets(config, "passive-1", logs=folder)}
-    own = own_of(Start(config=config, data=data, secrets=secrets), "passive-1")
+    own = own_of(SimulationInputs(config=config, data=data, secrets=secrets), "passive-1")
     plan = sum_noise.NoisePlan(steps=agreed["steps"], honest=agreed["honest"])
     noise = sum_noise.contribution_noise(own, (4,), plan=plan, aligned=result["aligned_rows"])
     assert noise is not None
-    assert noise.ledger.account() == result["contributions"]["passive-1"]
+    assert noise.ledger.summarise_cost() == result["contributions"]["passive-1"]
     everybody = torch.arange(result["aligned_rows"])
     with pytest.raises(BudgetExhaustedError):
         noise.draw((len(everybody), 4), step=100, known_B=everybody, digest=b"other")

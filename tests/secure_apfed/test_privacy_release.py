@@ -45,7 +45,7 @@ def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dt
         noisy = h.clone().requires_grad_()
         clipped = h.clone().requires_grad_()
         z = guard(noisy, rows=range(len(h)))
-        with guard.off():
+        with guard.disable_noise():
             c = guard(clipped)
         assert (z.shape, z.dtype, c.dtype) == (h.shape, dtype, dtype)
         [(each * h.cos()).sum().backward() for each in (z, c)]
@@ -60,33 +60,33 @@ def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dt
 def test_noise_is_as_large_as_said_and_the_budget_is_used_up_to_the_end() -> None:
     guard = made()
     h = 5 * torch.randn(N, 8, dtype=torch.float64)
-    with guard.off():
+    with guard.disable_noise():
         clipped = guard(h)
         assert torch.equal(guard(h / 1e3), h / 1e3)
     assert within(clipped, 1.0)
     noise = torch.stack([guard(h, rows=np.arange(N, dtype=np.uint16)) for _ in range(3)]) - clipped
     assert [scale_fits(noise.numpy(), k * guard.sigma) for k in (1, 2 / 3, 1.5)] == [1, 0, 0]
     assert (noise.reshape(3, -1).corrcoef() - torch.eye(3)).abs().max() < 0.1
-    assert guard.spent().epsilon_x == pytest.approx(8, rel=1e-8)
+    assert guard.get_privacy_spent().epsilon_x == pytest.approx(8, rel=1e-8)
     figures = cross_check(GaussianRelease(noise_multiplier=guard.sigma / 2), releases=3, delta=1e-5)
     assert figures.get("pld", 8) == pytest.approx(8, rel=3e-3)
     with torch.no_grad(), pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
         guard(h[:2], rows=[0, 1])
-    assert guard.spent().releases == 3
+    assert guard.get_privacy_spent().releases == 3
 
 
 def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
     guard, h, elsewhere = made(), 5 * torch.ones(2, 4), list[torch.Tensor]()
     with ExitStack() as evaluation:
         with pytest.warns(UnsafeChoiceWarning, match="whoever receives these reads them"):
-            evaluation.enter_context(guard.off())
+            evaluation.enter_context(guard.disable_noise())
         assert guard(h).tolist() == [pytest.approx([0.5] * 4)] * 2
         assert made()(h, rows=[0, 1]).std() > 0.1
         thread = threading.Thread(target=lambda: elsewhere.append(guard(h, rows=[0, 1])))
         thread.start()
         thread.join()
     assert elsewhere[0].std() > 0.1
-    assert guard.spent().releases == 1
+    assert guard.get_privacy_spent().releases == 1
     report = guard.report()
     assert report.startswith("no guarantee for the 2 rows that went through off(), unprotected")
     assert "nothing was released yet" in made(epochs=40).report()
@@ -105,7 +105,7 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
     monkeypatch.setattr(PrivacyLedger, "charge", slowly)
     with ThreadPoolExecutor(4) as pool:
         sent = [*pool.map(lambda _: guard(torch.zeros(3, 9), rows=[0, 1, 2]), range(40))]
-    assert (guard.spent().releases, steps) == (40, list(range(40)))
+    assert (guard.get_privacy_spent().releases, steps) == (40, list(range(40)))
     assert len({z.numpy().tobytes() for z in sent}) == 40
     labels = PrivateLabels(epsilon=1, classes=2)
     for spread in (pickle.dumps, copy.deepcopy):
@@ -116,8 +116,8 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
         said = said_in_a_fork(
             {
                 "release": lambda: guard(torch.zeros(1, 9), rows=[5]),
-                "spent": guard.spent,
-                "draw": lambda: summed.draw((1, 6), rows=[5]),
+                "spent": guard.get_privacy_spent,
+                "draw": lambda: summed.draw_noise((1, 6), rows=[5]),
                 "labels": lambda: labels([0]),
             }
         )
@@ -128,7 +128,7 @@ def test_a_compiled_step_draws_noise_each_time() -> None:
     guard, h = made(), torch.zeros(2, 9)
     step = torch.compile(lambda h: guard(2 * h, rows=[0, 1]), backend="eager")
     assert not torch.equal(step(h), step(h))
-    assert guard.spent().releases == 2
+    assert guard.get_privacy_spent().releases == 2
 
 
 def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
@@ -163,7 +163,7 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
     ):
         with pytest.raises((LocalProtocolError, ModelError), match=message):
             guard(values, rows=rows)
-    assert guard.spent().releases == 0
+    assert guard.get_privacy_spent().releases == 0
     for changed, message in (
         ({"epochs": 8.0}, "epochs is a whole number from 1 on, got 8.0"),
         ({"rows": 0}, "rows is a whole number from 1 on, got 0"),
@@ -182,27 +182,27 @@ def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() 
     assert mixing.noise == pytest.approx(2 * steps, rel=1e-3)
     parties: dict[str, Any] = {"receiver": "a", "combiner": "g", "contributors": ("p", "q", "r")}
     summed = MaskedSum(SumAgreement(session="s", clip_norm=2.0, noise=steps, **parties))
-    roles: dict[str, Any] = {name: summed.contributor(name) for name in private}
-    roles |= {"a": summed.receiver(), "g": summed.combiner()}
+    roles: dict[str, Any] = {name: summed.make_contributor(name) for name in private}
+    roles |= {"a": summed.make_receiver(), "g": summed.make_combiner()}
     converse(roles)
-    bound = StepBinding.of("s", 0, rows=b"", message=b"")
+    bound = StepBinding.from_contents("s", 0, rows=b"", message=b"")
     g = np.full((N, 6), 0.25)
     sent = {
-        name: roles[name].contribute(g, bound, one.draw(g.shape, rows=slice(None)))
+        name: roles[name].contribute(g, bound, one.draw_noise(g.shape, rows=slice(None)))
         for name, one in private.items()
     }
     noise = roles["a"].decode(roles["g"].combine(sent), (N, 6), bound) - 3 * g
     sigma = 3**0.5 * steps * 2.0 / (2**15 - 1)
     assert [scale_fits(noise, k * sigma) for k in (1, 2 / 3, 1.5)] == [1, 0, 0]
     one = private["p"]
-    [one.draw((6,), rows=torch.arange(9)) for _ in range(2)]
-    assert (one.spent().releases, one.spent().epsilon_x <= 8) == (3, True)
+    [one.draw_noise((6,), rows=torch.arange(9)) for _ in range(2)]
+    assert (one.get_privacy_spent().releases, one.get_privacy_spent().epsilon_x <= 8) == (3, True)
     assert "contribution guarantee" in one.report()
     with pytest.raises(BudgetExhaustedError):
-        one.draw((1, 6), rows=[0])
+        one.draw_noise((1, 6), rows=[0])
     for shape, moved in (((2, 7), 1), ((5,), 1), ((3, 6), 2)):
         with pytest.raises(LocalProtocolError, match="the account is of rows of 6 numbers"):
-            PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw(shape, rows=[0])
+            PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw_noise(shape, rows=[0])
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -218,12 +218,12 @@ def test_a_row_that_occurs_twice_is_released_twice(times: int) -> None:
         return float(tail[0] - np.exp(epsilon) * tail[1])
 
     epsilon = brentq(lambda epsilon: delta(epsilon) - 1e-5, 1e-6, 30)
-    spent = guard.spent()
+    spent = guard.get_privacy_spent()
     assert spent.releases == times
     assert spent.epsilon_x == pytest.approx(epsilon, rel=1e-6)
     with pytest.raises(BudgetExhaustedError, match="release 4 of one row"):
         guard(torch.zeros(4 - times, 64), rows=[9] * (4 - times))
-    assert guard.spent().releases == times
+    assert guard.get_privacy_spent().releases == times
 
 
 def test_batches_drawn_with_replacement_run_until_the_budget_of_one_row_is_spent() -> None:
@@ -234,7 +234,7 @@ def test_batches_drawn_with_replacement_run_until_the_budget_of_one_row_is_spent
         rows = drawn.integers(0, N, 32)
         guard(torch.zeros(32, 3), rows=rows)
         np.add.at(counts, rows, 1)
-    assert guard.spent().releases == counts.max()
+    assert guard.get_privacy_spent().releases == counts.max()
 
 
 PEOPLE: dict[str, Any] = {
@@ -253,8 +253,8 @@ PEOPLE: dict[str, Any] = {
 def test_contributions_are_charged_to_everybody_who_stands_in_them(case: str) -> None:
     shape, who, moved, releases = PEOPLE[case]
     private = PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved})
-    assert private.draw(shape, **who).shape == shape
-    spent = private.spent()
+    assert private.draw_noise(shape, **who).shape == shape
+    spent = private.get_privacy_spent()
     assert spent.releases == releases
     if releases:
         one = SummedRelease(
@@ -293,10 +293,10 @@ def test_contributions_of_others_than_those_named_are_refused_and_cost_nothing(c
     shape, who, moved, message = MISNAMED[case]
     private = PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved})
     with pytest.raises(LocalProtocolError, match=message):
-        private.draw(shape, **who)
-    assert private.spent().releases == 0
-    private.draw((1, 6), rows=[0])
-    assert private.spent().releases == 1
+        private.draw_noise(shape, **who)
+    assert private.get_privacy_spent().releases == 0
+    private.draw_noise((1, 6), rows=[0])
+    assert private.get_privacy_spent().releases == 1
 
 
 def test_labels_are_answered_once_in_their_own_kind() -> None:

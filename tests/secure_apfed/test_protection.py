@@ -11,7 +11,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party import OwnLimits, protections
+from secure_apfed.runs.party import OwnLimits, list_protections
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import (
     FollowsFrom,
@@ -24,7 +24,7 @@ from secure_apfed.settings.protection import (
 from secure_apfed.settings.training import ModelSettings
 
 SHOP = Path("shop/party.yaml")
-MARKS = protections()
+MARKS = list_protections()
 OF_CONTRACT = dict(find_key_types(Contract))
 PROTECTIVE = {path: mark for path, mark in MARKS.items() if isinstance(mark, Protection)}
 FOLLOWING = {path: mark for path, mark in OF_CONTRACT.items() if isinstance(mark, FollowsFrom)}
@@ -224,7 +224,7 @@ def test_a_weakened_setting_is_shown_and_refused_by_a_party(path: str) -> None:
     told = rf"shop: {case.path or path} is .*, and {side}.*of shop/party.yaml asks for .*ask bank"
     limits = OwnLimits(**{side: {path: case.limit}})
     with pytest.raises(ConfigError, match=told.replace("*.", r"\*.", 1) if "*." in path else told):
-        limits.require(config, party="shop", path=SHOP, ask="bank")
+        limits.require_protection(config, party="shop", path=SHOP, ask="bank")
 
 
 # By default they say no value, or have no default.
@@ -248,7 +248,9 @@ def test_the_usual_value_is_within_a_limit_of_it(path: str) -> None:
     mark = PROTECTIVE[path]
     side = "maxima" if mark.less == "higher" else "minima"
     config = run_of(Case((), case.limit, method=case.method))
-    OwnLimits(**{side: {path: case.limit}}).require(config, party="shop", path=SHOP, ask="bank")
+    OwnLimits(**{side: {path: case.limit}}).require_protection(
+        config, party="shop", path=SHOP, ask="bank"
+    )
 
 
 WRONG_LIMITS: list[tuple[dict[str, Any], str]] = [
@@ -268,11 +270,13 @@ WRONG_LIMITS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("said", "why"), WRONG_LIMITS)
 def test_limits_that_cannot_hold_are_told(said: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        OwnLimits(**said).require(run_of(Case((), 0)), party="shop", path=SHOP, ask="bank")
+        OwnLimits(**said).require_protection(
+            run_of(Case((), 0)), party="shop", path=SHOP, ask="bank"
+        )
 
 
 def test_all_that_goes_below_is_told_at_once() -> None:
     limits = OwnLimits(minima={"alignment.minimum_rows": 20}, maxima={"secure_sum.bits": 8})
     with pytest.raises(ConfigError) as raised:
-        limits.require(run_of(Case((), 0)), party="shop", path=SHOP, ask="bank")
+        limits.require_protection(run_of(Case((), 0)), party="shop", path=SHOP, ask="bank")
     assert str(raised.value).count("\n") == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from secure_apfed.methods.apfed import Received
+from secure_apfed.methods.apfed import ReceivedSums
 from secure_apfed.methods.local_models import fit_local_models
 from secure_apfed.methods.pupils import Pupil, label_rows, teach_pupils
 from secure_apfed.solo import Predictor, SoloTask, find_baseline
@@ -32,7 +32,7 @@ class Rows:
         truth = draw.integers(0, 3, ROWS + TEST)
         features = draw.normal(size=(ROWS + TEST, 12)) + 0.8 * np.eye(3, 12)[truth]
         received = draw.normal(size=(ROWS, 4)) + tell * np.eye(3, 4)[truth[:ROWS]]
-        self.task = SoloTask.of(
+        self.task = SoloTask.from_arrays(
             features[:ROWS], np.arange(LABELLED), truth[:LABELLED], classes=3, seed=seed
         )
         self.received = received
@@ -40,7 +40,7 @@ class Rows:
         self.test_truth = truth[ROWS:]
 
     def accuracy(self, predictor: Predictor) -> float:
-        return float((predictor.scores(self.test).argmax(1) == self.test_truth).mean())
+        return float((predictor.compute_scores(self.test).argmax(1) == self.test_truth).mean())
 
 
 def taught_by(pupils: list[Pupil], name: str) -> Pupil:
@@ -84,8 +84,8 @@ def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
     before = teach_pupils(rows.task, received)
     after = teach_pupils(other, received)
     for pupil, again in zip(before, after, strict=True):
-        said = pupil.predictor.scores(rows.test)
-        np.testing.assert_allclose(again.predictor.scores(rows.test), said, atol=1e-9)
+        said = pupil.predictor.compute_scores(rows.test)
+        np.testing.assert_allclose(again.predictor.compute_scores(rows.test), said, atol=1e-9)
 
 
 def test_labelled_rows_without_an_answer_teach_and_judge() -> None:
@@ -135,7 +135,7 @@ def test_the_kept_pupil_says_what_it_said() -> None:
     (used,) = made.used
     pupil = taught_by(pupils, used.removeprefix("pupil of x taught by "))
     said = made.networks(torch.from_numpy(rows.test), None)[0].exp().numpy()
-    scores = pupil.predictor.scores(rows.test).clip(min=0)
+    scores = pupil.predictor.compute_scores(rows.test).clip(min=0)
     np.testing.assert_allclose(said, scores / scores.sum(1, keepdims=True), atol=1e-6)
 
 
@@ -153,8 +153,8 @@ def test_regressions_that_are_fitted_together_are_those_of_stacked_targets() -> 
     draw = np.random.default_rng(0)
     targets = [draw.random((ROWS, 3)), draw.random((ROWS, 3))]
     together = fit_ridges(rows.task, taught, targets)
-    stacked = fit_ridge(rows.task, taught, np.hstack(targets)).scores(rows.test)
-    said = np.hstack([predictor.scores(rows.test) for predictor in together])
+    stacked = fit_ridge(rows.task, taught, np.hstack(targets)).compute_scores(rows.test)
+    said = np.hstack([predictor.compute_scores(rows.test) for predictor in together])
     np.testing.assert_allclose(said, stacked, atol=1e-12)
 
 
@@ -162,24 +162,24 @@ def test_regressions_that_are_fitted_together_are_those_of_stacked_targets() -> 
 
 
 def test_received_sums_are_averaged_over_the_answers_of_a_row() -> None:
-    received = Received(5)
-    received.add(torch.tensor([0, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    received.add(torch.tensor([3, 1]), torch.tensor([[5.0, 8.0], [7.0, 7.0]]))
-    average = received.average(torch.tensor([3, 0, 1, 2, -1]))
+    received = ReceivedSums(5)
+    received.add_sums(torch.tensor([0, 3]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    received.add_sums(torch.tensor([3, 1]), torch.tensor([[5.0, 8.0], [7.0, 7.0]]))
+    average = received.average_sums(torch.tensor([3, 0, 1, 2, -1]))
     nothing = [np.nan, np.nan]
     np.testing.assert_array_equal(average, [[4, 6], [1, 2], [7, 7], nothing, nothing])
 
 
 def test_received_sums_go_through_a_checkpoint() -> None:
-    received = Received(3)
-    received.add(torch.tensor([0, 2]), torch.ones(2, 4))
-    again = Received(3)
+    received = ReceivedSums(3)
+    received.add_sums(torch.tensor([0, 2]), torch.ones(2, 4))
+    again = ReceivedSums(3)
     again.load_tensors(received.tensors())
     positions = torch.arange(3)
-    np.testing.assert_array_equal(again.average(positions), received.average(positions))
-    empty = Received(3)
+    np.testing.assert_array_equal(again.average_sums(positions), received.average_sums(positions))
+    empty = ReceivedSums(3)
     again.load_tensors(empty.tensors())
-    assert again.average(positions).shape == (3, 0)
+    assert again.average_sums(positions).shape == (3, 0)
 
 
 # Models of the features alone stay where they are surely better.

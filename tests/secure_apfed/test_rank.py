@@ -16,9 +16,9 @@ from torch import Tensor
 
 from apfed_attacks import recorded
 from apfed_attacks.features.regression import LeastSquares
-from apfed_attacks.run import mount
-from apfed_attacks.scoring import explained
-from apfed_attacks.view import Knowledge, opened_epochs, opened_sums
+from apfed_attacks.run import run_attacks
+from apfed_attacks.scoring import compute_r2
+from apfed_attacks.view import Knowledge, collect_opened_sums, list_opened_epochs
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import View
@@ -31,7 +31,7 @@ from secure_apfed.planning.forecast import forecast
 from secure_apfed.rank import count_columns, describe_rank, most_numbers, warn_if_narrow
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run_in_memory
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.data import TableShape
 from tests.secure_apfed.small_runs import small_config
 
@@ -49,7 +49,7 @@ ALL_READ = {"passives": {"default": {"allow_reading_all": True}}}
 
 def columns_of(kind: str) -> Tensor:
     """Four columns, of which some differ in name alone."""
-    with seeded(0, kind):
+    with seed_draws(0, kind):
         x_NF = torch.randn(50, 4)
     if kind == "copied":
         x_NF[:, 1] = x_NF[:, 0]
@@ -121,13 +121,13 @@ def tables(*columns: int, classes: int = 4) -> VerticalData:
     """
     columns = columns * 2 if len(columns) == 1 else columns
     ids = tuple(map(str, range(ROWS)))
-    with seeded(0, "tables", *columns, classes):
+    with seed_draws(0, "tables", *columns, classes):
         every_NF = torch.randn(ROWS, 3 + sum(columns))
         labels_N = (every_NF @ torch.randn(every_NF.shape[1], classes)).argmax(1)
 
     def table(name: str, rows_NF: Tensor, labels: Tensor | None = None) -> PartyTable:
         width = rows_NF.shape[1]
-        encoding = ColumnEncoding.plain([str(at) for at in range(width)])
+        encoding = ColumnEncoding.for_numeric_columns([str(at) for at in range(width)])
         return PartyTable(name, ids, rows_NF, labels, encoding, {name: View(0, width)})
 
     own_NF, *others = every_NF.split([3, *columns], dim=1)
@@ -204,7 +204,7 @@ def test_its_own_file_has_to_agree() -> None:
     session = open_session(code_config(12, **ALL_READ), tables(4))
     own = replace(session.entered.own, name="passive-1", allow_reading_all=False)
     with pytest.raises(ConfigError, match=r"passive-1.*its own file does not agree"):
-        ApfedCode().offer(own)
+        ApfedCode().offer_terms(own)
 
 
 @pytest.mark.sampled(every=3)
@@ -254,7 +254,7 @@ class Played:
 def played(method: str, columns: int, classes: int, changes: tuple[tuple[str, Any], ...]) -> Played:
     said: dict[str, Any] = {"name": method}
     other = dict(changes)
-    if METHODS[method].declared.opens_votes is not None:
+    if METHODS[method].public_facts.opens_votes is not None:
         said |= {"prior": "labeller", "help": "always"}
         said |= {"labeller": other.pop("labeller")} if "labeller" in other else {}
     train = {"epochs": 6, "batch_size": 40, "learning_rate": 0.05, "device": "cpu"}
@@ -280,13 +280,15 @@ def opened_of(run: Played) -> tuple[Tensor, NDArray[np.float64]] | None:
     view = recorded.view_of(
         run.recording, ("active",), knowledge=knowledge, behaviour="curious", iterations=1
     )
-    seen = [opened_sums(view, epoch) for epoch in opened_epochs(view)]
+    seen = [collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)]
     if not seen:
         return None
     positions = seen[0].positions
     for one in seen:
         positions = positions[torch.isin(positions, one.positions)]
-    return positions, torch.cat([one.at(positions) for one in seen], dim=1).double().numpy()
+    return positions, torch.cat(
+        [one.select_positions(positions) for one in seen], dim=1
+    ).double().numpy()
 
 
 def most_read(run: Played) -> float:
@@ -295,7 +297,7 @@ def most_read(run: Played) -> float:
     if found is None:
         return 0.0
     positions, opened_NC = found
-    with seeded(0, "known"):
+    with seed_draws(0, "known"):
         order = torch.randperm(len(positions)).numpy()
     known = order[:KNOWN]
     others = order[KNOWN:]
@@ -303,7 +305,7 @@ def most_read(run: Played) -> float:
     for table in run.data.passives:
         x_NF = table.features[run.recording.alignment[table.name][positions]].double().numpy()
         guess_UF = LeastSquares().fit(opened_NC[known], x_NF[known]).predict(opened_NC[others])
-        read.append(explained(guess_UF, x_NF[others]) or 0.0)
+        read.append(compute_r2(guess_UF, x_NF[others]) or 0.0)
     return max(read)
 
 
@@ -353,7 +355,7 @@ def test_numbers_that_reach_the_rank_tell_everything(
 def test_the_products_own_attack_reads_everything_then_and_its_score_says_so() -> None:
     run = played.__wrapped__("apfed_code", 3, 4, with_words(EVERYTHING[0][3]))
     choice = AttackChoice(name="sum_regression", options={"shadow_rows": 30, "iterations": 20})
-    for result in mount(run.recording, [choice], seed=0):
+    for result in run_attacks(run.recording, [choice], seed=0):
         assert result.applicable
         assert result.score["r2"] is not None
         assert result.score["r2"] > 0.999
@@ -366,9 +368,9 @@ CASES = [
     *(
         (method, 3, 8, ())
         for method in METHODS
-        if METHODS[method].declared.aligns
+        if METHODS[method].public_facts.aligns
         and method != "apfed_code"
-        and METHODS[method].declared.opens_votes is None
+        and METHODS[method].public_facts.opens_votes is None
     ),
     ("apfed_code", 8, 4, ()),
     *(

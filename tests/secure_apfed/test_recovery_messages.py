@@ -15,7 +15,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.resumable_link import ALL_AGAIN
 from secure_apfed.methods.sum_end import Aggregator
 from secure_apfed.runs import keeper, party
-from secure_apfed.runs.folder import PartyFolder, RunFolder, read_sealed
+from secure_apfed.runs.folder import PartyFolder, RunFolder, load_with_checksum
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
 
@@ -88,12 +88,12 @@ def test_every_function_of_the_table_is_there(file: str) -> None:
 
 def finished(folder: Path) -> None:
     (folder / "result.json").write_text("{}")
-    with RunFolder(folder).opened(small_config(), resume=True):
+    with RunFolder(folder).open_for_run(small_config(), resume=True):
         pass
 
 
 def never_begun(folder: Path) -> None:
-    with RunFolder(folder).opened(small_config(), resume=True):
+    with RunFolder(folder).open_for_run(small_config(), resume=True):
         pass
 
 
@@ -101,20 +101,20 @@ def begun(folder: Path) -> None:
     active = folder / "parties" / "active"
     active.mkdir(parents=True)
     (active / "checkpoint-3.bin").write_bytes(b"")
-    with RunFolder(folder).opened(small_config(), resume=False):
+    with RunFolder(folder).open_for_run(small_config(), resume=False):
         pass
 
 
 def over(folder: Path) -> None:
     (folder / "ended.json").write_text("{}")
-    with PartyFolder(folder).held(resume=True):
+    with PartyFolder(folder).lock_for_run(resume=True):
         pass
 
 
 def damaged(folder: Path) -> None:
     path = folder / "checkpoint-3.bin"
     path.write_bytes(b"12")
-    read_sealed(path)
+    load_with_checksum(path)
 
 
 def without_folder(folder: Path) -> None:
@@ -124,12 +124,12 @@ def without_folder(folder: Path) -> None:
 
 def of_other_keys(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
-    keeper._check(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
+    keeper._check_content(folder / "checkpoint-3.bin", {**mine, "keys": "4"}, mine)
 
 
 def of_other_settings(folder: Path) -> None:
     mine = {"party": "lab", "identity": b"", "keys": "1", "config": "2", "table": "3"}
-    keeper._check(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
+    keeper._check_content(folder / "checkpoint-3.bin", {**mine, "config": "4"}, mine)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError, RemoteProtocolError
 from secure_apfed.exchange import resumable_link as module
-from secure_apfed.exchange.resumable_link import Linked, ResumableLink
+from secure_apfed.exchange.resumable_link import LinkTransport, ResumableLink
 from tests.links.pair import awaiting
 from tests.waiting import LONG_S, wait_until
 
@@ -155,13 +155,13 @@ def test_a_peer_that_breaks_the_rules_ends_the_link() -> None:
 def test_a_peer_whose_process_began_anew_ends_the_link(predicts: bool, told: str) -> None:
     with Listener(("localhost", 0)) as listener:
         way = {"shop": partial(Client, listener.address)}
-        links = Linked("ann", way, patience_s=5, meet_s=5)
+        links = LinkTransport("ann", way, patience_s=5, meet_s=5)
         for at in range(2):
             with listener.accept() as connection:
                 connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
                 connection.recv_bytes()
         with pytest.raises(PartyLeftError, match=rf"shop began anew: .* is lost; {told}"):
-            links.take(replace(awaiting("ann", "shop"), predicts=predicts), 10)
+            links.receive_frame(replace(awaiting("ann", "shop"), predicts=predicts), 10)
 
 
 def test_while_all_come_together_a_peer_may_begin_anew_until_it_was_sent_something() -> None:
@@ -171,12 +171,12 @@ def test_while_all_come_together_a_peer_may_begin_anew_until_it_was_sent_somethi
             with listener.accept() as connection:
                 connection.send_bytes(frame(1, 0, 0, bytes([at]) * 32 + bytes(32)))
                 connection.recv_bytes()
-                wait_until(lambda: link.connected)
+                wait_until(lambda: link.has_met_peer)
                 connection.send_bytes(frame(4, 0, 0) if at == 0 else frame(3, 0, 0))
                 if at == 1:
                     link.send(b"hello")
             if at == 0:
-                wait_until(lambda: not link.connected)
+                wait_until(lambda: not link.has_met_peer)
         with pytest.raises(RemoteProtocolError, match="shop began anew: its process ended"):
             link.receive(10)
 
@@ -189,7 +189,7 @@ def test_a_link_waits_until_the_peers_link_of_a_session_before_has_ended() -> No
             connection.recv_bytes()  # its greeting
             with pytest.raises(EOFError):  # and no more
                 connection.recv_bytes()
-        assert not link.connected
+        assert not link.has_met_peer
         assert "has not yet ended a session before this one" in link.state
         with listener.accept() as connection:
             connection.send_bytes(frame(1, 0, 0, bytes([2]) * 32 + bytes(32)))
@@ -281,31 +281,33 @@ def test_a_link_that_broke_says_so_until_it_stands_again() -> None:
                 raise ConnectionError("nobody listens there")
             return Client(listener.address)
 
-        links = Linked("ann", {"shop": dial}, patience_s=LONG_S, meet_s=LONG_S)
-        assert links.broken() == {}, "it never stood"
+        links = LinkTransport("ann", {"shop": dial}, patience_s=LONG_S, meet_s=LONG_S)
+        assert links.list_broken_links() == {}, "it never stood"
         hello = frame(1, 0, 0, bytes([1]) * 32 + bytes(32))
         with listener.accept() as connection:
             connection.send_bytes(hello)
             connection.recv_bytes()
-            wait_until(lambda: vars(links)["_links"]["shop"].connected)
-            assert links.broken() == {}
+            wait_until(lambda: vars(links)["_links"]["shop"].has_met_peer)
+            assert links.list_broken_links() == {}
             way_is_open.clear()
         wait_until(
-            lambda: [one.why for one in links.broken().values()] == ["nobody listens there"],
+            lambda: (
+                [one.why for one in links.list_broken_links().values()] == ["nobody listens there"]
+            ),
             "that it is known to be broken",
         )
-        broken = links.broken()["shop"]
+        broken = links.list_broken_links()["shop"]
         assert (broken.patience_s, 0 <= broken.since_s < LONG_S) == (LONG_S, True)
         way_is_open.set()
         with listener.accept() as connection:
             connection.send_bytes(hello)
             connection.recv_bytes()
-            wait_until(lambda: links.broken() == {}, "that it stands again")
+            wait_until(lambda: links.list_broken_links() == {}, "that it stands again")
             connection.send_bytes(frame(4, 0, 0))
             wait_until(lambda: vars(links)["_links"]["shop"]._heard_goodbye)
         way_is_open.clear()
         wait_until(lambda: vars(links)["_links"]["shop"].failure, "that it has ended")
-        assert links.broken() == {}, "who said goodbye broke nothing"
+        assert links.list_broken_links() == {}, "who said goodbye broke nothing"
         links.close()
 
 
@@ -330,11 +332,11 @@ class Hub:
             for name, listener in self.listeners.items()
         }
         ways = {name: listener.accept for name, listener in self.listeners.items()}
-        self.ann = Linked.meet("ann", ways, patience_s=20, meet_s=20)
-        wait_until(lambda: all(end.connected for end in self.ends.values()))
+        self.ann = LinkTransport.meet_peers("ann", ways, patience_s=20, meet_s=20)
+        wait_until(lambda: all(end.has_met_peer for end in self.ends.values()))
 
     def awaits(self, *senders: str, timeout_s: float = 10.0, **more: Any) -> tuple[str, bytes]:
-        return self.ann.take(replace(awaiting("ann", *senders), **more), timeout_s)
+        return self.ann.receive_frame(replace(awaiting("ann", *senders), **more), timeout_s)
 
     def lose(self, name: str) -> None:
         self.ends.pop(name).close(5, linger_s=0.1)
@@ -368,7 +370,7 @@ def test_too_few_that_are_left_are_told_at_once(hub: Hub) -> None:
     with pytest.raises(PartyLeftError, match=r"^training: ann expected .*; bob closed") as told:
         hub.awaits("bob", "cid", least=2, timeout_s=LONG_S)
     assert told.value.left == ("bob",)
-    hub.ann.post("bob", b"nobody hears this")
+    hub.ann.send_frame("bob", b"nobody hears this")
     hub.ends["cid"].send(b"still here")
     assert hub.awaits("bob", "cid") == ("cid", b"still here")
 

@@ -23,23 +23,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from apfed_experiments.report import read_run, write_report
+from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report import run as audited
-from apfed_experiments.study import Point, finish
+from apfed_experiments.study import Point, finish_trial
 from secure_apfed import files
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Kind
-from secure_apfed.methods import Own, Start, accounts, fresh_secrets
+from secure_apfed.methods import PartyContext, SimulationInputs, accounts, fresh_secrets
 from secure_apfed.methods.sum_end import Allowance
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, load_recording
-from secure_apfed.runs.run import PastAlignment, aligned_once, run
-from secure_apfed.runs.solo import Compared, Predicted, load_model
+from secure_apfed.runs.run import PastAlignment, run, share_alignments
+from secure_apfed.runs.solo import Predictions, RowComparison, load_model
 from tests.secure_apfed.seats import contract, own_of
 from tests.secure_apfed.small_runs import interrupted, said_to_people, small_config
 
@@ -163,15 +163,15 @@ def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
     for content in NOT_JSON:
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
-            files.read_json(path, dict[str, Any])
+            files.load_json(path, dict[str, Any])
         if content:
             path.write_bytes(b'{"a": 1}\n' + content)
             with pytest.raises(CheckpointError, match=f"{cut}.*line 2"):
-                files.read_json_lines(path, dict[str, Any])
+                files.load_json_lines(path, dict[str, Any])
     for content in (b"[]", b"3", b"null", b'"a"', b"true"):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=r"json: is not as this version writes .*dict"):
-            files.read_json(path, dict[str, Any])
+            files.load_json(path, dict[str, Any])
 
 
 def _set(**changes: Any) -> Callable[[dict[str, Any]], Any]:
@@ -258,13 +258,13 @@ def test_only_plain_files_of_a_finished_run_are_read(copied: Path) -> None:
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"1234")
-    assert files.read_bytes(path, most=4) == b"1234"
+    assert files.load_bytes(path, most=4) == b"1234"
     with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
-        files.read_bytes(path, most=3)
+        files.load_bytes(path, most=3)
     readers: list[tuple[Callable[[Path], object], int]] = [
-        (files.read_bytes, files.MOST_BYTES),
-        (lambda path: files.read_json(path, dict[str, Any]), files.MOST_JSON_BYTES),
-        (lambda path: files.read_json_lines(path, dict[str, Any]), files.MOST_JSON_BYTES),
+        (files.load_bytes, files.MOST_BYTES),
+        (lambda path: files.load_json(path, dict[str, Any]), files.MOST_JSON_BYTES),
+        (lambda path: files.load_json_lines(path, dict[str, Any]), files.MOST_JSON_BYTES),
     ]
     for read, most in readers:
         os.truncate(path, most + 1)  # sparse: reading it would take as much memory
@@ -283,7 +283,7 @@ def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.Mon
             write_report(copied)
     result["privacy"]["releases"] = 2**31
     path.write_text(json.dumps(result))
-    found = audited.audit_of(read_run(copied))
+    found = audited.audit_of(load_run(copied))
     assert found is not None
     assert found.releases == 3
 
@@ -359,7 +359,7 @@ def test_a_report_and_a_study_write_behind_no_link(
         write_report(copied)
     (tmp_path / "test-seed0").symlink_to(elsewhere)
     with pytest.raises(CheckpointError, match="test-seed0 is a link or a file in place"):
-        finish(Point(config=small_config(train=ONE_EPOCH), folder=tmp_path).trial(0))
+        finish_trial(Point(config=small_config(train=ONE_EPOCH), folder=tmp_path).make_trial(0))
     assert [file.name for file in elsewhere.iterdir()] == ["wedding.png"]
 
 
@@ -431,13 +431,13 @@ def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
     config = small_config()
     folder = tmp_path / "run"
     secrets = {name: fresh_secrets(config, name, logs=folder) for name in ("shop", "../shop")}
-    start = Start(config=config, data=load_data(config.data, seed=0), secrets=secrets)
-    Allowance.of(own_of(start, "shop"), contract(), aligned=3)
+    start = SimulationInputs(config=config, data=load_data(config.data, seed=0), secrets=secrets)
+    Allowance.from_contract(own_of(start, "shop"), contract(), aligned=3)
     assert (folder / "answers-shop.jsonl").exists()
     with pytest.raises(ConfigError, match="no file of"):
-        Allowance.of(own_of(start, "../shop"), contract(), aligned=3)
+        Allowance.from_contract(own_of(start, "../shop"), contract(), aligned=3)
     with pytest.raises(ConfigError, match="no file of"):
-        RunFolder(folder).party("../shop")
+        RunFolder(folder).get_party_path("../shop")
 
 
 @pytest.mark.usefixtures("open_mask")
@@ -522,8 +522,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
-    assert [files.cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
-    assert files.cell("  =1") == "  '=1"
+    assert [files.escape_cell(text) for text in FORMULAS] == [f"'{text}" for text in FORMULAS]
+    assert files.escape_cell("  =1") == "  '=1"
     usual = (
         "",
         "a",
@@ -541,9 +541,9 @@ def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
         True,
         "a = b; c - d",
     )
-    assert [files.cell(value) for value in usual] == [*usual]
+    assert [files.escape_cell(value) for value in usual] == [*usual]
     blank = "\n" * 1_000_000  # takes no time
-    assert (files.cell(blank), files.cell(f"{blank}=")) == (blank, f"{blank}'=")
+    assert (files.escape_cell(blank), files.escape_cell(f"{blank}=")) == (blank, f"{blank}'=")
 
 
 def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None:
@@ -560,22 +560,22 @@ def test_names_of_columns_and_predictions_are_cells_too(tmp_path: Path) -> None:
     frame = pd.DataFrame({"=a": [-1.5, 2.0], "b": ["=1", "x,\n=y"]})
     lines = list(csv.reader(io.StringIO(files.to_csv(frame))))
     assert lines == [["'=a", "b"], ["-1.5", "'=1"], ["2.0", "x,\n'=y"]]
-    told = Predicted(
+    told = Predictions(
         ids=("=HYPERLINK(1)", "-7"),
         classes=("@late", "paid"),
         what="probabilities",
         outputs=torch.tensor([[0.75, 0.25], [0.25, 0.75]]),
         decided=torch.tensor([0, 1]),
-        compared=Compared(rows=2),
+        compared=RowComparison(rows=2),
     )
-    told.write(tmp_path / "out.csv")
+    told.write_file(tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["id", "class", "p(@late)", "p(paid)"],
             ["'=HYPERLINK(1)", "'@late", "0.75", "0.25"],
             ["-7", "paid", "0.25", "0.75"],
         ]
-    told.write(tmp_path / "out.json")
+    told.write_file(tmp_path / "out.json")
     assert pd.read_json(tmp_path / "out.json")["id"].tolist()[0] == "=HYPERLINK(1)"
 
 
@@ -593,7 +593,7 @@ def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the
     config = small_config("apfed_c", **SHORT)
     votes = small_config("votes", **SHORT)
     past: dict[str, PastAlignment] = {}
-    with aligned_once(past):
+    with share_alignments(past):
         first = run(config, None)
         second = run(config, None)
         other_method = run(votes, None)
@@ -615,7 +615,7 @@ def test_runs_on_the_same_tables_stand_in_one_order_count_its_bytes_and_find_the
 def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> None:
     config = small_config("votes", **SHORT)
     tables, again = (load_data(config.data, seed=config.seed) for _ in range(2))
-    with aligned_once({}):
+    with share_alignments({}):
         first, second = (run(config, None, data=tables) for _ in range(2))
         others = [run(config, None, data=again), run(config, None)]
     assert torch.equal(rows_of(first), rows_of(second))
@@ -627,7 +627,7 @@ def test_tables_that_are_brought_are_shared_where_they_are_the_very_same() -> No
 def test_a_resumed_run_goes_on_in_its_own_order(tmp_path: Path) -> None:
     config = small_config("apfed_c")
     interrupted(config, tmp_path / "run", at_step=9)
-    with aligned_once({}):
+    with share_alignments({}):
         shared = run(small_config("votes", **SHORT), None)
         resumed = run(config, tmp_path / "run", resume=True)
     assert not torch.equal(rows_of(shared), rows_of(resumed))
@@ -721,7 +721,7 @@ def test_noise_of_the_seed_ends_every_claim(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("busy", ["passive-1", "passive-2"])
 def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ledger_for(own: Own, *rest: Any, aligned: int) -> PrivacyLedger:
+    def ledger_for(own: PartyContext, *rest: Any, aligned: int) -> PrivacyLedger:
         ledger = accounts.ledger_for(own, *rest, aligned=aligned)
         if own.name == busy:
             ledger.charge(step=1000, rows=torch.arange(aligned), digest=b"one more")

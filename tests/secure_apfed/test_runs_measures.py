@@ -22,8 +22,8 @@ from secure_apfed.measures import ACCURACY, MEASURES, Scored, measure_all, names
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import ACCOUNTANTS, GaussianRelease, NoFigureError
-from secure_apfed.runs.folder import RunFolder, read_scored, resumable
-from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.folder import RunFolder, can_resume, load_scores
+from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.tasks import Classification
@@ -53,7 +53,7 @@ def config_of(**settings: Any) -> Config:
 
 
 def kept_in(folder: Path, threshold: float | None = None) -> Scored:
-    kept = read_scored(RunFolder(folder), "single_view", threshold=threshold)
+    kept = load_scores(RunFolder(folder), "single_view", threshold=threshold)
     assert kept is not None
     return kept
 
@@ -61,7 +61,7 @@ def kept_in(folder: Path, threshold: float | None = None) -> Scored:
 def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> None:
     result = run(config_of(measure="auc"), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    outcome = read_outcome(folder)
+    outcome = load_outcome(folder)
     card = json.loads(folder.card.read_text())
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     assert [set(line["measures"]["single_view"]) for line in lines] == [{"auc"}, {"auc"}, ALL]
@@ -81,10 +81,10 @@ def test_all_measures_are_in_metrics_result_card_and_scores(tmp_path: Path) -> N
     assert data.active.labels is not None
     assert kept.truth.tolist() == data.active.labels[data.test_rows].tolist()
     with pytest.raises(CheckpointError, match="no scores of other"):
-        read_scored(folder, "other", threshold=None)
+        load_scores(folder, "other", threshold=None)
     folder.scored.write_bytes(folder.scored.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="not as the run left it"):
-        read_scored(folder, "single_view", threshold=None)
+        load_scores(folder, "single_view", threshold=None)
 
 
 @pytest.mark.slow
@@ -100,9 +100,9 @@ def test_a_threshold_is_kept_and_decides(tmp_path: Path) -> None:
     assert model.threshold == result.threshold
     shares = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     shares[1] = torch.tensor([1 - result.threshold - 1e-3, result.threshold + 1e-3])
-    assert model.decide(shares).tolist() == [1, 1]
+    assert model.decide_classes(shares).tolist() == [1, 1]
     kept = kept_in(tmp_path / "run", result.threshold)
-    assert ACCURACY.of(kept) == result.accuracy["single_view"]
+    assert ACCURACY.compute_value(kept) == result.accuracy["single_view"]
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_the_weighted_loss_is_that_of_repeated_rows() -> None:
     labels = torch.tensor([0, 0, 0, 1])
     weights = torch.tensor([4 / 6, 2.0])
     again = torch.tensor([0, 1, 2, 3, 3, 3])
-    loss = Classification().loss
+    loss = Classification().compute_loss
     repeated = loss(scores[again], labels[again])
     assert float(loss(scores, labels, weights)) == pytest.approx(float(repeated))
     open_rows = torch.tensor([0, 0, 0, 1, UNLABELLED])
@@ -186,7 +186,7 @@ def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:
     assert f"log loss {record.best.test:.3f} on" in record.describe_best()
     gain = RunGain(measure="log_loss", baseline="x", rows=9, reached=0.1, alone=0.225, value=0.125)
     assert record.describe_gain(gain).startswith("+0.125 against x on the same 9 test rows;")
-    assert MEASURES["log_loss"].rank(math.inf) == -math.inf
+    assert MEASURES["log_loss"].rank_value(math.inf) == -math.inf
     assert all(np.isfinite(one.test) for one in record.baselines)
 
 
@@ -220,7 +220,7 @@ def test_a_foreseen_grid_is_the_librarys(epsilon: float, monkeypatch: pytest.Mon
     assert accountants._pld_grid(mechanism.noise_multiplier, 1) == pytest.approx(size, rel=0.01)
     monkeypatch.setattr(accountants, "MAX_GRID_POINTS", size / 2)
     with pytest.raises(NoFigureError, match=r"its grid would take .* points"):
-        ACCOUNTANTS["pld"].epsilon(mechanism, releases=1, delta=DELTA / 3)
+        ACCOUNTANTS["pld"].get_epsilon(mechanism, releases=1, delta=DELTA / 3)
 
 
 @pytest.mark.sampled(every=2)
@@ -246,16 +246,16 @@ def test_a_cross_check_that_fails_leaves_the_finished_run(
     def fail(*args: Any, **options: Any) -> float:
         raise error
 
-    monkeypatch.setattr(ACCOUNTANTS["pld"], "epsilon", fail)
+    monkeypatch.setattr(ACCOUNTANTS["pld"], "get_epsilon", fail)
     folder = RunFolder(tmp_path / "run")
     killed = isinstance(error, SystemExit)
     with pytest.raises(SystemExit) if killed else nullcontext():
         result = run(small_config(), folder.path)
         assert str(result.privacy.accountants["pld"]).startswith(f"failed: {type(error).__name__}")
         assert json.loads(folder.accountants.read_bytes()) == dict(result.privacy.accountants)
-    folder.check()
+    folder.check_digests()
     load_model(folder.path)
     assert 7.9 < json.loads(folder.result.read_bytes())["privacy"]["epsilon_x"] <= 8.0
-    assert (folder.party("active") / "ledger-active.jsonl").stat().st_size > 0
-    assert not resumable(folder.path, small_config())
+    assert (folder.get_party_path("active") / "ledger-active.jsonl").stat().st_size > 0
+    assert not can_resume(folder.path, small_config())
     assert folder.accountants.exists() is not killed

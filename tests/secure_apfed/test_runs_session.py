@@ -27,15 +27,15 @@ from apfed_protocols.sums.homomorphic import KeyHolder
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, NoHelpWarning
-from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack_tensors
 from secure_apfed.files import to_json
-from secure_apfed.methods import METHODS, PartyState
+from secure_apfed.methods import METHODS, PartyCheckpoint
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive
 from secure_apfed.methods.sum_end import Admitted, PassiveSum, RefusedSums
 from secure_apfed.runs.course import RunWriter
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.keeper import PartyKeeper
+from secure_apfed.runs.keeper import PartyCheckpointStore
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import run
 from tests.contracts.sum_parties import SealKeys, secrets_alive, shown_in
@@ -130,16 +130,16 @@ def test_a_run_that_broke_off_at_its_end_keeps_its_last_epoch(
 
     folder = tmp_path / "run"
     with monkeypatch.context() as patched:
-        patched.setattr(RunWriter, "finish", stop)
+        patched.setattr(RunWriter, "write_results", stop)
         with pytest.raises(KeyboardInterrupt):
             run(small_config(), folder)
     run(small_config(), folder, resume=True)
     whole, resumed = (load_recording(of).transcript for of in (finished[0], folder))
-    assert list(resumed.opened) == list(whole.opened)
+    assert list(resumed.sums_by_step) == list(whole.sums_by_step)
     shapes = [
         {
             epoch: {(sent.kind, sent.step, len(sent.payload)) for sent in sent_in}
-            for epoch, sent_in in of.kept.items()
+            for epoch, sent_in in of.envelopes_by_epoch.items()
         }
         for of in (whole, resumed)
     ]
@@ -231,7 +231,7 @@ def test_the_folder_tells_the_whole_run(finished: tuple[Path, RunResult]) -> Non
     recording = load_recording(folder)
     sent = [flow for flow in result.recording.transcript.flows if flow.kind is not Kind.END]
     assert list(recording.transcript.flows) == sent  # the end follows the result
-    assert set(recording.transcript.kept) == {0, 3}
+    assert set(recording.transcript.envelopes_by_epoch) == {0, 3}
     assert json.loads(to_json([float("inf"), float("nan"), 1.5])) == ["inf", "nan", 1.5]
 
 
@@ -330,7 +330,7 @@ def test_nothing_begins_anew_over_what_was_released(tmp_path: Path) -> None:
         checkpoint.unlink()
     left = r"answers-passive-1\.jsonl counts what left its party"
     passive = PartyFolder(folder / "parties" / "passive-1")
-    with pytest.raises(CheckpointError, match=left), passive.held(resume=False):
+    with pytest.raises(CheckpointError, match=left), passive.lock_for_run(resume=False):
         pass
 
 
@@ -355,12 +355,12 @@ def test_whatever_step_the_active_saves_all_others_saved_before(
 ) -> None:
     saved: list[tuple[str, int]] = []
 
-    def save(keeper: PartyKeeper, state: PartyState) -> None:
+    def save(keeper: PartyCheckpointStore, state: PartyCheckpoint) -> None:
         kept(keeper, state)
         saved.append((keeper._name, state.step))
 
-    kept = PartyKeeper.save
-    monkeypatch.setattr(PartyKeeper, "save", save)
+    kept = PartyCheckpointStore.save
+    monkeypatch.setattr(PartyCheckpointStore, "save", save)
     run(
         small_config(method, train={"epochs": 2, "batch_size": 128, "device": "cpu"}),
         tmp_path / "run",
@@ -503,12 +503,12 @@ def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Pat
     (logs / name).symlink_to(other)
     unnoted = "cannot note that active refused the sum of step 3"
     for refused, said in ((lost, unnoted), (linked, "is a symbolic link")):
-        with pytest.raises(CheckpointError, match=said), refused.noting(step=3, contract="c"):
+        with pytest.raises(CheckpointError, match=said), refused.note_refusal(step=3, contract="c"):
             raise RemoteProtocolError("altered")
     assert other.read_bytes() == b""
     for error in (LocalProtocolError("our misuse"), KeyboardInterrupt()):  # nobody else's doing
         refused = RefusedSums(actives_own(tmp_path))
-        with pytest.raises(type(error)), refused.noting(step=3, contract="c"):
+        with pytest.raises(type(error)), refused.note_refusal(step=3, contract="c"):
             raise error
     assert not (tmp_path / name).exists()
 
@@ -533,7 +533,7 @@ class Probe:
         for party, asks in ((ApfedActive, "forward"), (TvflActive, "learn")):
             patch.setattr(party, asks, self._asking(getattr(party, asks)))
         patch.setattr(TvflPassive, "represent", self._counting(TvflPassive.represent))
-        patch.setattr(PassiveSum, "contribution", self._summed(PassiveSum.contribution))
+        patch.setattr(PassiveSum, "protect_answer", self._summed(PassiveSum.protect_answer))
 
     def _asking(self, honest: Callable[..., Any]) -> Callable[..., Any]:
         def ask(party: Any, *args: Any) -> Any:
@@ -551,7 +551,7 @@ class Probe:
         def answer(party: Any, envelope: Envelope) -> bytes:
             sent = honest(party, envelope)
             specs = {"rows": TensorSpec(torch.int64, (None,))}
-            rows = unpack(envelope.payload, specs, sender="active")[0]["rows"]
+            rows = unpack_tensors(envelope.payload, specs, sender="active")[0]["rows"]
             self._note(party.name, envelope.step, rows, sent)
             return sent
 

@@ -20,13 +20,13 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import UNLABELLED, OwnData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.methods import METHODS, Learner, Method, Own
+from secure_apfed.methods import METHODS, ActiveRole, Method, PartyContext
 from secure_apfed.privacy.randomised_response import (
     LabelResponse,
     MultiStageResponse,
     first_epoch_of,
 )
-from secure_apfed.runs.folder import read_sealed, save_tensors, write_sealed
+from secure_apfed.runs.folder import load_with_checksum, save_tensors, write_with_checksum
 from secure_apfed.runs.run import run
 from secure_apfed.runs.training_labels import TrainingLabels
 from tests.secure_apfed.small_runs import interrupted, small_config
@@ -39,7 +39,7 @@ STAGES = {"mechanism": "lp_mst", "epsilon": 1.0}
 
 
 def held_of(config: Config) -> OwnData:
-    held = load_data(config.data, seed=0).own("active")
+    held = load_data(config.data, seed=0).select_party("active")
     assert held is not None
     return held
 
@@ -55,12 +55,12 @@ class Given(NamedTuple):
     rows: Tensor
 
 
-def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
+def noting(method: Method, seen: list[Given]) -> Callable[..., ActiveRole]:
     def note(labels: Tensor | None, rows: Tensor) -> None:
         assert labels is not None
         seen.append(Given(labels, rows))
 
-    def learner(own: Own, contract: Contract, rows: Tensor) -> Learner:
+    def learner(own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         note(own.data.table.labels, own.data.train_rows)
         made = genuine(own, contract, rows)
         relabelled = made.relabel
@@ -72,7 +72,7 @@ def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
         vars(made)["relabel"] = relabel
         return made
 
-    genuine = method.learner
+    genuine = method.build_active
     return learner
 
 
@@ -80,7 +80,7 @@ def noting(method: Method, seen: list[Given]) -> Callable[..., Learner]:
 def _seen(monkeypatch: pytest.MonkeyPatch) -> list[Given]:
     seen: list[Given] = []
     for method in METHODS.values():
-        monkeypatch.setattr(method, "learner", noting(method, seen))
+        monkeypatch.setattr(method, "build_active", noting(method, seen))
     return seen
 
 
@@ -146,15 +146,15 @@ def test_labels_are_answered_once_and_saved_before_they_train(
 ) -> None:
     """The noise is secret, so drawing again from fresh randomness would show and cost epsilon."""
     config = config_of(labels=labels, guard={"mechanism": "none"})
-    answer = create_autospec(kind.answer, side_effect=kind.answer)
-    monkeypatch.setattr(kind, "answer", answer)
+    answer = create_autospec(kind.randomise_labels, side_effect=kind.randomise_labels)
+    monkeypatch.setattr(kind, "randomise_labels", answer)
     # Two epochs of four steps, then a step with all labels.
     interrupted(config, tmp_path / "run", at_step=9)
     rows = len(load_data(config.data, seed=0).train_rows)
     answered = [len(labels_N) for (_, labels_N), _ in answer.call_args_list]
     assert answered == [len(part) for part in torch.arange(rows).tensor_split(parts)]
     path = max((tmp_path / "run" / "parties" / "active").glob("checkpoint-*.bin"))
-    tensors = load(msgpack.unpackb(read_sealed(path))["tensors"])
+    tensors = load(msgpack.unpackb(load_with_checksum(path))["tensors"])
     assert bool((tensors["labels.answers"] >= 0).all())
     before = seen[-1]
     run(config, tmp_path / "run", resume=True)
@@ -199,12 +199,12 @@ def test_stages_begin_at_even_spans_where_epochs_and_a_model_allow_them() -> Non
 def test_a_model_that_diverged_gives_no_prior() -> None:
     config = config_of("single_view", labels=STAGES)
     labels = TrainingLabels(config, held_of(config), key=KEY)
-    labels.answer(None)
+    labels.answer_stage(None)
     broken = torch.nn.Linear(10, 2)
     torch.nn.init.constant_(broken.weight, float("nan"))
     networks = type("Networks", (), {"encoder": torch.nn.Identity(), "head": broken})()
     with pytest.raises(ModelError, match="gives no probabilities"):
-        labels.answer(networks)
+        labels.answer_stage(networks)
 
 
 @pytest.mark.sampled(every=2)
@@ -222,12 +222,12 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_p
         run(config, tmp_path, resume=True)
         assert len(log.read_text().split()) == 2
         return
-    content = msgpack.unpackb(read_sealed(older))
+    content = msgpack.unpackb(load_with_checksum(older))
     tensors = load(content["tensors"])
     for name, value in tensors.items():
         if name.startswith("head."):
             value.mul_(-3.0)
-    write_sealed(older, msgpack.packb({**content, "tensors": save_tensors(tensors)}))
+    write_with_checksum(older, msgpack.packb({**content, "tensors": save_tensors(tensors)}))
     with pytest.raises(CheckpointError, match=r"other answers for stage 2 .* epsilon_y twice"):
         run(config, tmp_path, resume=True)
 
@@ -235,7 +235,7 @@ def test_an_older_checkpoint_draws_the_same_answers_or_none(altered: bool, tmp_p
 def test_answers_that_are_not_of_this_run_are_refused() -> None:
     config = config_of(labels=STAGES)
     labels = TrainingLabels(config, held_of(config), key=KEY)
-    labels.answer(None)
+    labels.answer_stage(None)
     good = labels.tensors()["answers"].clone()
     of_no_class = good.where(good < 0, 2)
     torn = good.clone()
@@ -256,8 +256,8 @@ def test_a_fast_audit_of_the_labels_that_reach_a_method(factor: float, caught: b
     held = held_of(config)
     for at in range(100):
         labels = TrainingLabels(config, held, key=at.to_bytes(32, "big"))
-        labels.answer(None)
-        given = labels.data().table.labels
+        labels.answer_stage(None)
+        given = labels.build_data().table.labels
         assert given is not None
         for label in (0, 1):
             said[label] += torch.bincount(given[data.train_rows][true == label], minlength=2)

@@ -18,10 +18,15 @@ from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import Simulation
-from secure_apfed.methods.method import batches_of
+from secure_apfed.methods.method import split_batches
 from secure_apfed.runs.run import run
-from secure_apfed.seeds import derive_seed, seeded, shuffled
-from secure_apfed.simulation import begin, simulate, train, why_not
+from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
+from secure_apfed.simulation import (
+    begin_simulation,
+    describe_obstacles,
+    simulate_run,
+    train_simulation,
+)
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -75,10 +80,10 @@ def weights_of(session: Simulation) -> dict[str, Tensor]:
 def train_by_messages(session: Simulation, config: Config) -> None:
     session.transcript.begin_epoch(0)
     batches = chain.from_iterable(
-        batches_of(session.learner, config, epoch) for epoch in range(config.train.epochs)
+        split_batches(session.learner, config, epoch) for epoch in range(config.train.epochs)
     )
     for step, rows_B in enumerate(batches):
-        session.step(step, rows_B)
+        session.train_step(step, rows_B)
 
 
 @pytest.mark.sampled(every=3)
@@ -86,9 +91,9 @@ def train_by_messages(session: Simulation, config: Config) -> None:
 def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
     config = config_of(*CASES[case])
     data = load_data(config.data, seed=config.seed)
-    together = begin(config, data)
-    sent = begin(config, data)
-    train(together, config)
+    together = begin_simulation(config, data)
+    sent = begin_simulation(config, data)
+    train_simulation(together, config)
     train_by_messages(sent, config)
     assert weights_of(together)
     torch.testing.assert_close(weights_of(together), weights_of(sent), rtol=0, atol=1e-9)
@@ -102,7 +107,7 @@ def test_the_weights_are_those_of_parties_that_send_messages(case: str) -> None:
 def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
     """Also where few rows have a label: those of the others are not learnt from."""
     config = config_of(method, {"data": {"labelled": labelled}, "train": {"epochs": 8}})
-    simulated = simulate(config)
+    simulated = simulate_run(config)
     played = run(config, None)
     # Where rows stand in the alignment is a secret order of the run, by which TVFL cuts batches.
     if method != "tvfl":
@@ -130,16 +135,16 @@ def test_accuracy_is_that_of_a_run(method: str, labelled: int | None) -> None:
 )
 def test_what_is_accounted_for_is_refused(method: str, changes: dict[str, Any], says: str) -> None:
     config = config_of(method, changes)
-    assert says in why_not(config)
+    assert says in describe_obstacles(config)
     with pytest.raises(ConfigError, match=f"(?s)cannot be simulated.*{says}"):
-        simulate(config)
+        simulate_run(config)
 
 
 def test_nothing_is_written_or_warned(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UnsafeChoiceWarning)
-        simulate(config_of("apfed_c", {}))
+        simulate_run(config_of("apfed_c", {}))
     assert not list(tmp_path.iterdir())
 
 
@@ -166,26 +171,26 @@ def test_purposes_and_seeds_are_independent_and_the_same_everywhere() -> None:
 
 def test_the_global_generator_is_restored() -> None:
     state = torch.get_rng_state()
-    with seeded(0, "outer"):
+    with seed_draws(0, "outer"):
         before = torch.rand(1)
-        with seeded(0, "inner"), pytest.raises(RuntimeError, match="negative"):
+        with seed_draws(0, "inner"), pytest.raises(RuntimeError, match="negative"):
             torch.rand(-1)
         after = torch.rand(1)
     assert torch.equal(torch.get_rng_state(), state)
-    with seeded(0, "outer"):
+    with seed_draws(0, "outer"):
         assert torch.equal(torch.rand(2), torch.cat([before, after]))
 
 
 def test_shuffling_keeps_every_row_and_depends_on_its_purpose_alone() -> None:
     rows = torch.arange(100, 200)
     state = torch.get_rng_state()
-    first = shuffled(rows, 0, "batches", 0)
+    first = shuffle_rows(rows, 0, "batches", 0)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.sort().values, rows)
-    assert torch.equal(shuffled(rows, 0, "batches", 0), first)
-    for other in (shuffled(rows, 1, "batches", 0), shuffled(rows, 0, "batches", 1)):
+    assert torch.equal(shuffle_rows(rows, 0, "batches", 0), first)
+    for other in (shuffle_rows(rows, 1, "batches", 0), shuffle_rows(rows, 0, "batches", 1)):
         assert not torch.equal(other, first)
-    assert len(shuffled(rows[:0], 0, "batches", 0)) == 0
+    assert len(shuffle_rows(rows[:0], 0, "batches", 0)) == 0
 
 
 # What draws within a block, and draws on the CPU as torch's own generator would at the same seed.
@@ -223,7 +228,7 @@ def test_a_block_draws_what_torch_would(draw: Callable[[], Tensor]) -> None:
     torch.manual_seed(derive_seed(3, "x"))
     expected = [draw(), draw()]
     state = torch.get_rng_state()
-    with seeded(3, "x"):
+    with seed_draws(3, "x"):
         assert all(torch.equal(draw(), values) for values in expected)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -233,7 +238,7 @@ def test_what_takes_no_generator_borrows_one(name: str) -> None:
     state = torch.get_rng_state()
     drawn = []
     for _ in range(2):
-        with seeded(3, "x"), seeded(4, "y"):
+        with seed_draws(3, "x"), seed_draws(4, "y"):
             drawn += [BORROWS[name](), BORROWS[name]()]
     assert torch.equal(drawn[0], drawn[2])
     assert torch.equal(drawn[1], drawn[3])
@@ -245,7 +250,7 @@ def test_threads_draw_each_its_own() -> None:
     meet = threading.Barrier(2)
 
     def draw(seed: int) -> Tensor:
-        with seeded(seed, "x"):
+        with seed_draws(seed, "x"):
             parts = []
             for _ in range(20):
                 meet.wait(60)

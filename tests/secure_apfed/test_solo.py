@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
 
-from apfed_experiments.solo import BaselineResult, best, compare
+from apfed_experiments.solo import BaselineResult, compare_baselines, pick_best
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 from secure_apfed.solo import (
@@ -24,17 +24,17 @@ from secure_apfed.solo import (
     Baseline,
     Predictor,
     SoloTask,
-    chosen,
+    choose_baseline,
 )
 from secure_apfed.solo.interface import (
     ENOUGH_LABELS,
     FloatArray,
     IntArray,
-    fits_kept_by,
-    fits_kept_meanwhile,
-    held_out,
+    cache_fits,
+    split_folds,
+    use_fit_store,
 )
-from secure_apfed.solo.networks import MixMatch, flattened, parted
+from secure_apfed.solo.networks import MixMatch, flatten_parameters, separate_parameters
 
 Rows = tuple[FloatArray, IntArray]
 
@@ -57,13 +57,13 @@ def task_of(
     at = len(y) * 3 // 4
     labelled = first_of_each(y[:at], each)
     classes = classes or int(y.max()) + 1
-    task = SoloTask.of(x[:at], labelled, y[labelled], classes=classes, seed=seed)
+    task = SoloTask.from_arrays(x[:at], labelled, y[labelled], classes=classes, seed=seed)
     return task, (x[at:].reshape(len(y) - at, -1), y[at:])
 
 
 def accuracy(baseline: Baseline, task: SoloTask, test: Rows) -> float:
     x_BF, y_B = test
-    return float((baseline.fit(task).scores(x_BF).argmax(1) == y_B).mean())
+    return float((baseline.fit(task).compute_scores(x_BF).argmax(1) == y_B).mean())
 
 
 def moons(rows: int = 300) -> Rows:
@@ -105,8 +105,8 @@ def test_few_labels_teach_moons_and_digits_and_the_same_seed_the_same(baseline: 
     assert accuracy(baseline, strip, test) > 0.3  # chance is 0.1
     task, (x_BF, _) = task_of(moons(80), 3)
     before = torch.get_rng_state()
-    first = baseline.fit(task).scores(x_BF)
-    again = baseline.fit(task).scores(x_BF)
+    first = baseline.fit(task).compute_scores(x_BF)
+    again = baseline.fit(task).compute_scores(x_BF)
     assert np.array_equal(first, again)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -115,17 +115,17 @@ def test_a_kept_fit_is_asked_for_by_an_equal_task_alone() -> None:
     task, (x_BF, _) = task_of(moons(80), 3)
     mixmatch = BASELINES["mixmatch"]
     made = dict[str, bytes]()
-    alone = mixmatch.fit(task).scores(x_BF)
+    alone = mixmatch.fit(task).compute_scores(x_BF)
     changed = (
         replace(task, seed=1),
-        task.without(np.array([0])),
+        task.drop_labels(np.array([0])),
         replace(task, labels=1 - task.labels),
         replace(task, features=task.features + 1.0),
         replace(task, classes=3),
     )
-    with fits_kept_by(lambda name, make: made.get(name) or made.setdefault(name, make())):
-        assert np.array_equal(mixmatch.fit(task).scores(x_BF), alone)
-        assert np.array_equal(mixmatch.fit(replace(task)).scores(x_BF), alone)
+    with use_fit_store(lambda name, make: made.get(name) or made.setdefault(name, make())):
+        assert np.array_equal(mixmatch.fit(task).compute_scores(x_BF), alone)
+        assert np.array_equal(mixmatch.fit(replace(task)).compute_scores(x_BF), alone)
         assert len(made) == 1
         for other in changed:
             mixmatch.fit(other)
@@ -140,16 +140,18 @@ def test_fits_together_are_fits_apart(name: str, rows: Callable[[], Rows]) -> No
     baseline = BASELINES[name]
     made = dict[str, bytes]()
     task, (x_BF, _) = task_of(rows(), 4)
-    tasks = [task, *(task.without(part) for part in held_out(task.labels, 3, task.seed))]
-    with fits_kept_by(lambda name, make: made.get(name) or made.setdefault(name, make())):
+    tasks = [task, *(task.drop_labels(part) for part in split_folds(task.labels, 3, task.seed))]
+    with use_fit_store(lambda name, make: made.get(name) or made.setdefault(name, make())):
         baseline.fit(tasks[1])  # whose fit is taken, if it is kept
         fitted = list(baseline.fit_together(tasks))
     assert len(made) == (len(tasks) if name == "mixmatch" else 0)
     assert len(fitted) == len(tasks) == 4
     for one, of_task in zip(fitted, tasks, strict=True):
-        apart = baseline.fit(of_task).scores(x_BF)
-        assert np.allclose(one.scores(x_BF), apart, atol=1e-4)
-    assert not np.allclose(fitted[0].scores(x_BF), fitted[1].scores(x_BF), atol=1e-2)
+        apart = baseline.fit(of_task).compute_scores(x_BF)
+        assert np.allclose(one.compute_scores(x_BF), apart, atol=1e-4)
+    assert not np.allclose(
+        fitted[0].compute_scores(x_BF), fitted[1].compute_scores(x_BF), atol=1e-2
+    )
     for other in ([], [task, replace(task, seed=1)], [task, replace(task, classes=11)]):
         if name == "mixmatch":
             with pytest.raises(DataError, match="parts of one task"):
@@ -169,15 +171,15 @@ def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
 def test_one_label_in_a_class_none_in_another_or_one_for_every_row(baseline: Baseline) -> None:
     x, y = clusters(0, each=20)
     labelled = np.concatenate([np.flatnonzero(y == 0)[:1], np.flatnonzero(y == 2)[:6]])
-    task = SoloTask.of(x, labelled, y[labelled], classes=4)
-    scores_BK = baseline.fit(task).scores(x)
+    task = SoloTask.from_arrays(x, labelled, y[labelled], classes=4)
+    scores_BK = baseline.fit(task).compute_scores(x)
     assert scores_BK.shape == (80, 4)
     assert np.isfinite(scores_BK).all()
     assert set(scores_BK.argmax(1).tolist()) <= {0, 2}
     x = np.hstack([x, np.full((80, 1), 7.0)])  # and a feature is constant
-    task = SoloTask.of(x, np.arange(80), y, classes=4)
+    task = SoloTask.from_arrays(x, np.arange(80), y, classes=4)
     assert accuracy(baseline, task, (x, y)) > 0.9
-    assert baseline.fit(task).scores(x[:1]).shape == (1, 4)
+    assert baseline.fit(task).compute_scores(x[:1]).shape == (1, 4)
 
 
 @cache
@@ -197,9 +199,9 @@ def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
 def test_a_part_of_the_graph_that_no_label_reaches() -> None:
     x, y = clusters(0, apart=10.0, each=30)
     labelled = first_of_each(y, 2)[:4]
-    task = SoloTask.of(x, labelled, y[labelled], classes=4)
+    task = SoloTask.from_arrays(x, labelled, y[labelled], classes=4)
     for name in ("label_spreading", "label_spreading_ridge"):
-        scores_BK = BASELINES[name].fit(task).scores(x)
+        scores_BK = BASELINES[name].fit(task).compute_scores(x)
         assert np.isfinite(scores_BK).all()
         assert (scores_BK.argmax(1)[y < 2] == y[y < 2]).all()
 
@@ -207,7 +209,7 @@ def test_a_part_of_the_graph_that_no_label_reaches() -> None:
 def test_the_network_is_the_runs_own() -> None:
     x = np.random.default_rng(0).normal(size=(40, 1, 7, 8))
     y = np.arange(40) % 2
-    task = SoloTask.of(
+    task = SoloTask.from_arrays(
         x,
         np.arange(6),
         y[:6],
@@ -215,7 +217,7 @@ def test_the_network_is_the_runs_own() -> None:
         model=ModelSettings(network="conv_mnist"),
         train=TrainSettings(learning_rate=0.05),
     )
-    assert BASELINES["network"].fit(task).scores(x.reshape(40, -1)).shape == (40, 2)
+    assert BASELINES["network"].fit(task).compute_scores(x.reshape(40, -1)).shape == (40, 2)
 
 
 @pytest.mark.slow
@@ -232,7 +234,7 @@ def test_a_slow_rate_does_not_make_the_network_weak_and_a_wild_one_is_refused() 
 def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     at = torch.tensor([0, 5])
     known = torch.tensor([1, 0])
-    task = SoloTask.of(torch.zeros(6, 1, 2, 3), at, known, classes=2)
+    task = SoloTask.from_arrays(torch.zeros(6, 1, 2, 3), at, known, classes=2)
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
@@ -251,8 +253,8 @@ def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
         (X[:0], [0, 1], [0, 1], "shape"),
     ):
         with pytest.raises(DataError, match=says):
-            SoloTask.of(features, labelled, labels, classes=2)
-    task = SoloTask.of(X, [0, 1], [0, 1], classes=2)
+            SoloTask.from_arrays(features, labelled, labels, classes=2)
+    task = SoloTask.from_arrays(X, [0, 1], [0, 1], classes=2)
     with pytest.raises(DataError, match="are 3 numbers each"):
         replace(task, shape=(3,))
 
@@ -261,7 +263,7 @@ def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
     torch.manual_seed(0)
     apart = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
     joined = copy.deepcopy(apart)
-    weights_P, gradient_P = flattened([joined])
+    weights_P, gradient_P = flatten_parameters([joined])
     optimizers = [torch.optim.AdamW(one, lr=0.1) for one in (apart.parameters(), [weights_P])]
     for _ in range(5):
         x_BF = torch.randn(8, 5)
@@ -270,7 +272,7 @@ def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
         for network, optimizer in zip((apart, joined), optimizers, strict=True):
             network(x_BF).square().mean().backward()
             optimizer.step()
-    for mine, its in zip(apart.parameters(), parted(joined).parameters(), strict=True):
+    for mine, its in zip(apart.parameters(), separate_parameters(joined).parameters(), strict=True):
         torch.testing.assert_close(mine, its)
         assert its.grad is None
         assert its.untyped_storage().nbytes() == its.nbytes
@@ -305,23 +307,25 @@ FAST = {name: BASELINES[name] for name in ("label_spreading", "ridge", "logistic
 def blobs(labels: int, seed: int = 0) -> tuple[SoloTask, FloatArray, IntArray]:
     y = np.arange(200) % 4
     x = 3 * np.eye(4, 6)[y] + np.random.default_rng(seed).normal(size=(200, 6))
-    task = SoloTask.of(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
+    task = SoloTask.from_arrays(x[:120], np.arange(labels), y[:labels], classes=4, seed=seed)
     return task, x[120:], y[120:]
 
 
 def test_held_out_labels_are_not_in_the_task() -> None:
     witness = Witness(*[True] * 30)
-    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
-    compare(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
-    parts = held_out(task.labels, FOLDS, task.seed)
+    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    compare_baselines(task, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+    parts = split_folds(task.labels, FOLDS, task.seed)
     *validating, last = witness.tasks
     held = [sorted(set(range(10)) - set(task.labelled.tolist())) for task in validating]
     assert held == [part.tolist() for part in parts]
     assert all(len(task.features) == 20 for task in validating)
     assert np.array_equal(last.labelled, task.labelled)
     witness = Witness(*[True] * 6, *[False] * 4, *[True] * 8, *[False] * 2)
-    task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
-    (result,) = compare(task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness})
+    task = SoloTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    (result,) = compare_baselines(
+        task, rows(20)[10:], np.arange(10, 20) % 2, baselines={"w": witness}
+    )
     assert result == BaselineResult(name="w", title="witness", validation=0.6, test=0.8)
 
 
@@ -330,7 +334,7 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
 ) -> None:
     x_NF, y_N = clusters(0)
     labelled = np.arange(0, len(y_N), 20)
-    task = SoloTask.of(x_NF, labelled, y_N[labelled], classes=4)
+    task = SoloTask.from_arrays(x_NF, labelled, y_N[labelled], classes=4)
     assert task.few is task
     monkeypatch.setattr("secure_apfed.solo.interface.MOST_ROWS", 100)
     few = task.few
@@ -340,28 +344,30 @@ def test_baselines_learn_from_all_labels_and_some_of_many_rows(
     assert len({*map(bytes, others)} & {*map(bytes, np.delete(x_NF, labelled, axis=0))}) == 84
     assert (few.features == task.few.features).all()
     assert few.few is few
-    assert accuracy(chosen(task), few, (x_NF, y_N)) > 0.9
-    every = SoloTask.of(x_NF, np.arange(len(y_N)), y_N, classes=4)
+    assert accuracy(choose_baseline(task), few, (x_NF, y_N)) > 0.9
+    every = SoloTask.from_arrays(x_NF, np.arange(len(y_N)), y_N, classes=4)
     assert every.few is every
 
 
 def test_labels_are_held_out_once_for_the_prior_and_the_report() -> None:
     witness = Witness(*[True] * 30)
-    task = SoloTask.of(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
-    with pytest.MonkeyPatch.context() as patch, fits_kept_meanwhile():
+    task = SoloTask.from_arrays(rows(20), np.arange(10), np.arange(10) % 2, classes=2)
+    with pytest.MonkeyPatch.context() as patch, cache_fits():
         patch.setattr("secure_apfed.solo.BASELINES", {"witness": witness})
-        assert chosen(task).name == "witness"
+        assert choose_baseline(task).name == "witness"
         folds = len(witness.tasks)
         for again in (task, replace(task)):
-            compare(again, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness})
+            compare_baselines(
+                again, rows(30)[20:], np.arange(20, 30) % 2, baselines={"witness": witness}
+            )
         assert len(witness.tasks) == folds, "what predicts test rows was fitted already"
         other = replace(task, train=TrainSettings(learning_rate=0.5))
-        assert chosen(other).name == "witness"
+        assert choose_baseline(other).name == "witness"
         assert len(witness.tasks) == folds, "it reads no settings of the run"
         own = OwnWitness(*[True] * 30)
         own.name = "own"
         patch.setattr("secure_apfed.solo.BASELINES", {"own": own})
-        assert [chosen(one).name for one in (task, other, task)] == ["own"] * 3
+        assert [choose_baseline(one).name for one in (task, other, task)] == ["own"] * 3
         assert len(own.tasks) == 2 * folds, "the run's own network trains otherwise"
 
 
@@ -374,38 +380,38 @@ def test_a_baseline_that_cannot_be_fitted_is_not_chosen(monkeypatch: pytest.Monk
 
     table = {"diverges": Diverges(), "ridge": BASELINES["ridge"]}
     monkeypatch.setattr("secure_apfed.solo.BASELINES", table)
-    assert chosen(task).name == "ridge"
+    assert choose_baseline(task).name == "ridge"
 
 
 def test_test_labels_choose_nothing() -> None:
     task, x, y = blobs(24)
-    truly = compare(task, x, y, baselines=FAST)
-    mixed = compare(task, x, np.random.default_rng(0).permutation(y), baselines=FAST)
+    truly = compare_baselines(task, x, y, baselines=FAST)
+    mixed = compare_baselines(task, x, np.random.default_rng(0).permutation(y), baselines=FAST)
     assert [result.validation for result in truly] == [result.validation for result in mixed]
-    assert best(truly).name == best(mixed).name
+    assert pick_best(truly).name == pick_best(mixed).name
     assert [result.test for result in truly] != [result.test for result in mixed]
-    assert truly == compare(task, x, y, baselines=FAST)
+    assert truly == compare_baselines(task, x, y, baselines=FAST)
     assert [result.name for result in truly] == list(FAST)
     images = replace(task, shape=(1, 2, 3))  # flat rows are the same
-    assert compare(images, x, y, baselines=FAST) == truly
+    assert compare_baselines(images, x, y, baselines=FAST) == truly
 
 
 def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_best() -> None:
     task, x, y = blobs(4)
-    results = compare(task, x, y, baselines=FAST)
+    results = compare_baselines(task, x, y, baselines=FAST)
     assert all(result.validation is None for result in results)
-    assert best(results).name == next(iter(FAST))
+    assert pick_best(results).name == next(iter(FAST))
     results = [
         BaselineResult(name=name, title=name, validation=validation, test=test)
         for name, validation, test in (("a", None, 1.0), ("b", 0.5, 0.2), ("c", 0.5, 0.9))
     ]
-    assert best(results).name == "b"
+    assert pick_best(results).name == "b"
 
 
 def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
     labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
     for folds in (2, 3, 5):
-        parts = held_out(labels, folds, 0)
+        parts = split_folds(labels, folds, 0)
         held = np.sort(np.concatenate(parts))
         sizes = [len(part) for part in parts]
         assert len(parts) == folds
@@ -413,14 +419,14 @@ def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
         assert all(set(np.delete(labels, part).tolist()) == {0, 1, 2, 3} for part in parts)
         assert max(sizes) - min(sizes) <= 1
     labels = np.arange(20) % 10  # as many parts as the rarest class has labels
-    parts = held_out(labels, 5, 0)
+    parts = split_folds(labels, 5, 0)
     assert [sorted(labels[part].tolist()) for part in parts] == [list(range(10))] * 2
     labels = np.arange(20) % 2
-    first = [part.tolist() for part in held_out(labels, 5, 0)]
-    assert first == [part.tolist() for part in held_out(labels, 5, 0)]
-    assert first != [part.tolist() for part in held_out(labels, 5, 1)]
+    first = [part.tolist() for part in split_folds(labels, 5, 0)]
+    assert first == [part.tolist() for part in split_folds(labels, 5, 0)]
+    assert first != [part.tolist() for part in split_folds(labels, 5, 1)]
     labels = np.arange(ENOUGH_LABELS) % 4
-    (part,) = held_out(labels, 5, 0)
+    (part,) = split_folds(labels, 5, 0)
     assert len(part) == ENOUGH_LABELS // 5
     assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}
 
@@ -428,8 +434,8 @@ def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
 @pytest.mark.parametrize("names", [("wrong", "right"), ("right", "wrong")])
 def test_the_best_on_labels_held_out_is_chosen(names: tuple[str, str]) -> None:
     """Whichever stands first among equals."""
-    task = SoloTask.of(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
+    task = SoloTask.from_arrays(rows(10), np.arange(10), np.arange(10) % 2, classes=2)
     witnesses = {name: Witness(*[name == "right"] * 20) for name in names}
     for name, witness in witnesses.items():
         witness.name = name  # by which its fits are kept
-    assert chosen(task, among=witnesses.values()) is witnesses["right"]
+    assert choose_baseline(task, among=witnesses.values()) is witnesses["right"]

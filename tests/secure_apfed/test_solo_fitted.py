@@ -14,17 +14,17 @@ from secure_apfed.config import Config
 from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
-from secure_apfed.learning.votes import Help, pooled
+from secure_apfed.learning.votes import Help, pool_opinions
 from secure_apfed.measures import probabilities_of
 from secure_apfed.methods import student
 from secure_apfed.methods.student import Student
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
 from secure_apfed.solo import BASELINES, COMBINATIONS, SoloTask, find_baseline
-from secure_apfed.solo.fitted import KINDS, Fitted
-from secure_apfed.solo.interface import fits_kept_meanwhile
+from secure_apfed.solo.fitted import KINDS, FittedModel
+from secure_apfed.solo.interface import cache_fits
 from tests.secure_apfed.small_runs import interrupted
 from tests.secure_apfed.test_methods_votes import OPENINGS, config_of, noisy
 
@@ -37,7 +37,7 @@ def task_of(classes: int, seen: int) -> tuple[SoloTask, np.ndarray]:
     truth = rng.integers(0, seen, 160)
     x = rng.normal(size=(160, 5)) + 2 * np.eye(seen, 5)[truth]
     x[:, 4] = 3.0  # a column that never differs
-    return SoloTask.of(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
+    return SoloTask.from_arrays(x[:120], np.arange(30), truth[:30], classes=classes), x[120:]
 
 
 @pytest.mark.sampled(every=7)
@@ -45,19 +45,19 @@ def task_of(classes: int, seen: int) -> tuple[SoloTask, np.ndarray]:
 @pytest.mark.parametrize("name", [*ALL, *COMBINATIONS])
 def test_a_kept_model_says_what_its_baseline_says(name: str, classes: int, seen: int) -> None:
     task, others = task_of(classes, seen)
-    with fits_kept_meanwhile():
+    with cache_fits():
         fitted = find_baseline(name).fit(task)
     assert fitted.kept is not None
     kept = fitted.kept()
-    assert isinstance(kept, Fitted)
+    assert isinstance(kept, FittedModel)
     said = kept(torch.from_numpy(others)).softmax(1).numpy()
-    np.testing.assert_allclose(said, probabilities_of(fitted.scores(others)), atol=2e-6)
-    again = Fitted.in_tensors(dict(reversed(kept.state_dict().items())))
+    np.testing.assert_allclose(said, probabilities_of(fitted.compute_scores(others)), atol=2e-6)
+    again = FittedModel.from_tensors(dict(reversed(kept.state_dict().items())))
     assert again is not None
     assert (again(torch.from_numpy(others)).softmax(1).numpy() == said).all()
-    again.require(5, classes)
+    again.require_shape(5, classes)
     with pytest.raises(ModelError, match="expected 6 and"):
-        again.require(6, classes)
+        again.require_shape(6, classes)
 
 
 def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
@@ -71,18 +71,18 @@ def test_every_kind_is_some_baseline_s_and_damaged_ones_are_refused() -> None:
         for key, tensor in state.items():
             for damaged in (tensor[..., :0], tensor.reshape(-1)[:1], tensor * np.nan, tensor + 1e9):
                 try:
-                    found = Fitted.in_tensors({**state, key: damaged})
+                    found = FittedModel.from_tensors({**state, key: damaged})
                     assert found is not None
-                    found.require(5, 4)
+                    found.require_shape(5, 4)
                     found(torch.from_numpy(others))  # other numbers are another model
                 except ModelError:
                     continue
                 # One tree of a forest is a forest.
                 assert damaged.shape == tensor.shape or key.endswith("trees.roots"), (name, key)
         with pytest.raises(ModelError):
-            Fitted.in_tensors(dict(list(state.items())[1:]))
+            FittedModel.from_tensors(dict(list(state.items())[1:]))
     assert kinds == set(KINDS)
-    assert Fitted.in_tensors({"0.weight": torch.zeros(1)}) is None
+    assert FittedModel.from_tensors({"0.weight": torch.zeros(1)}) is None
 
 
 def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_help_is_always_used_where_it_is_asked_for(tmp_path: Path) -> None:
     result = run(config_of(method=method, data=data), tmp_path / "run")
     assert result.help is not None
     assert result.help.always
-    assert result.help.used
+    assert result.help.is_in_use
     assert "help is always used" in str(result.help)
-    assert not replace(result.help, always=False).used
-    assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
+    assert not replace(result.help, always=False).is_in_use
+    assert load_outcome(RunFolder(tmp_path / "run")).help == result.help
 
 
 TAUGHT: Mapping[str, Mapping[str, Any]] = {
@@ -111,10 +111,10 @@ def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let labelled rows doubt that votes are help, whatever these are."""
 
     def doubted(*of: Any, **more: Any) -> tuple[np.ndarray, Help]:
-        likely_UK, found = pooled(*of, **more)
+        likely_UK, found = pool_opinions(*of, **more)
         return likely_UK, replace(found, gain=-1.0)
 
-    monkeypatch.setattr(student, "pooled", doubted)
+    monkeypatch.setattr(student, "pool_opinions", doubted)
 
 
 def averaging(**more: Any) -> Config:
@@ -136,19 +136,19 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     found = result.help
     assert found is not None
     assert found.averaged
-    assert found.used
+    assert found.is_in_use
     assert "help is averaged with the best three local models: of" in str(found)
-    assert read_outcome(RunFolder(tmp_path / "run")).help == found
+    assert load_outcome(RunFolder(tmp_path / "run")).help == found
 
     data = result.recording.data
     rows = data.active.features[data.test_rows]
     labels = data.active.labels
     assert labels is not None
     labelled = torch.isin(data.train_rows, data.labelled_rows).nonzero().flatten()
-    task = SoloTask.of(
+    task = SoloTask.from_arrays(
         data.active.features[data.train_rows], labelled, labels[data.labelled_rows], classes=2
     )
-    local_BK = find_baseline("mean_of_three").fit(task).scores(rows.double().numpy())
+    local_BK = find_baseline("mean_of_three").fit(task).compute_scores(rows.double().numpy())
     taught = load_model(tmp_path / "always")
     taught_BK = taught.predict(rows).numpy()
     if name == "ridge":
@@ -157,7 +157,7 @@ def test_a_doubtful_student_is_averaged_with_three_local_models(
     model = load_model(tmp_path / "run")
     said_BK = model.predict(rows)
     np.testing.assert_allclose(said_BK.numpy(), (taught_BK + local_BK) / 2, atol=2e-6)
-    right = model.decide(said_BK) == labels[data.test_rows]
+    right = model.decide_classes(said_BK) == labels[data.test_rows]
     assert right.double().mean().item() == pytest.approx(result.accuracy["votes"])
 
 
@@ -180,14 +180,14 @@ def test_an_average_is_calibrated(
     unsure(monkeypatch)
     if name == "ridge":
         monkeypatch.setattr(student, "_LEAVES", {})
-    kept = Student.without
+    kept = Student.refit_excluding
     without: list[Any] = []
 
     def noted(own: Student, rows: torch.Tensor) -> Any:
         without.append(kept(own, rows))
         return without[-1]
 
-    monkeypatch.setattr(Student, "without", noted)
+    monkeypatch.setattr(Student, "refit_excluding", noted)
     result = run(averaging(calibration=0.2, **TAUGHT[name]), tmp_path / "run")
     assert len(without) == 3
     assert all(torch.nn.Linear in map(type, one.head.modules()) for one in without)
@@ -229,8 +229,8 @@ def test_where_every_row_has_a_label_votes_tell_nothing(tmp_path: Path) -> None:
     with pytest.warns(NoHelpWarning, match="help is not used: no labelled row can judge it, or ev"):
         result = run(config, tmp_path / "run")
     assert result.help is not None
-    assert not result.help.used
-    assert isinstance(load_model(tmp_path / "run").network[0], Fitted)  # type: ignore[index]
+    assert not result.help.is_in_use
+    assert isinstance(load_model(tmp_path / "run").network[0], FittedModel)  # type: ignore[index]
 
 
 def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test_the_model_that_stays_is_the_one_that_is_measured_beside_it(tmp_path: Pa
     train = data.train_rows
     test = data.test_rows
     assert labels is not None
-    task = SoloTask.of(
+    task = SoloTask.from_arrays(
         features[train], np.arange(len(train)), labels[train], classes=3, seed=config.seed
     )
-    scores_BK = BASELINES["mixmatch"].fit(task).scores(features[test].double().numpy())
+    scores_BK = BASELINES["mixmatch"].fit(task).compute_scores(features[test].double().numpy())
     said_BK = load_model(tmp_path / "run").predict(features[test]).double().numpy()
     np.testing.assert_allclose(said_BK, scores_BK, atol=1e-4)
     right = scores_BK.argmax(1) == labels[test].numpy()
@@ -264,22 +264,22 @@ def test_where_votes_are_no_help_the_best_solo_model_is_kept(
     found = Help(30, 1.0 if used else -1.0, 0.1, 0.9, 0.5)
 
     def judged(*of: object, **more: object) -> object:
-        return pooled(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
+        return pool_opinions(*of, **more)[0], found  # type: ignore[arg-type]  # as it was asked
 
-    monkeypatch.setattr(student, "pooled", judged)
+    monkeypatch.setattr(student, "pool_opinions", judged)
     data = {"dataset": "breast_cancer", "active_view": 2, "labelled": 30}
     result = run(config_of(method={"name": "votes", "help": "judged"}, data=data), tmp_path / "run")
     assert result.help is not None
     assert replace(result.help, learnt=0.0) == found
     assert (result.help.learnt > 0) is used
-    assert read_outcome(RunFolder(tmp_path / "run")).help == result.help
+    assert load_outcome(RunFolder(tmp_path / "run")).help == result.help
     model = load_model(tmp_path / "run")
     tables = result.recording.data
     rows = tables.active.features[tables.test_rows]
     assert tables.active.labels is not None
-    told = model.decide(model.predict(rows)) == tables.active.labels[tables.test_rows]
+    told = model.decide_classes(model.predict(rows)) == tables.active.labels[tables.test_rows]
     assert told.double().mean().item() == pytest.approx(result.accuracy["votes"])
     if not used:
-        assert isinstance(model.network[0], Fitted)  # type: ignore[index]  # encoder and head
+        assert isinstance(model.network[0], FittedModel)  # type: ignore[index]  # encoder and head
     write_onnx(model, tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").stat().st_size > 1000

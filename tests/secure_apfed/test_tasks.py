@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from safetensors.torch import load
 from sklearn.metrics import r2_score
 
-from apfed_attacks.run import full_suite, mount
+from apfed_attacks.run import full_suite, run_attacks
 from apfed_experiments.report import write_report
 from apfed_experiments.solo import (
     REGRESSORS,
@@ -27,7 +27,7 @@ from apfed_experiments.solo import (
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
-from secure_apfed.data import TargetScale, load_blocks, load_data, pack_own, read_own
+from secure_apfed.data import TargetScale, load_blocks, load_data, load_own, pack_own
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import ConfigError, DataError, FewRowsWarning, ModelError
@@ -37,12 +37,12 @@ from secure_apfed.measures import MEASURES, names_of
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs import solo
-from secure_apfed.runs.folder import RunFolder, read_scored
-from secure_apfed.runs.outcome import read_outcome
+from secure_apfed.runs.folder import RunFolder, load_scores
+from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from secure_apfed.settings.data import DataSettings, PartySettings
-from secure_apfed.simulation import why_not
+from secure_apfed.simulation import describe_obstacles
 from secure_apfed.tasks import TASKS, Regression
 from tests.memory import traced
 from tests.secure_apfed.small_runs import Said, interrupted, said_to_people, small_config, told
@@ -111,10 +111,10 @@ def test_targets_are_standardised_by_the_labelled_training_rows(tmp_path: Path) 
     assert float(known.std(correction=0)) == pytest.approx(1, abs=1e-6)
     again = data.targets.decode(labels[data.test_rows])
     assert again.numpy() == pytest.approx(again.round().numpy(), abs=1e-3)  # whole numbers
-    own = data.own("active")
+    own = data.select_party("active")
     assert own is not None
     (tmp_path / "rows").write_bytes(pack_own(own))
-    prepared = read_own(tmp_path / "rows", "active")
+    prepared = load_own(tmp_path / "rows", "active")
     assert prepared.targets == data.targets
     assert prepared.table.labels is not None
     assert torch.equal(prepared.table.labels, labels)
@@ -128,9 +128,11 @@ def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
         load_data(own_tables(tmp_path, stray="dear"), seed=1)
     with pytest.raises(DataError, match=r"row 2 .*100 standard deviations from the mean"):
         TargetScale(mean=0, scale=1).encode(np.array([0.0, np.nan, 100.0]), party="active")
-    assert TargetScale.of(np.array([1e-13, 3e-13]), party="p").scale == pytest.approx(1e-13)
+    assert TargetScale.from_targets(np.array([1e-13, 3e-13]), party="p").scale == pytest.approx(
+        1e-13
+    )
     with pytest.raises(DataError, match="are all 1e-13"):
-        TargetScale.of(np.array([1e-13, 1e-13]), party="p")
+        TargetScale.from_targets(np.array([1e-13, 1e-13]), party="p")
     config = config_of(data=TABLES)
     assert labels_are_numbers(config.data)
     assert load_config_text(dump_settings(config)) == config
@@ -143,24 +145,24 @@ def test_losses_are_of_labelled_rows() -> None:
     labels = torch.tensor([0.0, -100.0, 0.0])
     expected = {"squared": 0.625, "absolute": 0.75, "huber": (0.5 + 0.125) / 2}
     for loss, value in expected.items():
-        task = TASKS["regression"].of(targets, loss=loss)
-        assert float(task.loss(outputs, labels)) == pytest.approx(value)
-        assert float(task.loss(outputs[1:2], labels[1:2])) == 0
+        task = TASKS["regression"].from_targets(targets, loss=loss)
+        assert float(task.compute_loss(outputs, labels)) == pytest.approx(value)
+        assert float(task.compute_loss(outputs[1:2], labels[1:2])) == 0
 
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
     targets = np.random.default_rng(0).normal(size=800)
-    bins = Bins.of(targets)
+    bins = Bins.from_targets(targets)
     places = bins.classes_of(targets)
     assert np.bincount(places, minlength=RANGES).tolist() == [100] * RANGES
     assert bins.centres[3] == pytest.approx(targets[places == 3].mean())
     assert (np.diff(bins.centres) > 0).all()
-    told = bins.expected(np.eye(RANGES)[places])
+    told = bins.compute_mean_targets(np.eye(RANGES)[places])
     assert np.corrcoef(told[:, 0], targets)[0, 1] > 0.95
-    assert bins.expected(np.zeros((2, RANGES))).tolist() == [[0.0], [0.0]]
-    half = bins.expected(np.array([[2.0, 2.0, *[0.0] * 6]]))
+    assert bins.compute_mean_targets(np.zeros((2, RANGES))).tolist() == [[0.0], [0.0]]
+    half = bins.compute_mean_targets(np.array([[2.0, 2.0, *[0.0] * 6]]))
     assert half.item() == pytest.approx(bins.centres[:2].mean())
-    alike = Bins.of(np.array([1.0] * 9 + [4.0]))
+    alike = Bins.from_targets(np.array([1.0] * 9 + [4.0]))
     assert len(alike.centres) == RANGES
     assert np.isfinite(alike.centres).all()
     assert alike.centres[alike.classes_of(np.array([1.0, 4.0]))].tolist() == [1.0, 4.0]
@@ -173,7 +175,7 @@ def test_passives_are_shown_ranges_and_the_student_learns_numbers(method: str) -
     result = run(config_of(votes, model=model, train={"epochs": 1}), None)
     assert result.scores[method] > 0.15
     assert max(one["epsilon"] for one in result.contributions.values()) <= 40.0001
-    kept = [one for part in result.recording.transcript.kept.values() for one in part]
+    kept = [one for part in result.recording.transcript.envelopes_by_epoch.values() for one in part]
     (shown, *_) = [one.payload for one in kept if one.kind is Kind.LABELS]
     labels = load(shown[4 + int.from_bytes(shown[:4], "big") :])["labels"]
     assert labels.dtype == torch.int64
@@ -186,11 +188,11 @@ def test_a_run_is_told_in_the_unit(tmp_path: Path, method: str) -> None:
     config = config_of(method)
     result = run(config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
-    outcome = read_outcome(folder)
+    outcome = load_outcome(folder)
     data = load_data(config.data, seed=config.seed)
     assert result.measure == "r2"
     assert set(outcome.measures[method]) == set(names_of("regression"))
-    kept = read_scored(folder, method, threshold=None)
+    kept = load_scores(folder, method, threshold=None)
     assert kept is not None
     assert data.targets is not None
     assert data.active.labels is not None
@@ -255,7 +257,7 @@ def test_predict_and_onnx_tell_numbers_in_the_unit(tmp_path: Path) -> None:
     run(config_of("single_view", data=own_tables(tmp_path)), tmp_path / "run")
     told = predict_file(tmp_path / "run", tmp_path / "active.csv")
     assert 900 < float(told.outputs.mean()) < 1100
-    told.write(tmp_path / "told.csv")
+    told.write_file(tmp_path / "told.csv")
     frame = pd.read_csv(tmp_path / "told.csv")
     assert list(frame) == ["id", "prediction"]
     assert frame["prediction"].to_numpy() == pytest.approx(told.outputs.numpy())
@@ -271,14 +273,14 @@ def test_a_card_that_fits_no_task_is_refused(tmp_path: Path) -> None:
     for other in ({"task": "guessing"}, {"targets": None}, {"task": "classification"}):
         parts = solo._Parts.model_validate(card | other)
         with pytest.raises(ModelError, match=r"no model of this version|labels are"):
-            solo._task(parts, folder.card)
+            solo._build_task(parts, folder.card)
 
 
 @pytest.mark.slow
 def test_attacks_on_labels_are_left_out_with_a_reason() -> None:
     brief = {"epochs": 2, "batch_size": 64, "device": "cpu"}
     suite = full_suite(["model_completion", "membership", "inverse_network"])
-    results = mount(run(config_of(train=brief), None).recording, suite, seed=0)
+    results = run_attacks(run(config_of(train=brief), None).recording, suite, seed=0)
     told = {result.target: str(result.reason) for result in results}
     assert "guess classes" in told["labels"]
     assert "probabilities of classes" in told["membership"]
@@ -331,11 +333,11 @@ def test_what_does_not_fit_is_refused() -> None:
             config_of(method)
     with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
         small_config(train={"loss": "huber"})
-    assert "task regression" in why_not(config_of())
+    assert "task regression" in describe_obstacles(config_of())
     with pytest.raises(ConfigError, match=r"settings.task is 'regression'"):
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(DataError, match="these labels are classes"):
-        Regression.of(None)
+        Regression.from_targets(None)
 
 
 @pytest.fixture(scope="module")
@@ -358,7 +360,7 @@ def test_blocks_are_the_whole_and_say_where(tmp_path: Path, ending: str, place: 
     frame = pd.DataFrame({"who": [f"00{at}" for at in range(10)], "x": np.arange(10.0)})
     path = tmp_path / f"rows.{ending}"
     frame.to_parquet(path) if ending == "parquet" else frame.to_csv(path, index=False)
-    encoding = ColumnEncoding.plain(["x"])
+    encoding = ColumnEncoding.for_numeric_columns(["x"])
     parts = list(load_blocks(path, encoding, id_columns=["who"], rows=4))
     assert [len(ids) for ids, _ in parts] == [4, 4, 2]
     ids, features = load_features(path, encoding, id_columns=["who"])
@@ -401,7 +403,7 @@ def test_files_written_in_blocks_are_those_written_at_once(
     trained: Path, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = predict_file(trained / "run", trained / "active.csv")
-    whole.write(tmp_path / f"whole.{ending}")
+    whole.write_file(tmp_path / f"whole.{ending}")
     monkeypatch.setattr(load_blocks, "__kwdefaults__", {"id_columns": (), "rows": 50})
     compared = predict_into(trained / "run", trained / "active.csv", tmp_path / f"parts.{ending}")
     parts, once = (tmp_path / f"{name}.{ending}" for name in ("parts", "whole"))
@@ -410,7 +412,7 @@ def test_files_written_in_blocks_are_those_written_at_once(
     else:
         assert parts.read_text() == once.read_text()
     if ending == "json":
-        assert json.loads(once.read_text()) == whole.frame().to_dict("records")
+        assert json.loads(once.read_text()) == whole.to_frame().to_dict("records")
     assert compared.rows == 120
     assert [one.shift for one in compared.drift] == pytest.approx(
         [one.shift for one in whole.compared.drift]
@@ -536,7 +538,7 @@ def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) 
     assert told.positives == sum(row.positives for row in told.table)
     assert result.measures[method]["auc"] == pytest.approx(plain.measures[method]["auc"], abs=0.02)
     assert result.threshold == pytest.approx(0.1)
-    assert read_outcome(RunFolder(folder)).ranking == told
+    assert load_outcome(RunFolder(folder)).ranking == told
     shares = [
         row["probabilities"][1]
         for row in predict_file(folder, rare / "active.csv").as_json()["predictions"]
@@ -559,9 +561,9 @@ def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
     assert result.calibration is not None
     assert result.calibration.rate == 0.02
     assert result.ranking.foretold == pytest.approx(0.02, abs=0.01)
-    decided = read_scored(RunFolder(rare / "known"), "votes", threshold=result.threshold)
+    decided = load_scores(RunFolder(rare / "known"), "votes", threshold=result.threshold)
     assert decided is not None
-    assert decided.decided.mean() == pytest.approx(0.1, abs=0.04)
+    assert decided.class_predictions.mean() == pytest.approx(0.1, abs=0.04)
     for settings, said in (
         ({"threshold": {"cost": 9, "rate": 0.1}}, "one of cost and rate"),
         ({"threshold": {"cost": -1}}, "greater than 0"),

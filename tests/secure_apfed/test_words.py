@@ -22,14 +22,14 @@ from secure_apfed import testing
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.defences import DEFENCES, Compression, GradientDefence
 from secure_apfed.errors import PromiseError
-from secure_apfed.labellers import LABELLERS, Labeller, Logistic, Ridge, Spreading, hard
-from secure_apfed.labellers.guarantee import distance_in_steps, summed_votes
+from secure_apfed.labellers import LABELLERS, Labeller, Logistic, Ridge, Spreading, harden_votes
+from secure_apfed.labellers.guarantee import build_vote_release, distance_in_steps
 from secure_apfed.labellers.kinds import PrivateLogistic, rows_of_norm_one
 from secure_apfed.models import NETWORKS
 from secure_apfed.objectives import OBJECTIVES, Objective, Reconstruction
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
 from secure_apfed.privacy.contributions import sensitivity_in_steps
-from secure_apfed.privacy.dp_sgd import GradientGuard, clipped_sum
+from secure_apfed.privacy.dp_sgd import GradientGuard, sum_clipped_gradients
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard, NoGuard, RepresentationGuard
 from secure_apfed.privacy.measured import find_moved_gradient
 from secure_apfed.privacy.noise import NoiseSource
@@ -89,7 +89,7 @@ def test_a_guard_that_says_nothing_has_an_infinite_epsilon_and_a_sentence() -> N
     assert guard.sensitivity() == math.inf
     assert guard.mechanism() == NoPrivacy()
     assert guard.mechanism().epsilon_of(1, 1e-5) == math.inf
-    assert guard.statement().startswith("no guarantee: SaysNothing says nothing")
+    assert guard.describe_guarantee().startswith("no guarantee: SaysNothing says nothing")
     testing.check_guard(guard)
 
 
@@ -197,10 +197,10 @@ def test_encoders_and_heads_read_each_row_alone(name: str, training: bool) -> No
         )
     )
     x_B = torch.randn(9, *shape)
-    encoder = NETWORKS[name].encoder(shape, settings)
+    encoder = NETWORKS[name].make_encoder(shape, settings)
     testing.check_row_wise(encoder, x_B, training=training)
     h_BD = encoder(x_B)
-    head = NETWORKS[name].head(math.prod(h_BD.shape[1:]), 3, settings)
+    head = NETWORKS[name].make_head(math.prod(h_BD.shape[1:]), 3, settings)
     testing.check_row_wise(head, h_BD.flatten(1), training=training)
     testing.check_graph(head(h_BD.flatten(1)))
 
@@ -359,25 +359,25 @@ class MoreNoiseThanThere(GaussianGuard):
 
 
 class LessNoise(GaussianGuard):
-    def noised(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
-        noisy_BD = super().noised(clipped_BD, step=step, rows=rows)
+    def add_noise(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
+        noisy_BD = super().add_noise(clipped_BD, step=step, rows=rows)
         return clipped_BD + 2 / 3 * (noisy_BD - clipped_BD)
 
 
 class NoNoise(GaussianGuard):
-    def noised(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
+    def add_noise(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
         return clipped_BD
 
 
 class NoClip(GaussianGuard):
     def release(self, h_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
-        return self.noised(h_BD.double(), step=step, rows=rows).to(h_BD.dtype)
+        return self.add_noise(h_BD.double(), step=step, rows=rows).to(h_BD.dtype)
 
 
 class ClipsNumbers(GaussianGuard):
     def release(self, h_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
         clipped_BD = h_BD.double().clamp(-self.clip, self.clip)
-        return self.noised(clipped_BD, step=step, rows=rows).to(h_BD.dtype)
+        return self.add_noise(clipped_BD, step=step, rows=rows).to(h_BD.dtype)
 
 
 class Centring(GaussianGuard):
@@ -461,9 +461,9 @@ class SpreadsAlone(Spreading):
 
 
 class ScalesByAll(Logistic):
-    def label(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
+    def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
         scaled_UF = (features_UF - features_UF.mean(0)) / features_UF.std(0)
-        return super().label(scaled_UF, labelled_n, labels_n, classes)
+        return super().label_rows(scaled_UF, labelled_n, labels_n, classes)
 
 
 class NeverNegative(Ridge):
@@ -471,13 +471,13 @@ class NeverNegative(Ridge):
 
 
 class Loud(Logistic):
-    def label(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
-        return 2 * super().label(features_UF, labelled_n, labels_n, classes)
+    def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
+        return 2 * super().label_rows(features_UF, labelled_n, labels_n, classes)
 
 
 class Drawn(Logistic):
-    def label(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
-        votes_UK = super().label(features_UF, labelled_n, labels_n, classes)
+    def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
+        votes_UK = super().label_rows(features_UF, labelled_n, labels_n, classes)
         return rows_of_norm_one(votes_UK + np.random.default_rng().random(votes_UK.shape))
 
 
@@ -486,8 +486,8 @@ class LinearByWord(Logistic):
 
 
 class SquaredMatrix(Ridge):
-    def label(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
-        return np.square(super().label(features_UF, labelled_n, labels_n, classes))
+    def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
+        return np.square(super().label_rows(features_UF, labelled_n, labels_n, classes))
 
 
 class PrivateByWord(Logistic):
@@ -497,8 +497,8 @@ class PrivateByWord(Logistic):
 
 
 class HardlyNoised(PrivateLogistic):
-    def sigma(self, *, labelled: int, classes: int) -> float:
-        return super().sigma(labelled=labelled, classes=classes) / 1000
+    def compute_sigma(self, *, labelled: int, classes: int) -> float:
+        return super().compute_sigma(labelled=labelled, classes=classes) / 1000
 
 
 LABELLER_LIARS: Planted = {
@@ -538,7 +538,7 @@ def test_defences_change_what_they_say_that_they_protect(name: str) -> None:
 
 
 class Idle(Compression):
-    def protect(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
         return gradient_BD.clone()
 
 
@@ -547,25 +547,25 @@ class Onlooker(Compression):
 
 
 class Dice(Compression):
-    def protect(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
         return gradient_BD + torch.randn_like(gradient_BD)
 
 
 class Overwrites(Compression):
-    def protect(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
         return gradient_BD.mul_(0.5)
 
 
 class HalfOfIt(Compression):
     """Returned gradients alone, of which it knows the labels."""
 
-    def protect(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
         return gradient_BD * 0 if leaving.labels is not None else gradient_BD
 
 
 class Widens(Compression):
-    def protect(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
-        return super().protect(gradient_BD, leaving).double()
+    def protect_gradient(self, gradient_BD: Tensor, leaving: Any) -> Tensor:
+        return super().protect_gradient(gradient_BD, leaving).double()
 
 
 DEFENCE_LIARS: Planted = {
@@ -609,8 +609,10 @@ class Stingy(LabelResponse):
 class NextClass(LabelResponse):
     """Whoever is replaced becomes the next class, so that two classes are never one another's."""
 
-    def answer(self, labels_N: Tensor, *, key: bytes, prior_NK: Tensor | None = None) -> Tensor:
-        answers_N = super().answer(labels_N, key=key)
+    def randomise_labels(
+        self, labels_N: Tensor, *, key: bytes, prior_NK: Tensor | None = None
+    ) -> Tensor:
+        answers_N = super().randomise_labels(labels_N, key=key)
         return torch.where(answers_N == labels_N, labels_N, (labels_N + 1) % self.classes)
 
 
@@ -642,8 +644,8 @@ def test_answers_for_votes_tell_no_more_than_they_say(classes: int, epsilon: flo
 class SilentVotes(VoteResponse):
     """Who has no vote answers class 0: that a person has none is told."""
 
-    def answer(self, votes_UK: Any, *, key: bytes, about: bytes) -> Any:
-        answers_U = super().answer(votes_UK, key=key, about=about)
+    def randomise_votes(self, votes_UK: Any, *, key: bytes, about: bytes) -> Any:
+        answers_U = super().randomise_votes(votes_UK, key=key, about=about)
         return np.where(votes_UK.any(axis=1), answers_U, 0)
 
 
@@ -656,18 +658,24 @@ def test_votes_that_tell_of_silence_are_found() -> None:
 
 
 class InOneScale(Classification):
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         return F.cross_entropy(outputs_BK / outputs_BK.detach().std(), labels_B)
 
 
 class Balanced(Classification):
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         counts_K = torch.bincount(labels_B, minlength=outputs_BK.shape[1]).clamp(min=1)
         return F.cross_entropy(outputs_BK, labels_B, weight=1 / counts_K)
 
 
 class Pairwise(Classification):
-    def loss(self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None) -> Tensor:
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
         scores_B = outputs_BK[:, 1] - outputs_BK[:, 0]
         apart_BB = scores_B[:, None] - scores_B[None]
         return F.softplus(-apart_BB * (labels_B[:, None] > labels_B[None])).mean()
@@ -685,7 +693,7 @@ def test_losses_of_tasks_read_each_row_alone(name: str) -> None:
             task = Regression(targets=targets, error=error)
             testing.check_loss(task, OUTPUTS[:, :1], torch.randn(12))
     else:
-        testing.check_loss(TASKS[name].of(None), OUTPUTS, CLASSES_OF)
+        testing.check_loss(TASKS[name].from_targets(None), OUTPUTS, CLASSES_OF)
 
 
 @pytest.mark.parametrize("kind", [InOneScale, Balanced, Pairwise])
@@ -706,11 +714,13 @@ SIGNED = np.concatenate([VOTES, -np.eye(3), [[0.5, -0.5, 0]], [[-0.3, 0.3, 0.4]]
 
 
 def in_steps(row_D: Any) -> Any:
-    return QUANTISER.quantise(np.asarray(row_D)[None], None).astype(np.int64)
+    return QUANTISER.quantise_rows(np.asarray(row_D)[None], None).astype(np.int64)
 
 
 def clipped_gradient(row_P: Any) -> Any:
-    return clipped_sum([torch.as_tensor(row_P)[None], torch.ones(1, 2, dtype=torch.float64)], 1.0)
+    return sum_clipped_gradients(
+        [torch.as_tensor(row_P)[None], torch.ones(1, 2, dtype=torch.float64)], 1.0
+    )
 
 
 SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
@@ -739,9 +749,9 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         1.0,
     ),
     "hard votes": (
-        lambda row: in_steps(hard(row[None])[0]),
+        lambda row: in_steps(harden_votes(row[None])[0]),
         list(VOTES),
-        summed_votes(
+        build_vote_release(
             Spreading(), hard=True, deviation=1, honest=1, steps=LEVELS, classes=3
         ).sensitivity,
         1.0,
@@ -749,7 +759,7 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
     "votes of encrypted labels": (
         lambda row: np.trunc(row * LEVELS),
         list(SIGNED),
-        summed_votes(
+        build_vote_release(
             Ridge(), hard=False, deviation=1, honest=1, steps=LEVELS, classes=3, integers=True
         ).sensitivity,
         1.0,
@@ -761,11 +771,11 @@ SENSITIVITIES: Mapping[str, tuple[Callable[[Any], Any], Any, float, float]] = {
         1.0,
     ),
     "weights of a private classifier": (
-        lambda x: PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).fit(
+        lambda x: PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).fit_weights(
             np.vstack([[x / np.linalg.norm(x)], np.eye(3)]), np.array([0, 1, 2, 1]), 3
         ),
         list(AXES),
-        PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).sensitivity(
+        PrivateLogistic(epsilon=1.0, delta=1e-5, key=bytes(32), strength=1.0).compute_sensitivity(
             labelled=4, classes=3
         ),
         0.2,

@@ -40,24 +40,24 @@ def config_of(method: Any, **changes: Any) -> Config:
 class MixingFamily(Perceptron):
     """The perceptron, and batch normalisation behind it."""
 
-    def encoder(self, features: Any, settings: Any) -> nn.Module:
+    def make_encoder(self, features: Any, settings: Any) -> nn.Module:
         width = settings.representation
-        return nn.Sequential(super().encoder(features, settings), nn.BatchNorm1d(width))
+        return nn.Sequential(super().make_encoder(features, settings), nn.BatchNorm1d(width))
 
 
 class MixingLinear(Linear):
-    def encoder(self, features: Any, settings: Any) -> nn.Module:
-        return nn.Sequential(super().encoder(features, settings), Centre())
+    def make_encoder(self, features: Any, settings: Any) -> nn.Module:
+        return nn.Sequential(super().make_encoder(features, settings), Centre())
 
 
 class MixingHead(Linear):
-    def head(self, size: int, classes: int, settings: Any) -> nn.Module:
-        return nn.Sequential(super().head(size, classes, settings), Centre())
+    def make_head(self, size: int, classes: int, settings: Any) -> nn.Module:
+        return nn.Sequential(super().make_head(size, classes, settings), Centre())
 
 
 class MixingSelu(Selu):
-    def encoder(self, features: Any, settings: Any) -> nn.Module:
-        layers = list(super().encoder(features, settings).children())
+    def make_encoder(self, features: Any, settings: Any) -> nn.Module:
+        layers = list(super().make_encoder(features, settings).children())
         return nn.Sequential(*layers, Centre())
 
 
@@ -82,9 +82,9 @@ class SpreadsAlone(Spreading):
 class ScalesByAll(Logistic):
     name: ClassVar[str] = "logistic"
 
-    def label(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
+    def label_rows(self, features_UF: Any, labelled_n: Any, labels_n: Any, classes: int) -> Any:
         scaled_UF = features_UF / (0.1 + features_UF.std(0))
-        return super().label(scaled_UF, labelled_n, labels_n, classes)
+        return super().label_rows(scaled_UF, labelled_n, labels_n, classes)
 
 
 class NeverNegative(Ridge):
@@ -92,13 +92,13 @@ class NeverNegative(Ridge):
 
 
 class RidgeOnAll(Ridge):
-    def matrix(self, features_UF: Any, labelled_n: Any) -> Any:
-        return super().matrix(features_UF - features_UF.mean(0) ** 3, labelled_n)
+    def compute_matrix(self, features_UF: Any, labelled_n: Any) -> Any:
+        return super().compute_matrix(features_UF - features_UF.mean(0) ** 3, labelled_n)
 
 
 class HalfOfTheNoise(GaussianGuard):
-    def noised(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
-        noisy_BD = super().noised(clipped_BD, step=step, rows=rows)
+    def add_noise(self, clipped_BD: Tensor, *, step: int, rows: Tensor) -> Tensor:
+        noisy_BD = super().add_noise(clipped_BD, step=step, rows=rows)
         return clipped_BD + (noisy_BD - clipped_BD) / 2
 
 
@@ -287,9 +287,9 @@ def test_an_objective_that_admits_to_mix_rows_is_charged_for_a_batch(
 
     config = changed(APFED | {"method": "apfed_r"})
     plan = accounts.NoisePlan(steps=2_000_000, honest=2)
-    alone = accounts.summed_release(config, "passive-1", (4,), plan)
+    alone = accounts.make_sum_release(config, "passive-1", (4,), plan)
     monkeypatch.setitem(dict_of(OBJECTIVES), "reconstruction", Honest)
-    mixed = accounts.summed_release(config, "passive-1", (4,), plan)
+    mixed = accounts.make_sum_release(config, "passive-1", (4,), plan)
     assert mixed.sensitivity == pytest.approx(math.sqrt(64) * alone.sensitivity)
     assert mixed.epsilon_of(1, 1e-5) > alone.epsilon_of(1, 1e-5)
     assert run(config, None).scores
@@ -387,9 +387,9 @@ def test_the_first_h_with_a_graph_is_refused_before_it_is_charged(name: str) -> 
     encoder = MIXES[name]()
     with pytest.raises(PromiseError, match="come from a network that mixes the rows"):
         guard(encoder(torch.randn(32, 6)), rows=range(32))
-    assert guard.spent().releases == 0
+    assert guard.get_privacy_spent().releases == 0
     with pytest.raises(PromiseError, match=r"^PrivateRelease: Sequential mixes the rows"):
-        guard.check(encoder, torch.randn(32, 6))
+        guard.check_encoder(encoder, torch.randn(32, 6))
     with pytest.raises(PromiseError):
         guard(encoder(torch.randn(32, 6)), rows=range(32))
 
@@ -401,8 +401,8 @@ def test_a_mean_of_the_features_is_found_by_the_check_alone_and_the_report_says_
     guard(encoder(torch.randn(32, 6)), rows=range(32))
     assert "looked for in the graph of the first batch alone" in guard.report()
     with pytest.raises(PromiseError, match="mixes the rows of a batch"):
-        guard.check(encoder, torch.randn(32, 6))
-    guard.check(nn.Linear(6, 8), torch.randn(20, 6))
+        guard.check_encoder(encoder, torch.randn(32, 6))
+    guard.check_encoder(nn.Linear(6, 8), torch.randn(20, 6))
     assert "mixes no rows of a batch is measured on 20 rows" in guard.report()
 
 

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from apfed_attacks import run as attacks_run
 from apfed_experiments import leaks
-from apfed_experiments.solo import compare, compare_numbers
+from apfed_experiments.solo import compare_baselines, compare_numbers
 from apfed_protocols.psi.interface import Progress as Aligning
 from secure_apfed import progress as shown_progress
 from secure_apfed.alignment.over_links import ProgressTo
-from secure_apfed.events import schema
-from secure_apfed.exchange import StatusKeeper
+from secure_apfed.events import build_schema
+from secure_apfed.exchange import StatusTracker
 from secure_apfed.measures import MEASURES
 from secure_apfed.progress import Board, _Events, _Lines
 from secure_apfed.runs.outcome import Progress
@@ -29,12 +29,12 @@ from secure_apfed.working import (
     Work,
     describe_time_left,
     observing_work,
-    read_work_event,
+    parse_work_event,
     report_work,
     working_on,
 )
 
-LINE = jsonschema.Draft202012Validator(schema())
+LINE = jsonschema.Draft202012Validator(build_schema())
 
 
 class Clock:
@@ -53,9 +53,9 @@ def left_after(seconds: Sequence[float], total: float, *, on_it: float = 0.0) ->
     time_left = TimeLeft(clock)
     for done, took in enumerate(seconds, start=1):
         clock.now += took
-        time_left.mark(done)
+        time_left.note_progress(done)
     clock.now += on_it
-    return time_left.seconds(total)
+    return time_left.estimate_seconds(total)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_counts_no_step_before_it() -> None
     time_left = TimeLeft(clock)
     for step in (501, 502, 503, 504):
         clock.now += 3
-        time_left.mark(step)
-    assert time_left.seconds(604) == pytest.approx(300)
+        time_left.note_progress(step)
+    assert time_left.estimate_seconds(604) == pytest.approx(300)
 
 
 def test_an_estimate_of_many_steps_keeps_few_marks_and_begins_anew_where_it_falls_back() -> None:
@@ -95,12 +95,12 @@ def test_an_estimate_of_many_steps_keeps_few_marks_and_begins_anew_where_it_fall
     time_left = TimeLeft(clock)
     for step in range(1, 5001):
         clock.now += 0.5
-        time_left.mark(step)
-        time_left.mark(step)  # the end of an epoch tells the same step once more
-    assert time_left.seconds(6000) == pytest.approx(500)
+        time_left.note_progress(step)
+        time_left.note_progress(step)  # the end of an epoch tells the same step once more
+    assert time_left.estimate_seconds(6000) == pytest.approx(500)
     assert len(time_left._marks) <= 513
-    time_left.mark(3)
-    assert time_left.seconds(6000) is None
+    time_left.note_progress(3)
+    assert time_left.estimate_seconds(6000) is None
 
 
 @pytest.mark.parametrize(
@@ -140,9 +140,9 @@ def test_work_is_told_to_whoever_observes_it_and_is_over_when_it_fails() -> None
 
 def solo_of_classes() -> None:
     rows = np.linspace(0.0, 1.0, 12)[:, None]
-    task = SoloTask.of(rows, np.arange(6), np.arange(6) % 2, classes=2)
+    task = SoloTask.from_arrays(rows, np.arange(6), np.arange(6) % 2, classes=2)
     baselines = {name: BASELINES[name] for name in ("ridge", "logistic")}
-    compare(task, rows[:4], np.array([0, 1, 1, 1]), baselines)
+    compare_baselines(task, rows[:4], np.array([0, 1, 1, 1]), baselines)
 
 
 def solo_of_numbers() -> None:
@@ -192,7 +192,7 @@ def test_long_work_reports_each_part_and_its_end(kind: str) -> None:
 def test_parts_of_a_study_of_leaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "PARTS", {"one": lambda: iter(()), "two": lambda: iter(())})
     told: list[tuple[int, int]] = []
-    leaks.play(["one", "two"], on_done=lambda done, total: told.append((done, total)))
+    leaks.run_parts(["one", "two"], on_done=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 
@@ -206,8 +206,8 @@ def board_of(clock: Clock) -> Board:
     board = Board(name="late", clock=clock)
     for step in range(1, 9):
         clock.now += 60 if step == 1 else 2
-        board.tell_progress(training(1, step))
-        board.tell_work(Work(name="buckets", done=step, total=50, part="reading"), "ann")
+        board.update_progress(training(1, step))
+        board.update_work(Work(name="buckets", done=step, total=50, part="reading"), "ann")
     return board
 
 
@@ -218,13 +218,15 @@ def test_a_line_says_how_long_the_rest_takes() -> None:
     (on,) = board.works
     assert on.line == "ann: buckets: 8 of 50, now reading, about 2 min left"
     out = io.StringIO()
-    with shown_progress.showing(board, console=Console(file=out, force_terminal=True, width=160)):
+    with shown_progress.show_board(
+        board, console=Console(file=out, force_terminal=True, width=160)
+    ):
         pass
     for words in ("epoch 1/9", "about 3 min left", "buckets: 8 of 50"):
         assert words in out.getvalue()
-    board.tell_work(Work(name="buckets", done=50, total=50), "ann")
+    board.update_work(Work(name="buckets", done=50, total=50), "ann")
     assert not board.works
-    board.tell_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
+    board.update_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
     assert [work.line for work in board.works] == ["checkpoint: step 8"]
     board.forget_work()
     assert board.works == ()
@@ -237,12 +239,12 @@ def test_a_log_has_a_line_a_minute_and_the_last_one() -> None:
     lines = _Lines(board, Console(file=out, width=200), clock)
     for second in range(130):
         clock.now += 1
-        board.tell_progress(training(1 + second // 20, 9 + second // 2))
+        board.update_progress(training(1 + second // 20, 9 + second // 2))
         lines.tick()
     assert len(out.getvalue().splitlines()) == 2 * 3
-    board.tell_progress(training(9, 90, loss=0.25))
-    lines.end()
-    lines.end()
+    board.update_progress(training(9, 90, loss=0.25))
+    lines.print_last()
+    lines.print_last()
     assert out.getvalue().splitlines()[6:] == ["late: epoch 9/9  loss 0.2500  0.0 MB sent"]
 
 
@@ -251,7 +253,7 @@ def test_events_tell_the_time_left_and_the_end(capsys: pytest.CaptureFixture[str
     events = _Events(board)
     events.tick()
     events.tick()
-    board.tell_work(Work(name="buckets", done=50, total=50), "ann")
+    board.update_work(Work(name="buckets", done=50, total=50), "ann")
     events.tick()
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [[*event] for event in said] == [["progress"], ["work"], ["work"]]
@@ -268,29 +270,29 @@ def test_events_tell_the_time_left_and_the_end(capsys: pytest.CaptureFixture[str
     for event in said:
         LINE.validate(event)
     assert not LINE.is_valid({"work": {**said[1]["work"], "secret": 1}})
-    assert read_work_event(said[1]["work"]) == (
+    assert parse_work_event(said[1]["work"]) == (
         "ann",
         Work(name="buckets", done=8, total=50, part="reading"),
     )
 
 
 def test_nothing_is_shown_under_json(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown_progress.watching("late", quiet=True) as on_progress:
+    with shown_progress.show_run("late", quiet=True) as on_progress:
         on_progress(training(1, 1))
-    with shown_progress.working(as_json=True):
+    with shown_progress.show_work(as_json=True):
         report_work("solo baselines", 1, 8)
-    with shown_progress.counting("runs", quiet=True) as on_done:
+    with shown_progress.show_count("runs", quiet=True) as on_done:
         on_done(1, 2)
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
     clock = Clock()
-    keeper = StatusKeeper(clock)
-    keeper.begin("ann", ["bob", "cid"], None, meet_s=600)
-    keeper.misses({"cid": ""})
+    keeper = StatusTracker(clock)
+    keeper.start_session("ann", ["bob", "cid"], None, meet_s=600)
+    keeper.observe_missing({"cid": ""})
     clock.now += 12
-    status = keeper.status()
+    status = keeper.build_status()
     assert status.meets is not None
     assert (status.meets.since_s, status.meets.patience_s) == (12, 600)
     assert (
@@ -298,5 +300,5 @@ def test_a_party_says_since_when_it_waits_and_how_long_it_will() -> None:
         in shown_progress._line_of(status)
     )
     LINE.validate({"status": {"at": 0.0, **status.model_dump(mode="json")}})
-    keeper.connected()
-    assert keeper.status().meets is None
+    keeper.observe_connection()
+    assert keeper.build_status().meets is None

@@ -64,7 +64,7 @@ def backend(name: str, **changes: Any) -> SecureSum:
 
 
 def binding(step: int = 7) -> StepBinding:
-    return StepBinding.of("vectors", step, rows=b"rows", message=b"representations")
+    return StepBinding.from_contents("vectors", step, rows=b"rows", message=b"representations")
 
 
 def matrix(name: str) -> NDArray[np.float64]:
@@ -95,7 +95,7 @@ def fixed_randomness() -> Iterator[None]:
         return hashlib.sha256(b"vector %d" % next(numbers)).digest()[:length]
 
     def run_key() -> RunKey:
-        return RunKey.restored(block())
+        return RunKey.from_secret_bytes(block())
 
     with ExitStack() as stack:
         for module in DRAWING:
@@ -122,8 +122,11 @@ def seeded_roles(name: str, **changes: Any) -> dict[str, Any]:
     Under `fixed_randomness` where more than one key of a role is drawn.
     """
     described = backend(name, **changes)
-    roles: dict[str, Any] = {"active": described.receiver(), "aggregator": described.combiner()}
-    roles |= {me: described.contributor(me) for me in described.agreement.contributors}
+    roles: dict[str, Any] = {
+        "active": described.make_receiver(),
+        "aggregator": described.make_combiner(),
+    }
+    roles |= {me: described.make_contributor(me) for me in described.agreement.contributors}
     for party, role in roles.items():
         seeds = vars(role).get("_setup")
         if isinstance(seeds, PairwiseSeeds) and name != RECOVERABLE:
@@ -142,7 +145,7 @@ def key_holder(name: str, secret: bytes, fingerprint: bytes) -> KeyHolder:
     with scratch_file() as scratch:
         scratch.load(key, parameters, secret)
     context = SealContext(None, None, seal.Decryptor(parameters, key))
-    holder = described.receiver()
+    holder = described.make_receiver()
     vars(holder)["_context"] = context
     vars(holder)["_frames"].fingerprint = fingerprint
     return holder
@@ -152,7 +155,7 @@ def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
     """A key holder of a homomorphic sum, and its secret key in bytes."""
     described = backend(name)
     assert isinstance(described, HomomorphicSum)
-    holder = described.receiver()
+    holder = described.make_receiver()
     cipher = described.cipher
     parameters = vars(cipher)["_seal"]
     generator = seal.KeyGenerator(parameters)
@@ -166,7 +169,7 @@ def recorded_keys(name: str) -> tuple[KeyHolder, bytes]:
         seal.Decryptor(parameters, generator.secret_key()),
     )
     key = cipher.public_key(context)
-    vars(holder).update(_context=context, _public_key=key, _frames=described.frames(key))
+    vars(holder).update(_context=context, _public_key=key, _frames=described.make_frames(key))
     return holder, secret
 
 
@@ -269,8 +272,8 @@ def record_keyed(name: str) -> dict[str, Any]:
     holder, secret = recorded_keys(name)
     described = backend(name)
     bound = binding()
-    passives = {me: described.contributor(me) for me in described.agreement.contributors}
-    combiner = described.combiner()
+    passives = {me: described.make_contributor(me) for me in described.agreement.contributors}
+    combiner = described.make_combiner()
     converse({"active": holder, "aggregator": combiner, **passives})
     frames = {me: role.contribute(matrix(me), bound) for me, role in passives.items()}
     total = combiner.combine(frames, bound.digest)

@@ -21,11 +21,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.features.contrastive_inversion import Question, explain_sums, why_not_contrastive
+from apfed_attacks.features.contrastive_inversion import (
+    Question,
+    explain_not_contrastive,
+    explain_sums,
+)
 from apfed_attacks.features.regression import guess_features
 from apfed_attacks.interface import Guess
 from apfed_attacks.live.strategy import ActiveAttack, ActiveSeat, notes_of
-from apfed_attacks.view import AdversaryView, Agreed, Knowledge
+from apfed_attacks.view import AdversaryView, AgreedTerms, Knowledge
 from secure_apfed.settings.training import ContrastiveSettings
 
 _ROOM = 4.0
@@ -47,36 +51,36 @@ class ChosenRepresentations(ActiveAttack):
 
     iterations: int = Field(500, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        if view.agreed and (reason := why_not_contrastive(view)):
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        if view.agreed and (reason := explain_not_contrastive(view)):
             return reason
-        return super().applicable(view)
+        return super().explain_missing_input(view)
 
-    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask in both directions; return people and, for both, what was sent and opened."""
-        people_N, draw, size, length = self.opening(
+        people_N, draw, size, length = self.prepare_request(
             seat, knowledge, seed, length=_ROOM, most=self.people
         )
         axes_2D = torch.linalg.qr(torch.randn(size, 2, generator=draw, dtype=torch.float64)).Q.T
 
-        def question(axis_D: Tensor, rows: int) -> Tensor:
+        def make_question(axis_D: Tensor, rows: int) -> Tensor:
             noise_BD = torch.randn(rows, size, generator=draw, dtype=torch.float64) / size**0.5
             return length * F.normalize(axis_D + self.spread * noise_BD, dim=1)
 
-        sent = [question(axis_D, len(people_N)) for axis_D in axes_2D]
+        sent = [make_question(axis_D, len(people_N)) for axis_D in axes_2D]
         if seat.protected:
             opened = [self.ask_among_decoys(seat, people_N, rows_ND, draw) for rows_ND in sent]
         else:
-            opened = list(seat.ask(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
+            opened = list(seat.request_sum(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
         batch = self.rows_at_once(seat) if seat.protected else len(people_N) * 2
         kept = {"sent": torch.stack(sent), "opened": torch.stack(opened)}
         return {"people": people_N, **kept, "batch": torch.tensor(batch)}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        people_N, z_ND = self.representations(view)
+        people_N, z_ND = self.recover_representations(view)
         return guess_features(self, view, people_N, {"z": z_ND}, seed)
 
-    def representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
+    def recover_representations(self, view: AdversaryView) -> tuple[Tensor, Tensor]:
         """Return people (N,) and, for one passive, its unit z (N, D).
 
         For several, the sum of theirs, centred on the mean of each batch; so too with decoys.
@@ -93,21 +97,21 @@ class ChosenRepresentations(ActiveAttack):
         for at in torch.arange(len(people_N)).split(min(size, len(people_N))):
             sent = notes["sent"][:, at]
             opened = notes["opened"][:, at]
-            differences_BD = _differences(sent, opened, contributors)
+            differences_BD = _compute_differences(sent, opened, contributors)
             if len(contributors) > 1 or self.decoys:
                 found.append(differences_BD)
                 continue
             if together:
                 twice = torch.arange(len(at)).repeat(2)
-                questions = [Question.of(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
+                questions = [Question.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
             else:
-                questions = [Question.of(h, g) for h, g in zip(sent, opened, strict=True)]
-            start = _on_the_sphere(differences_BD)
+                questions = [Question.from_batch(h, g) for h, g in zip(sent, opened, strict=True)]
+            start = _shift_to_sphere(differences_BD)
             found.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
         return people_N, torch.cat(found)
 
 
-def _differences(sent: Tensor, opened: Tensor, contributors: list[Agreed]) -> Tensor:
+def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[AgreedTerms]) -> Tensor:
     """Return the sum over contributors of z_i, weighted, minus its mean over the batch (B, D).
 
     `sent` (2, B, D) is each about one direction, `opened` are the answers.
@@ -123,7 +127,7 @@ def _differences(sent: Tensor, opened: Tensor, contributors: list[Agreed]) -> Te
     return whole_BD
 
 
-def _on_the_sphere(differences_BD: Tensor) -> Tensor:
+def _shift_to_sphere(differences_BD: Tensor) -> Tensor:
     """Return points with these differences whose norms are as near to 1 as the mean allows.
 
     |m + d_i|^2 = 1 is linear in the mean m and in |m|^2 - 1.

@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_attacks.columns import beside
-from apfed_attacks.features.opened import opened_batches, why_no_gradients
+from apfed_attacks.columns import join_own_columns
+from apfed_attacks.features.opened import explain_missing_gradient_sums, list_opened_batches
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, Agreed, AttackError, Observed
+from apfed_attacks.view import AdversaryView, AgreedTerms, AttackError, Observed
 from secure_apfed.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -45,35 +45,37 @@ class ContrastiveInversion(FeatureAttack):
     name = "contrastive_inversion"
     roles = ("active",)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        if reason := why_no_gradients(view) or why_not_contrastive(view):
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        if reason := explain_missing_gradient_sums(view) or explain_not_contrastive(view):
             return reason
-        if not any(opened_batches(view, epoch) for epoch in view.epochs):
+        if not any(list_opened_batches(view, epoch) for epoch in view.epochs):
             return "the recording holds no sum as the active decoded it"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        sums, recovered = self._invert(view)
-        positions = self.choose(view, sums.positions, seed)
-        z_ND, sum_ND = (self.scaled(each.at(positions), seed) for each in (recovered, sums))
-        x_NF = self.own(view, positions, seed)
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        sums, recovered = self._invert_sums(view)
+        positions = self.choose_rows(view, sums.positions, seed)
+        z_ND, sum_ND = (
+            self.scale_columns(each.select_positions(positions), seed) for each in (recovered, sums)
+        )
+        x_NF = self.scale_own_columns(view, positions, seed)
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         columns = {
             "recovered z": z_ND,
-            **beside("recovered z", z_ND, x_NF),
-            **beside("sums", sum_ND, x_NF),
+            **join_own_columns("recovered z", z_ND, x_NF),
+            **join_own_columns("sums", sum_ND, x_NF),
         }
-        return regress.guess(regress.on(columns), {"x": x_NF})
+        return regress.make_guess(regress.predict_from_columns(columns), {"x": x_NF})
 
-    def _invert(self, view: AdversaryView) -> tuple[Observed, Observed]:
+    def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
         contributors = list(view.agreed.values())
         asked = list[tuple[Tensor, Question]]()
         for epoch in reversed(view.epochs):
-            for step, rows_B, h_BD in opened_batches(view, epoch):
+            for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not hold took no part in its loss.
-                held_B = view.holds(view.knowledge.victim, rows_B)
-                question = Question.of(h_BD[held_B], view.opened[step][held_B])
+                held_B = view.has_rows(view.knowledge.victim, rows_B)
+                question = Question.from_batch(h_BD[held_B], view.opened[step][held_B])
                 if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
                     asked.append((rows_B[held_B], question))
             if asked:
@@ -91,7 +93,7 @@ class ContrastiveInversion(FeatureAttack):
         return Observed(positions, sums[order]), Observed(positions, torch.cat(recovered)[order])
 
 
-def why_not_contrastive(view: AdversaryView) -> str | None:
+def explain_not_contrastive(view: AdversaryView) -> str | None:
     """Return why the sums of this view are not of one contrastive objective, or None."""
     objectives = {agreed.objective for agreed in view.agreed.values()}
     if not objectives:
@@ -115,7 +117,7 @@ class Question:
     people: Tensor
 
     @classmethod
-    def of(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
+    def from_batch(cls, h_BD: Tensor, sum_BD: Tensor, people_B: Tensor | None = None) -> Self:
         """Return the rows in double precision; by default each is another person's."""
         people_B = torch.arange(len(h_BD)) if people_B is None else people_B
         return cls(h_BD.flatten(1).double(), sum_BD.flatten(1).double(), people_B)
@@ -123,7 +125,7 @@ class Question:
 
 def explain_sums(
     questions: Sequence[Question],
-    contributors: Sequence[Agreed],
+    contributors: Sequence[AgreedTerms],
     iterations: int,
     *,
     start_ND: Tensor | None = None,
@@ -149,7 +151,7 @@ def explain_sums(
         tolerance_change=1e-15,
     )
 
-    def mismatch() -> Tensor:
+    def compute_mismatch() -> Tensor:
         optimiser.zero_grad()
         error = guess_ND.new_zeros(())
         for item in questions:
@@ -158,11 +160,11 @@ def explain_sums(
         (guess_ND.grad,) = torch.autograd.grad(error, guess_ND)
         return error.detach()
 
-    optimiser.step(mismatch)
+    optimiser.step(compute_mismatch)
     return F.normalize(guess_ND.detach(), dim=1)
 
 
-def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[Agreed]) -> Tensor:
+def contrastive_sum(h_BD: Tensor, p_BD: Tensor, contributors: Sequence[AgreedTerms]) -> Tensor:
     """Return what the active decodes (B, D) if every contributor holds `p_BD`; differentiable."""
     objective = contributors[0].objective
     assert isinstance(objective, ContrastiveSettings)

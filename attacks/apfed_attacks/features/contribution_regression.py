@@ -20,7 +20,7 @@ from torch import Tensor
 from apfed_attacks.features.opened import average_rows
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, AttackError, contributions
+from apfed_attacks.view import AdversaryView, AttackError, iter_contributions
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.frames import Frame
 from secure_apfed.exchange import Kind
@@ -44,13 +44,13 @@ class ContributionRegression(FeatureAttack):
     told_order = True
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
         victim = view.knowledge.victim or ""
-        sent = [one for one in view.messages(Kind.CONTRIBUTION) if one.sender == victim]
+        sent = [one for one in view.iter_messages(Kind.CONTRIBUTION) if one.sender == victim]
         if not sent:
-            if not any(view.messages(Kind.CONTRIBUTION)):
+            if not any(view.iter_messages(Kind.CONTRIBUTION)):
                 return "the transcript kept no contribution; set transcript.keep to all"
             return f"{view.description}: {victim} contributes nothing to a sum"
         frame = Frame.parse(sent[0].payload, sender=victim)
@@ -62,33 +62,36 @@ class ContributionRegression(FeatureAttack):
         victim = view.knowledge.victim
         parts: list[tuple[Tensor, Tensor]] = []
         for rows_B, values_BD in _numbers_of(view, victim or ""):
-            held_B = view.holds(victim, rows_B)
+            held_B = view.has_rows(victim, rows_B)
             parts.append((rows_B[held_B], values_BD[held_B]))
         means = average_rows(parts)
         if means is None:
             raise AttackError(f"{view.name} is not told whose rows {view.knowledge.victim} sent")
-        positions = self.choose(view, means.positions, seed)
+        positions = self.choose_rows(view, means.positions, seed)
         last = {
             place: row_D
             for rows_B, values_BD in parts
             for place, row_D in zip(rows_B.tolist(), values_BD, strict=True)
         }
         last_ND = torch.stack([last[place] for place in positions.tolist()])
-        columns = {"contributions": means.at(positions), "last contribution": last_ND}
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        scaled = {name: self.scaled(of_ND, seed) for name, of_ND in columns.items()}
-        return regress.guess(regress.on(scaled), {"nothing": self.own(view, positions, seed)})
+        columns = {"contributions": means.select_positions(positions), "last contribution": last_ND}
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
+        scaled = {name: self.scale_columns(of_ND, seed) for name, of_ND in columns.items()}
+        return regress.make_guess(
+            regress.predict_from_columns(scaled),
+            {"nothing": self.scale_own_columns(view, positions, seed)},
+        )
 
 
 def _numbers_of(view: AdversaryView, sender: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (rows (B,), numbers (B, D), float64) of what `sender` contributed, step by step."""
-    for rows_B, frame in contributions(view, sender):
-        values_BD = read_numbers(frame)
+    for rows_B, frame in iter_contributions(view, sender):
+        values_BD = decode_numbers(frame)
         if values_BD is not None:
             yield rows_B, torch.from_numpy(values_BD).to(view.device)
 
 
-def read_numbers(frame: Frame) -> NDArray[np.float64] | None:
+def decode_numbers(frame: Frame) -> NDArray[np.float64] | None:
     """Return the numbers of a contribution that nobody encrypted, (B, D); None: it has none.
 
     Floats, integers in fixed point, or masked words as signed ones.

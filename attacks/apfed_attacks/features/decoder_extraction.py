@@ -42,15 +42,15 @@ class DecoderExtraction(ActiveAttack):
 
     length: float = Field(1.0, gt=0)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         kinds = {agreed.objective.name for agreed in view.agreed.values()}
         if kinds and kinds != {"reconstruction"}:
             return "a passive contributes gradients of another objective than reconstruction"
-        return super().applicable(view)
+        return super().explain_missing_input(view)
 
-    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask; return people, what was sent to them and opened, and answers about the axes."""
-        people_N, draw, size, length = self.opening(
+        people_N, draw, size, length = self.prepare_request(
             seat, knowledge, seed, length=self.length, most=self.people
         )
         point_D = torch.randn(size, generator=draw, dtype=torch.float64)
@@ -71,7 +71,7 @@ class DecoderExtraction(ActiveAttack):
         at_point_ND = point_D.expand(count, size)
         asked = torch.cat([at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()])
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
-        opened, zero, axes = seat.ask(rows, asked).double().split([count, count, size])
+        opened, zero, axes = seat.request_sum(rows, asked).double().split([count, count, size])
         return {
             "people": people_N,
             "sent": at_point_ND,
@@ -84,17 +84,23 @@ class DecoderExtraction(ActiveAttack):
         notes = notes_of(self, view)
         guess = guess_features(self, view, notes["people"], {"answers": notes["opened"]}, seed)
         positions, order = notes["people"].sort()
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         answers_ND = notes["opened"][order].numpy(force=True)
-        exact = {"affine on answers": regress.judged(lambda known: _affine(known, answers_ND))}
+        exact = {
+            "affine on answers": regress.cross_validate_guess(
+                lambda known: _fit_affine(known, answers_ND)
+            )
+        }
         if "gram" in notes:
-            turned_NR = _unrotated(notes["zero"][order], notes["gram"]).numpy(force=True)
+            turned_NR = _undo_rotation(notes["zero"][order], notes["gram"]).numpy(force=True)
             if turned_NR.shape[1] <= regress.pairs.shape[1]:
-                exact["gram"] = regress.judged(lambda known: _procrustes(known, turned_NR))
+                exact["gram"] = regress.cross_validate_guess(
+                    lambda known: _align_procrustes(known, turned_NR)
+                )
         return replace(guess, attacks={**exact, **guess.attacks})
 
 
-def _unrotated(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
+def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
     """Return R^T (b - x) (N, rank) from answers W^T (b - x) and W^T W, both times one number c.
 
     Divided by sqrt(c), which the caller's pairs fix.
@@ -106,7 +112,7 @@ def _unrotated(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
     return turned_NR
 
 
-def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
+def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     """Turn, scale and shift (N, R) onto the known pairs; return the rows that are guessed (U, F).
 
     R is at most F. What a decoder of lower rank cannot tell stays at the known pairs' mean, and so
@@ -124,7 +130,7 @@ def _procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     return found
 
 
-def _affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
+def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
     """Fit features = A values + b exactly to the known pairs, with the smallest A; apply it."""
     known = values_NF[regress.shadow]
     middle = known.mean(axis=0)

@@ -22,7 +22,7 @@ from secure_apfed.models import Shape
 _IMAGE = 3  # channels, height, width
 
 
-def layers(*widths: int) -> nn.Sequential:
+def build_layers(*widths: int) -> nn.Sequential:
     """Return fully connected layers with a leaky ReLU between them."""
     parts: list[nn.Module] = []
     for wide, narrow in pairwise(widths):
@@ -36,8 +36,8 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
     Linear convolutions between images and maps, as the pilot network of Pasquini et al. (2021),
     with so many `channels` a pixel; else perceptrons, `hidden` wide. Shapes are of a row.
     """
-    if not (scale := _scale(features, representation)):
-        return layers(math.prod(features), hidden, hidden, math.prod(representation))
+    if not (scale := _compute_scale(features, representation)):
+        return build_layers(math.prod(features), hidden, hidden, math.prod(representation))
     between = max(channels, 2 * scale**2)
     return nn.Sequential(
         nn.Unflatten(1, features),
@@ -52,8 +52,8 @@ def simulator_for(features: Shape, representation: Shape, hidden: int, channels:
 
 def decoder_for(features: Shape, representation: Shape, hidden: int, channels: int) -> nn.Module:
     """Mirror of `simulator_for`: representations (B, D) -> features (B, F)."""
-    if not (scale := _scale(features, representation)):
-        return layers(math.prod(representation), hidden, hidden, math.prod(features))
+    if not (scale := _compute_scale(features, representation)):
+        return build_layers(math.prod(representation), hidden, hidden, math.prod(features))
     return nn.Sequential(
         nn.Unflatten(1, representation),
         nn.Conv2d(representation[0], channels * scale**2, 3, padding=1),
@@ -65,7 +65,7 @@ def decoder_for(features: Shape, representation: Shape, hidden: int, channels: i
     )
 
 
-def _scale(features: Shape, representation: Shape) -> int:
+def _compute_scale(features: Shape, representation: Shape) -> int:
     """Return how much larger an image is than its map, rounded up; 0 where both do not convolve."""
     if not len(features) == len(representation) == _IMAGE:
         return 0

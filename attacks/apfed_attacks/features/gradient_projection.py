@@ -29,9 +29,9 @@ from torch import Tensor
 
 from apfed_attacks.features.opened import (
     average_rows,
-    opened_batches,
-    why_no_gradients,
-    why_none_kept,
+    explain_missing_gradient_sums,
+    explain_missing_sums,
+    list_opened_batches,
 )
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
@@ -63,31 +63,31 @@ class GradientProjection(FeatureAttack):
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        if reason := why_no_gradients(view):
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        if reason := explain_missing_gradient_sums(view):
             return reason
         if not view.agreed:
             return "the view does not say what the passives contribute (agreed)"
         if not forms_of(view):
             known = ", ".join(FORMS)
             return f"no passive has an objective whose gradient's form is known ({known})"
-        return why_none_kept(view)
+        return explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         rests = {form: average_rests(view, form) for form in forms_of(view)}
         sent, _ = next(iter(rests.values()))
-        positions = self.choose(view, sent.positions, seed)
-        x_NF = self.own(view, positions, seed)
-        sent_ND = self.scaled(sent.at(positions), seed)
+        positions = self.choose_rows(view, sent.positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
+        sent_ND = self.scale_columns(sent.select_positions(positions), seed)
         columns: dict[str, FloatArray] = {}
         for form, (_, rest) in rests.items():
             name = f"{form} rest of the sums"
-            rest_ND = self.scaled(rest.at(positions), seed)
+            rest_ND = self.scale_columns(rest.select_positions(positions), seed)
             columns[name] = rest_ND
             columns[f"{name} and x"] = np.hstack([rest_ND, x_NF])
             columns[f"{name} and z"] = np.hstack([rest_ND, sent_ND])
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        return regress.guess(regress.on(columns), {"x": x_NF})
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
+        return regress.make_guess(regress.predict_from_columns(columns), {"x": x_NF})
 
 
 def forms_of(view: AdversaryView) -> tuple[Form, ...]:
@@ -114,22 +114,22 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
 def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (N,) of each epoch, and what was sent beside the unexplained rest, (N, 2 D)."""
     for epoch in view.epochs:
-        rows_N, sent_ND, sums_ND = _opened_in(view, epoch)
+        rows_N, sent_ND, sums_ND = _collect_opened_rows(view, epoch)
         if not len(rows_N):
             continue
         if form == "cosine":
             sums_ND = sums_ND * sent_ND.norm(dim=1, keepdim=True)
             sent_ND = F.normalize(sent_ND, dim=1)
-        yield rows_N, torch.cat([sent_ND, unexplained(sums_ND, sent_ND)], dim=1)
+        yield rows_N, torch.cat([sent_ND, compute_residuals(sums_ND, sent_ND)], dim=1)
 
 
-def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+def _collect_opened_rows(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows (N,), what was sent of them and what was opened, both (N, D), of an epoch."""
     rows = [torch.empty(0, dtype=torch.int64)]
     sent = list[Tensor]()
     sums = list[Tensor]()
-    for step, rows_B, h_BD in opened_batches(view, epoch):
-        held_B = view.holds(view.knowledge.victim, rows_B)
+    for step, rows_B, h_BD in list_opened_batches(view, epoch):
+        held_B = view.has_rows(view.knowledge.victim, rows_B)
         rows.append(rows_B[held_B])
         sent.append(h_BD[held_B].double().flatten(1))
         sums.append(view.opened[step][held_B].double().flatten(1))
@@ -138,7 +138,7 @@ def _opened_in(view: AdversaryView, epoch: int) -> tuple[Tensor, Tensor, Tensor]
     return torch.cat(rows), torch.cat(sent), torch.cat(sums)
 
 
-def unexplained(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
+def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
     """Return what a ridge regression on what was sent leaves of the sums, (N, D).
 
     Each row is predicted by a fit without it (leave-one-out residuals in closed form: Golub, Heath

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from apfed_attacks.columns import beside
+from apfed_attacks.columns import join_own_columns
 from apfed_attacks.features.opened import (
     average_rows,
-    opened_batches,
-    why_no_gradients,
-    why_none_kept,
+    explain_missing_gradient_sums,
+    explain_missing_sums,
+    list_opened_batches,
 )
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess
@@ -40,30 +40,33 @@ class GradientRegression(FeatureAttack):
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_no_gradients(view) or why_none_kept(view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        return explain_missing_gradient_sums(view) or explain_missing_sums(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        sums = average_rows(_held_sums(view))
+        sums = average_rows(_iter_sums(view))
         if sums is None:
             raise AttackError(
                 f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} "
                 "holds"
             )
-        positions = self.choose(view, sums.positions, seed)
-        sums_ND = self.scaled(sums.at(positions), seed)
-        x_NF = self.own(view, positions, seed)
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        columns: dict[str, FloatArray] = {"sums": sums_ND, **beside("sums", sums_ND, x_NF)}
-        return regress.guess(regress.on(columns), {"x": np.asarray(x_NF)})
+        positions = self.choose_rows(view, sums.positions, seed)
+        sums_ND = self.scale_columns(sums.select_positions(positions), seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
+        columns: dict[str, FloatArray] = {
+            "sums": sums_ND,
+            **join_own_columns("sums", sums_ND, x_NF),
+        }
+        return regress.make_guess(regress.predict_from_columns(columns), {"x": np.asarray(x_NF)})
 
 
-def _held_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
+def _iter_sums(view: AdversaryView) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield rows (B,) and their opened sums (B, D) of every step that the view holds.
 
     Rows that the victim does not hold took no part in its loss, and are left out.
     """
     for epoch in view.epochs:
-        for step, rows_B, _ in opened_batches(view, epoch):
-            held_B = view.holds(view.knowledge.victim, rows_B)
+        for step, rows_B, _ in list_opened_batches(view, epoch):
+            held_B = view.has_rows(view.knowledge.victim, rows_B)
             yield rows_B[held_B], view.opened[step].double().flatten(1)[held_B]

@@ -28,14 +28,19 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_attacks.columns import own_columns
-from apfed_attacks.features.feature_space import decoder_for, layers, simulator_for, slope_penalty
-from apfed_attacks.features.regression import ridge
+from apfed_attacks.features.feature_space import (
+    build_layers,
+    decoder_for,
+    simulator_for,
+    slope_penalty,
+)
+from apfed_attacks.features.regression import predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of
-from apfed_attacks.view import AdversaryView, AttackError, Knowledge, released
+from apfed_attacks.view import AdversaryView, AttackError, Knowledge, collect_releases
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.models import Shape
-from secure_apfed.seeds import derive_seed, seeded
+from secure_apfed.seeds import derive_seed, seed_draws
 
 _AWAY_FROM_ZERO = 2.0
 _BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum
@@ -70,14 +75,14 @@ class HijackAttack(AnsweringAttack):
 
     keeps = ("shape",)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        reason = super().applicable(view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        reason = super().explain_missing_input(view)
         victim = view.knowledge.victim
         if reason is None and victim not in view.knowledge.public:
             return f"{view.name} knows no outsiders with features of {victim}"
         return reason
 
-    def begin(
+    def start_answering(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> "Hijack":
         assert knowledge.victim is not None
@@ -92,23 +97,25 @@ class HijackAttack(AnsweringAttack):
         notes = notes_of(self, view)
         victim = view.knowledge.victim
         assert victim is not None
-        seen = released(view, victim)
+        seen = collect_releases(view, victim)
         positions = seen["h"].positions
         outsiders = view.knowledge.public[victim].float()
         space = Space(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
         attacks = {
-            f"decoded {name}": Prediction(_doubles(space.decoded(observed.at(positions).float())))
+            f"decoded {name}": Prediction(
+                _to_float64(space.decode_rows(observed.select_positions(positions).float()))
+            )
             for name, observed in seen.items()
         }
-        public_PF = _doubles(outsiders.flatten(1))
+        public_PF = _to_float64(outsiders.flatten(1))
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
         own = view.knowledge.public.get(view.parties[0])
         if own is not None:
-            own_NC = _doubles(own_columns(view, positions))
-            own_PC = _doubles(_as_own_columns(own, own_NC.shape[1]))
-            baselines["ridge on x"] = ridge(own_PC, public_PF, own_NC)
+            own_NC = _to_float64(own_columns(view, positions))
+            own_PC = _to_float64(_as_own_columns(own, own_NC.shape[1]))
+            baselines["ridge on x"] = predict_by_ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
@@ -118,13 +125,13 @@ class FeatureSpaceHijack(HijackAttack):
     name = "hijack"
     roles = ("active",)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         exchange = view.description
         if not exchange.returns_gradients:
             return f"{exchange}: the active returns no gradient that trains a passive's encoder"
         if exchange.opens == "representations":
             return f"{exchange}: the active reads a sum of representations, and no passive's own"
-        return super().applicable(view)
+        return super().explain_missing_input(view)
 
 
 class ReversedHijack(HijackAttack):
@@ -133,13 +140,13 @@ class ReversedHijack(HijackAttack):
     name = "reversed_hijack"
     roles = ("passive",)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens != "gradients":
             return f"{view.description}: no answer of a passive trains the active's encoder"
-        return super().applicable(view)
+        return super().explain_missing_input(view)
 
 
-def _doubles(rows_NF: Tensor) -> FloatArray:
+def _to_float64(rows_NF: Tensor) -> FloatArray:
     return np.asarray(rows_NF.double().numpy(force=True))
 
 
@@ -173,7 +180,7 @@ class Space:
         self.simulator = simulator_for(*widths).to(outsiders.device)
         self.decoder = decoder_for(*widths).to(outsiders.device)
 
-    def simulate(self, scaled_BF: Tensor) -> Tensor:
+    def simulate_batch(self, scaled_BF: Tensor) -> Tensor:
         """Return F (B, D), where a ReLU lets the victim go, and far enough from 0 to learn."""
         simulated_BD: Tensor = self.simulator(scaled_BF)
         if self.reach_D is None:
@@ -181,12 +188,14 @@ class Space:
         return F.softplus(simulated_BD + _AWAY_FROM_ZERO) * self.reach_D
 
     @torch.no_grad()
-    def simulated(self, features_NF: Tensor) -> Tensor:
+    def simulate_rows(self, features_NF: Tensor) -> Tensor:
         scaled_NF = (features_NF.flatten(1) - self._centre_F) / self._scale
-        return torch.cat([self.simulate(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)])
+        return torch.cat(
+            [self.simulate_batch(scaled_BF) for scaled_BF in scaled_NF.split(_AT_ONCE)]
+        )
 
     @torch.no_grad()
-    def decoded(self, z_ND: Tensor) -> Tensor:
+    def decode_rows(self, z_ND: Tensor) -> Tensor:
         """Return d(z), (N, F), in the outsiders' units and range."""
         decoded_NF = torch.cat([self.decoder(z_BD) for z_BD in z_ND.split(_AT_ONCE)])
         return (decoded_NF * self._scale + self._centre_F).clamp(self._low, self._high)
@@ -218,23 +227,23 @@ class Hijack:
         own_AF = own_AF.flatten(1).float()[:, : None if used else 0]
         self._own_AF = (own_AF - centre_F) / scale
         self._own_PF = (own_PF - centre_F) / scale
-        with seeded(seed, "networks"):
+        with seed_draws(seed, "networks"):
             self.space = Space(attack, sent, outsiders)
-            self._judge = layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
+            self._judge = build_layers(math.prod(sent) + used, *[attack.hidden] * 2, 1)
         self._judge.to(outsiders.device)
         self._judging = torch.optim.Adam(
             self._judge.parameters(), attack.judge_rate, betas=_BETAS, fused=True
         )
         self._target_PD: Tensor | None = None
 
-    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+    def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Train on this batch; return the gradient, row by row, that makes z look like f(x)."""
         z_BD = z_BD.detach().to(self.space.outsiders.device, torch.float32)
         if self._target_PD is None:
-            self._target_PD = self._build(z_BD)
+            self._target_PD = self._train_space(z_BD)
         own_BF = self._own_AF[rows_B]
         theirs_BD = torch.cat([z_BD, own_BF], dim=1)
-        with seeded(self._seed, step):
+        with seed_draws(self._seed, step):
             for _ in range(self._attack.rounds):
                 outsiders_B = torch.randint(len(self._target_PD), (len(theirs_BD),))
                 mine = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
@@ -250,7 +259,7 @@ class Hijack:
         (gradient_BD,) = torch.autograd.grad(F.softplus(-judged_B).sum(), wanted_BD)
         return gradient_BD * self._attack.strength
 
-    def _build(self, z_BD: Tensor) -> Tensor:
+    def _train_space(self, z_BD: Tensor) -> Tensor:
         """Train simulator and decoder within the victim's reach; return f of the outsiders."""
         space = self.space
         attack = self._attack
@@ -258,14 +267,14 @@ class Hijack:
         space.reach_D = (z_BD > 0).any(dim=0) if bool((z_BD >= 0).all()) else None
         parameters = [*space.simulator.parameters(), *space.decoder.parameters()]
         adam = torch.optim.Adam(parameters, attack.learning_rate, fused=True)
-        with seeded(self._seed, "ahead"):
+        with seed_draws(self._seed, "ahead"):
             for _ in range(attack.ahead):
                 rows_B = torch.randint(len(space.public_PF), (attack.batch,))
                 public_BF = space.public_PF[rows_B]
                 adam.zero_grad()
-                F.mse_loss(space.decoder(space.simulate(public_BF)), public_BF).backward()
+                F.mse_loss(space.decoder(space.simulate_batch(public_BF)), public_BF).backward()
                 adam.step()
-        return space.simulated(space.outsiders)
+        return space.simulate_rows(space.outsiders)
 
-    def notes(self) -> Mapping[str, Tensor]:
+    def collect_notes(self) -> Mapping[str, Tensor]:
         return {**self.space.decoder.state_dict(), "shape": torch.tensor(self._sent)}

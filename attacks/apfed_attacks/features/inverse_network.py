@@ -8,7 +8,7 @@ Model Inversion Attacks Against Collaborative Inference; the paired form).
 
 from apfed_attacks.features.regression import FeatureAttack, guess_features
 from apfed_attacks.interface import Guess
-from apfed_attacks.view import AdversaryView, released
+from apfed_attacks.view import AdversaryView, collect_releases
 
 
 class InverseNetwork(FeatureAttack):
@@ -23,7 +23,7 @@ class InverseNetwork(FeatureAttack):
     roles = ("passive", "active")
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = released(view, view.knowledge.victim)
-        positions = self.choose(view, seen["h"].positions, seed)
-        columns = {name: observed.at(positions) for name, observed in seen.items()}
+        seen = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, seen["h"].positions, seed)
+        columns = {name: observed.select_positions(positions) for name, observed in seen.items()}
         return guess_features(self, view, positions, columns, seed)

@@ -45,31 +45,31 @@ class Isolation(ActiveAttack):
     people: int = Field(64, ge=4)
     shadow_rows: int = Field(30, ge=2)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if len(view.agreed) == 1:
             return "with one passive the sum is its gradient; there is nothing to isolate"
-        return super().applicable(view)
+        return super().explain_missing_input(view)
 
-    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask about one batch; return people and what should be the victim's part alone."""
-        rows_B, draw, size, length = self.opening(
+        rows_B, draw, size, length = self.prepare_request(
             seat, knowledge, seed, length=self.length, most=min(self.people, seat.batch_size)
         )
         noise_BD = torch.randn(len(rows_B), size, generator=draw, dtype=torch.float64)
         sent_BD = length * (noise_BD / noise_BD.norm(dim=1, keepdim=True))
         others = [name for name in seat.passives if name != knowledge.victim]
         if self.way == "weight":
-            found = seat.ask(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
+            found = seat.request_sum(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
         elif self.way == "unequal":
             far_BD = sent_BD / length * self.far
-            found = seat.ask(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
+            found = seat.request_sum(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
         elif self.way == "subset":
-            found = seat.ask(rows_B, sent_BD)
-            found = found - seat.ask(rows_B, sent_BD, participants=others)
+            found = seat.request_sum(rows_B, sent_BD)
+            found = found - seat.request_sum(rows_B, sent_BD, participants=others)
         else:
-            found = seat.ask(rows_B, sent_BD)
+            found = seat.request_sum(rows_B, sent_BD)
             for name in others[: self.colluding]:
-                found = found - seat.contributed(name)
+                found = found - seat.get_contribution(name)
         return {"people": rows_B, "isolated": found.double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:

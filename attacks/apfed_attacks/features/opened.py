@@ -8,21 +8,21 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from apfed_attacks.view import AdversaryView, Observed, batches
+from apfed_attacks.view import AdversaryView, Observed, iter_batches
 
 _SMALLEST_BATCH = 2
 
 
-def why_no_gradients(view: AdversaryView) -> str | None:
+def explain_missing_gradient_sums(view: AdversaryView) -> str | None:
     """Return why the active receives no sum of gradients; None: it does."""
     if view.description.opens != "gradients":
         return f"{view.description}: the active receives no sum of gradients"
     return None
 
 
-def why_none_kept(view: AdversaryView) -> str | None:
+def explain_missing_sums(view: AdversaryView) -> str | None:
     """Return why the recording holds no opened sum; None: it holds some."""
-    if any(opened_batches(view, epoch) for epoch in view.epochs):
+    if any(list_opened_batches(view, epoch) for epoch in view.epochs):
         return None
     return (
         "the recording holds no sum as the active decoded it; set transcript.keep to "
@@ -30,11 +30,11 @@ def why_none_kept(view: AdversaryView) -> str | None:
     )
 
 
-def opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
+def list_opened_batches(view: AdversaryView, epoch: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return (step, rows (B,), what was sent (B, D)) of the steps whose sum was opened."""
     return [
         (step, rows_B, h_BD)
-        for step, rows_B, h_BD in batches(view, epoch)
+        for step, rows_B, h_BD in iter_batches(view, epoch)
         if step in view.opened and len(rows_B) >= _SMALLEST_BATCH
     ]
 

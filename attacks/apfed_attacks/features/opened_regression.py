@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apfed_attacks.columns import beside, own_columns, own_votes
+from apfed_attacks.columns import join_own_columns, own_columns, own_votes
 from apfed_attacks.features.regression import FeatureAttack, Regression, guess_features
 from apfed_attacks.interface import FloatArray, Guess
 from apfed_attacks.view import (
     AdversaryView,
-    Asked,
-    asked,
-    opened_epochs,
-    opened_sums,
-    pseudo_labels,
-    votes_read,
+    VoteRequest,
+    collect_opened_sums,
+    collect_pseudo_labels,
+    collect_votes,
+    find_vote_request,
+    list_opened_epochs,
 )
 
 
@@ -44,43 +44,45 @@ class SumRegression(FeatureAttack):
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens not in ("representations", "projections", "pseudo-labels"):
             return (
                 f"{view.description}: no sum of representations, projections or pseudo-labels is "
                 "opened"
             )
-        if not opened_epochs(view):
+        if not list_opened_epochs(view):
             return "the transcript kept no sums; set transcript.keep to first_and_last or all"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = {epoch: opened_sums(view, epoch) for epoch in opened_epochs(view)}
+        seen = {epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)}
         last = max(seen)
-        positions = self.choose(view, seen[last].positions, seed)
+        positions = self.choose_rows(view, seen[last].positions, seed)
         whole = [at for at, of in seen.items() if torch.isin(positions, of.positions).all()]
-        read = {epoch: seen[epoch].at(positions) for epoch in whole}
+        read = {epoch: seen[epoch].select_positions(positions) for epoch in whole}
         columns = {"sums": read[last]}
         if view.description.opens == "pseudo-labels":
             read = {
-                epoch: _rest(sums_NC, pseudo_labels(view, epoch).at(positions))
+                epoch: _compute_residuals(
+                    sums_NC, collect_pseudo_labels(view, epoch).select_positions(positions)
+                )
                 for epoch, sums_NC in read.items()
             }
             columns["rest of the sums"] = read[last]
         if len(read) > 1:
             columns["all epochs"] = torch.cat(list(read.values()), dim=1)
-        x_NF = self.own(view, positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
         labels_NF = _own_labels(view, positions)
         both_NF = np.hstack([x_NF, labels_NF])
-        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
+        scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
         together = {
             f"{key} and labels": of_NF
             for name, released_NF in scaled.items()
-            for key, of_NF in beside(name, released_NF, both_NF).items()
+            for key, of_NF in join_own_columns(name, released_NF, both_NF).items()
         }
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         own = {"x": x_NF, "labels": labels_NF, "x and labels": both_NF}
-        return regress.guess(regress.on({**scaled, **together}), own)
+        return regress.make_guess(regress.predict_from_columns({**scaled, **together}), own)
 
 
 class VectorRegression(FeatureAttack):
@@ -95,17 +97,17 @@ class VectorRegression(FeatureAttack):
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens != "singular vectors":
             return f"{view.description}: no table is decomposed"
-        if not opened_epochs(view):
+        if not list_opened_epochs(view):
             return "the transcript kept no vectors; set transcript.keep to first_and_last or all"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = opened_sums(view, opened_epochs(view)[0])
-        positions = self.choose(view, seen.positions, seed)
-        return guess_features(self, view, positions, {"u": seen.at(positions)}, seed)
+        seen = collect_opened_sums(view, list_opened_epochs(view)[0])
+        positions = self.choose_rows(view, seen.positions, seed)
+        return guess_features(self, view, positions, {"u": seen.select_positions(positions)}, seed)
 
 
 class VoteRegression(FeatureAttack):
@@ -120,34 +122,36 @@ class VoteRegression(FeatureAttack):
     roles = ("active",)
     suite = ({"shadow_rows": 30}, {"shadow_rows": 100})
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.labels is None:
             return f"{view.description}: nobody votes"
-        if asked(view) is None or not votes_read(view):
+        if find_vote_request(view) is None or not collect_votes(view):
             return "the transcript kept no votes; set transcript.keep to first_and_last or all"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        read = votes_read(view)
-        ballot = asked(view)
+        read = collect_votes(view)
+        ballot = find_vote_request(view)
         assert ballot is not None
         first = next(iter(read.values()))
-        positions = self.choose(view, first.positions, seed)
-        answers = {name: seen.at(positions) for name, seen in read.items()}
+        positions = self.choose_rows(view, first.positions, seed)
+        answers = {name: seen.select_positions(positions) for name, seen in read.items()}
         columns = {"votes": torch.cat(list(answers.values()), dim=1)}
         victim = view.knowledge.victim
         if victim in answers and len(answers) > 1:
             columns["its votes"] = answers[victim]
-        scaled = {name: self.scaled(values, seed) for name, values in columns.items()}
-        own_NF = self.own(view, positions, seed)
-        solo = self._solo(view, ballot, positions, own_NF)
+        scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
+        own_NF = self.scale_own_columns(view, positions, seed)
+        solo = self._join_own_votes(view, ballot, positions, own_NF)
         both = {f"votes, {name}": np.hstack([scaled["votes"], own]) for name, own in solo.items()}
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        attacks = regress.on({**scaled, **beside("votes", scaled["votes"], own_NF), **both})
-        return regress.guess(attacks, {"x": own_NF, **solo})
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
+        attacks = regress.predict_from_columns(
+            {**scaled, **join_own_columns("votes", scaled["votes"], own_NF), **both}
+        )
+        return regress.make_guess(attacks, {"x": own_NF, **solo})
 
-    def _solo(
-        self, view: AdversaryView, ballot: Asked, positions: Tensor, own_NF: FloatArray
+    def _join_own_votes(
+        self, view: AdversaryView, ballot: VoteRequest, positions: Tensor, own_NF: FloatArray
     ) -> dict[str, FloatArray]:
         """Return own features with what the own labeller says of them, by the labels of the ballot.
 
@@ -165,11 +169,11 @@ class VoteRegression(FeatureAttack):
         features_UF = own_columns(view, rows_U).double().numpy(force=True)
         votes_UK = own_votes(features_UF, places, labels_n[order], view.knowledge.classes)
         wanted_N = torch.searchsorted(rows_U, positions).numpy()
-        votes_NK = self.scaled(torch.from_numpy(votes_UK[wanted_N]), 0)
+        votes_NK = self.scale_columns(torch.from_numpy(votes_UK[wanted_N]), 0)
         return {"x and own votes": np.hstack([own_NF, votes_NK])}
 
 
-def _rest(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
+def _compute_residuals(sums_NC: Tensor, sent_NC: Tensor) -> Tensor:
     """Return the sums' rest after least squares on the pseudo-labels sent, and these, (N, 2 C).
 
     Where the pseudo-labels explain some of the features, both together are needed.

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from apfed_attacks.columns import (
     ColumnAttack,
-    beside,
-    fitted,
-    guessed_once,
+    explain_missing_releases,
+    fit_model,
+    guess_once,
+    join_own_columns,
     own_columns,
-    standardised,
-    why_nothing_to_read,
+    standardise_columns,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import ActiveAttack
@@ -96,7 +96,9 @@ class LeastSquares:
         kept = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
         strengths = _WEAKER_ALPHAS[:, None]
         filters = np.vstack([kept, sizes_R**2 / (sizes_R**2 + strengths)])
-        errors = [self._left_out(one_R, left_nR, along_RF, centred_nF) for one_R in filters]
+        errors = [
+            self._compute_loo_error(one_R, left_nR, along_RF, centred_nF) for one_R in filters
+        ]
         best = int(np.argmin(errors))
         self.best_score_ = -errors[best]
         self._weight_CF = right_RC.T @ ((filters[best] / sizes_R)[:, None] * along_RF)
@@ -106,7 +108,7 @@ class LeastSquares:
         return np.asarray((rows_NC - self._centre_C) @ self._weight_CF + self._mean_F)
 
     @staticmethod
-    def _left_out(
+    def _compute_loo_error(
         filter_R: FloatArray, left_nR: FloatArray, along_RF: FloatArray, centred_nF: FloatArray
     ) -> float:
         """Return the mean squared error of each row by the fit without it; inf if there is none."""
@@ -125,11 +127,11 @@ class FeatureAttack(ColumnAttack):
     shadow_rows: int = Field(100, ge=2)
     hidden: int = Field(128, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why this view gives an attack on the victim's representations none of them."""
-        reason = why_nothing_to_read(view)
+        reason = explain_missing_releases(view)
         victim = view.knowledge.victim
-        if reason is None and victim not in view.senders(view.epochs[-1]):
+        if reason is None and victim not in view.list_senders(view.epochs[-1]):
             return f"{view.description}: {victim} releases no representation to {view.name}"
         return reason
 
@@ -152,7 +154,7 @@ class Regression:
     decoy: bool = False
 
     @classmethod
-    def of(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
+    def from_view(cls, view: AdversaryView, positions: Tensor, *, hidden: int, seed: int) -> Self:
         """Take the shadow rows among `positions` (N,), which are ascending."""
         shadow = view.knowledge.shadow
         shadow_N = torch.isin(positions, shadow.positions)
@@ -183,14 +185,14 @@ class Regression:
         """The mask of the rows that are guessed, (N,), bool."""
         return torch.from_numpy(~self.shadow)
 
-    def on(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+    def predict_from_columns(self, columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         """Fit each regressor on each of the sets (N, F); predict the other rows.
 
         A network is held against known rows on that set alone on which linear fits are best: it
         takes another fit.
         """
         found = {
-            f"{how} on {name}": self._fit(how, values_NF)
+            f"{how} on {name}": self._fit_regressor(how, values_NF)
             for name, values_NF in columns.items()
             for how in REGRESSORS
             if how != _NETWORK
@@ -198,10 +200,12 @@ class Regression:
         best = max(found, key=lambda name: found[name].held_out or -np.inf, default="")
         for name, values_NF in columns.items():
             is_judged = best.partition(" on ")[2] == name
-            found[f"{_NETWORK} on {name}"] = self._fit(_NETWORK, values_NF, is_judged=is_judged)
+            found[f"{_NETWORK} on {name}"] = self._fit_regressor(
+                _NETWORK, values_NF, is_judged=is_judged
+            )
         return found
 
-    def judged(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
+    def cross_validate_guess(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
         """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
         each guessed by a fit without it.
         """
@@ -216,7 +220,7 @@ class Regression:
         spread = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
         return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / spread)
 
-    def guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
+    def make_guess(self, attacks: Mapping[str, Prediction], own: Mapping[str, FloatArray]) -> Guess:
         """Return the guess of these attacks, beside the same regressions on own columns.
 
         `own` are sets of columns (N, F) without a release. A decoy is not compared with them:
@@ -227,31 +231,33 @@ class Regression:
         by_others = 1 - (shadow_rows / (shadow_rows - 1)) ** 2  # each row by the mean of the others
         baselines = {"mean of the shadow rows": Prediction(mean_UF, held_out=by_others)}
         if not self.decoy:
-            baselines |= self.on(own)
+            baselines |= self.predict_from_columns(own)
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
-    def _fit(self, how: str, values_NF: FloatArray, *, is_judged: bool = True) -> Prediction:
+    def _fit_regressor(
+        self, how: str, values_NF: FloatArray, *, is_judged: bool = True
+    ) -> Prediction:
         centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
         wanted_nF = (self.pairs - centre_F) / scale
         known_nC = values_NF[self.shadow]
         spread = float(np.square(wanted_nF).mean()) or 1.0
 
-        def fit(rows_n: NDArray[Any]) -> Any:
+        def fit_rows(rows_n: NDArray[Any]) -> Any:
             made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
             # scikit-learn warns of one column that is no vector.
             wanted = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
-            return fitted(made, known_nC[rows_n], wanted)
+            return fit_model(made, known_nC[rows_n], wanted)
 
-        def guess() -> Prediction:
+        def predict_unknown() -> Prediction:
             rows_n = np.arange(len(wanted_nF))
-            made = fit(rows_n)
+            made = fit_rows(rows_n)
             found_UF = made.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
             error = None
             if how != _NETWORK:
                 error = -float(made.best_score_)
             elif is_judged and len(rows_n) >= _HELD_OUT:
                 out_n = rows_n % _HELD_OUT == 0
-                said_nF = fit(rows_n[~out_n]).predict(known_nC[out_n])
+                said_nF = fit_rows(rows_n[~out_n]).predict(known_nC[out_n])
                 missed_n = np.square(said_nF.reshape(wanted_nF[out_n].shape) - wanted_nF[out_n])
                 error_n = missed_n.mean(axis=1)
                 # So few rows are lucky too often; a network has to be better by a standard error.
@@ -260,10 +266,12 @@ class Regression:
             return Prediction(found_UF * scale + centre_F, held_out=held_out)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return guessed_once(guess, how, str(is_judged), *made_of)
+        return guess_once(predict_unknown, how, str(is_judged), *made_of)
 
 
-def ridge(known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray) -> Prediction:
+def predict_by_ridge(
+    known_PC: FloatArray, wanted_PF: FloatArray, columns_NC: FloatArray
+) -> Prediction:
     """Fit ridge regression on P known rows; predict N others, (N, F)."""
     found_NF = RidgeCV(_ALPHAS).fit(known_PC, wanted_PF).predict(columns_NC)
     return Prediction(found_NF.reshape(len(columns_NC), -1))
@@ -280,11 +288,11 @@ def guess_features(
     as from own ones x.
     """
     positions, order = people_N.sort()
-    scaled = partial(standardised, components=attack.components, seed=seed)
+    scaled = partial(standardise_columns, components=attack.components, seed=seed)
     own_NF = scaled(own_columns(view, positions))
-    regress = Regression.of(view, positions, hidden=attack.hidden, seed=seed)
+    regress = Regression.from_view(view, positions, hidden=attack.hidden, seed=seed)
     columns: dict[str, FloatArray] = {}
     for name, released_NC in released.items():
         released_NF = scaled(released_NC[order])
-        columns |= {name: released_NF, **beside(name, released_NF, own_NF)}
-    return regress.guess(regress.on(columns), {"x": own_NF})
+        columns |= {name: released_NF, **join_own_columns(name, released_NF, own_NF)}
+    return regress.make_guess(regress.predict_from_columns(columns), {"x": own_NF})

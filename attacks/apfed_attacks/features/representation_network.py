@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, released
-from secure_apfed.seeds import seeded
+from apfed_attacks.view import AdversaryView, collect_releases
+from secure_apfed.seeds import seed_draws
 
 _DRAWS = 8  # of the noise, whose rows are averaged
 
@@ -50,30 +50,30 @@ class RepresentationNetwork(FeatureAttack):
     hidden: int = Field(256, ge=1)
     variance_weight: float = Field(1.0, ge=0)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        reason = super().applicable(view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        reason = super().explain_missing_input(view)
         if reason is None and view.knowledge.encoder is None:
             victim = view.knowledge.victim
             return f"{view.name} is not told the encoder of {victim}: the recording holds none"
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = released(view, view.knowledge.victim)
-        positions = self.choose(view, seen["h"].positions, seed)
-        x_NC = self.own(view, positions, seed)
-        regress = Regression.of(view, positions, hidden=self.hidden, seed=seed)
-        columns = {name: observed.at(positions) for name, observed in seen.items()}
-        made = {"noise": self._made(view, x_NC, columns["h"], self.noise, seed)}
+        seen = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, seen["h"].positions, seed)
+        x_NC = self.scale_own_columns(view, positions, seed)
+        regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
+        columns = {name: observed.select_positions(positions) for name, observed in seen.items()}
+        made = {"noise": self._generate_rows(view, x_NC, columns["h"], self.noise, seed)}
         for name, h_ND in columns.items():
-            both_NC = np.hstack([x_NC, self.scaled(h_ND, seed)])
-            made[name] = self._made(view, both_NC, h_ND, 0, seed)
+            both_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
+            made[name] = self._generate_rows(view, both_NC, h_ND, 0, seed)
         attacks = {
             f"G(x, {name})": Prediction(made_NF[regress.unknown].numpy(force=True))
             for name, made_NF in made.items()
         }
-        return regress.guess(attacks, {"x": x_NC})
+        return regress.make_guess(attacks, {"x": x_NC})
 
-    def _made(
+    def _generate_rows(
         self, view: AdversaryView, columns_NC: FloatArray, h_ND: Tensor, noise: int, seed: int
     ) -> Tensor:
         """Train a generator on these columns and noise by its rows' h; return its rows (N, F)."""
@@ -88,13 +88,13 @@ class RepresentationNetwork(FeatureAttack):
         spread_D = h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)
 
-        def make(rows_B: Tensor) -> Tensor:
+        def generate_batch(rows_B: Tensor) -> Tensor:
             noise_BZ = torch.randn(len(rows_B), noise).to(own_NC.device)
             made_BF = generator(torch.cat([own_NC[rows_B], noise_BZ], dim=1))
             rows: Tensor = made_BF.reshape(-1, *mean_F.shape) * scale + mean_F
             return rows
 
-        with seeded(seed, "attacks", self.name):
+        with seed_draws(seed, "attacks", self.name):
             generator = nn.Sequential(
                 nn.Linear(own_NC.shape[1] + noise, self.hidden),
                 nn.ReLU(),
@@ -105,7 +105,7 @@ class RepresentationNetwork(FeatureAttack):
             adam = torch.optim.Adam(generator.parameters(), lr=self.rate)
             for _ in range(view.iterations):
                 rows_B = torch.randint(len(h_ND), (self.batch,))
-                made_BF = make(rows_B)
+                made_BF = generate_batch(rows_B)
                 error_BD = (encoder(made_BF).float() - h_ND[rows_B]) * weight_D
                 beyond_F = F.relu(made_BF.flatten(1).var(dim=0) - most_F) / scale**2
                 adam.zero_grad()
@@ -114,5 +114,5 @@ class RepresentationNetwork(FeatureAttack):
             draws = _DRAWS if noise else 1
             every = torch.arange(len(own_NC))
             with torch.no_grad():
-                made_NF = torch.stack([make(every) for _ in range(draws)]).mean(dim=0)
+                made_NF = torch.stack([generate_batch(every) for _ in range(draws)]).mean(dim=0)
         return made_NF.flatten(1).double()

@@ -22,11 +22,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from apfed_attacks.columns import own_columns
-from apfed_attacks.features.feature_space import energy_distance, layers, slope_penalty
-from apfed_attacks.features.regression import FeatureAttack, ridge
+from apfed_attacks.features.feature_space import build_layers, energy_distance, slope_penalty
+from apfed_attacks.features.regression import FeatureAttack, predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, AttackError, released
-from secure_apfed.seeds import derive_seed, seeded, shuffled
+from apfed_attacks.view import AdversaryView, AttackError, collect_releases
+from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
 
 _BETAS = 0.5, 0.9
 _SEEN = 1_000  # rows that the choice among starts compares
@@ -70,40 +70,43 @@ class UnpairedInversion(FeatureAttack):
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
-        seen = released(view, view.knowledge.victim)
-        positions = self.choose(view, seen["h"].positions, seed)
+        seen = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, seen["h"].positions, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
         if not len(positions):
             raise AttackError(f"{view.name} knows the features of every observed row")
-        order = shuffled(torch.arange(len(shadow)), seed, "attacks", "unpaired")
+        order = shuffle_rows(torch.arange(len(shadow)), seed, "attacks", "unpaired")
         public_PF = shadow.values[order].flatten(1).float()
         x_NC = own_columns(view, positions)
         x_PC = own_columns(view, shadow.positions[order])
         both = torch.cat([x_NC, x_PC])
         # In one unit; no columns where the discriminators are not told.
-        both = torch.from_numpy(self.scaled(both, seed)) if self.conditioned else both[:, :0]
+        both = torch.from_numpy(self.scale_columns(both, seed)) if self.conditioned else both[:, :0]
         beside_NC, beside_PC = both.float().split([len(x_NC), len(x_PC)])
 
-        def decoded(columns_NC: Tensor) -> Prediction:
-            h_ND = torch.from_numpy(self.scaled(columns_NC, seed)).float()
+        def decode_columns(columns_NC: Tensor) -> Prediction:
+            h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
             given = self, view, h_ND, public_PF, beside_NC, beside_PC
-            starts = [_simulate(*given, own_seed) for own_seed in seeds]
+            starts = [_train_inversion(*given, own_seed) for own_seed in seeds]
             return Prediction(min(starts, key=lambda start: start[0])[1])
 
-        attacks = {f"decoded {name}": decoded(h.at(positions)) for name, h in seen.items()}
+        attacks = {
+            f"decoded {name}": decode_columns(h.select_positions(positions))
+            for name, h in seen.items()
+        }
         mean_F = public_PF.double().mean(dim=0).numpy(force=True)
         baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
         if not view.is_decoy:  # of which nobody reads more
-            baselines["decoded x"] = decoded(x_NC)
+            baselines["decoded x"] = decode_columns(x_NC)
             if self.conditioned:
                 known = (rows.double().numpy(force=True) for rows in (x_PC, public_PF, x_NC))
-                baselines["ridge on x"] = ridge(*known)
+                baselines["ridge on x"] = predict_by_ridge(*known)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
 
-def _simulate(
+def _train_inversion(
     attack: UnpairedInversion,
     view: AdversaryView,
     h_ND: Tensor,
@@ -125,21 +128,24 @@ def _simulate(
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
     ends = (features, size), (size, features), (size + own, 1), (features + own, 1)
-    with seeded(seed, "networks"):
+    with seed_draws(seed, "networks"):
         simulator, decoder, judge_h, judge_x = (
-            layers(wide, attack.hidden, attack.hidden, narrow).to(device) for wide, narrow in ends
+            build_layers(wide, attack.hidden, attack.hidden, narrow).to(device)
+            for wide, narrow in ends
         )
     pair = nn.ModuleList([simulator, decoder])
     judges = nn.ModuleList([judge_h, judge_x])
     pair_adam = torch.optim.Adam(pair.parameters(), lr=attack.rate, betas=_BETAS)
     judge_adam = torch.optim.Adam(judges.parameters(), lr=attack.judge_rate, betas=_BETAS)
 
-    def descend(adam: torch.optim.Adam, loss: Tensor) -> None:
+    def take_step(adam: torch.optim.Adam, loss: Tensor) -> None:
         adam.zero_grad()
         loss.backward()
         adam.step()
 
-    def judged(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
+    def compute_judge_loss(
+        h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor
+    ) -> Tensor:
         """Return the loss of discriminators: high for real h and rows, low for f~(x) and d(h)."""
         with torch.no_grad():
             simulated_BD = simulator(rows_BF)
@@ -154,7 +160,9 @@ def _simulate(
             loss = loss + attack.penalty * slope_penalty(judge, *both)
         return loss
 
-    def paired(h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor) -> Tensor:
+    def compute_inverse_loss(
+        h_BD: Tensor, rows_BF: Tensor, seen_BC: Tensor, public_BC: Tensor
+    ) -> Tensor:
         """Return the loss of f~ and d: inverse to each other, and real to the discriminators."""
         simulated_BD = simulator(rows_BF)
         loss = F.mse_loss(decoder(simulated_BD), rows_BF)
@@ -165,14 +173,14 @@ def _simulate(
         loss = loss + attack.decoded_likeness * F.softplus(-judged_B).mean()
         return loss + attack.return_weight * F.mse_loss(simulator(decoded_BF), h_BD)
 
-    with seeded(seed, "fit"):
+    with seed_draws(seed, "fit"):
         for _ in range(view.iterations):
             seen_B = torch.randint(len(h_ND), (attack.batch,))
             public_B = torch.randint(len(rows_PF), (attack.batch,))
             batch = h_ND[seen_B], rows_PF[public_B], x_NC[seen_B], x_PC[public_B]
-            descend(judge_adam, judged(*batch))
+            take_step(judge_adam, compute_judge_loss(*batch))
             judges.requires_grad_(False)
-            descend(pair_adam, paired(*batch))
+            take_step(pair_adam, compute_inverse_loss(*batch))
             judges.requires_grad_(True)
     with torch.no_grad():
         h_SD = h_ND[:_SEEN]

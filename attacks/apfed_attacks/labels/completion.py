@@ -27,16 +27,16 @@ from torch import Tensor, nn
 from apfed_attacks.columns import (
     TRUST,
     ColumnAttack,
-    beside,
-    corrected,
-    fitted,
-    guessed_once,
+    correct_priors,
+    explain_missing_releases,
+    fit_model,
+    guess_once,
+    join_own_columns,
     own_columns,
-    why_nothing_to_read,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
-from secure_apfed.seeds import seeded
+from secure_apfed.seeds import seed_draws
 
 IntArray: TypeAlias = NDArray[np.int64]
 # (most iterations, seed) -> an unfitted scikit-learn classifier.
@@ -68,21 +68,21 @@ class LabelProbe(ColumnAttack):
     labels_per_class: int = Field(4, ge=0)
     iterations: int = Field(100, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         """Return why no label moved the representations that this view holds, or None."""
         exchange = view.description
-        reason = why_nothing_to_read(view)
+        reason = explain_missing_releases(view)
         if reason is None and exchange.released_by == "passives" and not exchange.returns_gradients:
             return f"{exchange}: passives make their representations without labels or gradients"
         return reason
 
     def from_own_columns(self, view: AdversaryView, positions: Tensor, seed: int) -> Guess:
         """Guess from the own features x alone: the baselines of an attack that scores by itself."""
-        x_NF = self.own(view, positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
         return guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
 
 
-def known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
+def collect_known_labels(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (N,): known labels, -1 for the others."""
     known = view.knowledge.labels
     labels = dict(zip(known.positions.tolist(), known.values.tolist(), strict=True))
@@ -111,7 +111,7 @@ def guess_labels(
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
     """
-    labels_N, known = known_labels(view, positions).numpy(), len(view.knowledge.labels)
+    labels_N, known = collect_known_labels(view, positions).numpy(), len(view.knowledge.labels)
     unknown_N = labels_N < 0
     if not unknown_N.any():
         raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")
@@ -123,7 +123,7 @@ def guess_labels(
     if view.is_decoy:
         baselines = references = {}
 
-    def ways(columns_NF: FloatArray) -> dict[str, Prediction]:
+    def guess_columns(columns_NF: FloatArray) -> dict[str, Prediction]:
         if unknown_N.all():  # one cluster a class
             means = KMeans(
                 view.knowledge.classes,
@@ -131,27 +131,29 @@ def guess_labels(
                 max_iter=view.iterations,
                 random_state=seed % 2**32,
             )
-            fitted(means, columns_NF, None)
-            return named(-means.transform(columns_NF), view.knowledge.priors)
-        scores = {probe: _scores(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
+            fit_model(means, columns_NF, None)
+            return name_clusters(-means.transform(columns_NF), view.knowledge.priors)
+        scores = {probe: _score_rows(probe, view, columns_NF, labels_N, seed) for probe in PROBES}
         return {probe: Prediction(of_NK[unknown_N]) for probe, of_NK in scores.items()}
 
-    def read(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
+    def guess_column_sets(columns: Mapping[str, FloatArray]) -> dict[str, Prediction]:
         return {
             f"{way} on {name}": scores
             for name, columns_NF in columns.items()
-            for way, scores in ways(columns_NF).items()
+            for way, scores in guess_columns(columns_NF).items()
         }
 
     together = {
-        key: columns for name, both in fused.items() for key, columns in beside(name, *both).items()
+        key: columns
+        for name, both in fused.items()
+        for key, columns in join_own_columns(name, *both).items()
     }
-    found = read({**attacks, **together})
+    found = guess_column_sets({**attacks, **together})
     if not unknown_N.all():
         for name, (released_NF, own_NF) in fused.items():
-            prior_NK = _scores("logistic", view, own_NF, labels_N, seed)
+            prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
             for trust in TRUST:
-                found_NK = corrected(prior_NK, released_NF, labels_N, trust)[unknown_N]
+                found_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
                 found[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
     # By the priors or, where they are unknown, by the known labels' shares.
     known_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
@@ -160,30 +162,30 @@ def guess_labels(
     return Guess(
         positions=positions[torch.from_numpy(unknown_N)],
         attacks=found,
-        baselines={"majority class": Prediction(majority_UK), **read(baselines)},
-        references=read(references),
+        baselines={"majority class": Prediction(majority_UK), **guess_column_sets(baselines)},
+        references=guess_column_sets(references),
     )
 
 
-def _scores(
+def _score_rows(
     name: str, view: AdversaryView, columns_NF: FloatArray, labels_N: IntArray, seed: int
 ) -> FloatArray:
     """Fit a probe to the known rows and return class scores (N, K) of all rows."""
     iterations = view.iterations
     classes = view.knowledge.classes
 
-    def guess() -> Prediction:
+    def fit_probe() -> Prediction:
         known_N = labels_N >= 0
         probe = PROBES[name](iterations, seed % 2**32)
-        fitted(probe, columns_NF[known_N], labels_N[known_N])
+        fit_model(probe, columns_NF[known_N], labels_N[known_N])
         scores_NK = np.zeros((len(columns_NF), classes))
         scores_NK[:, probe.classes_] = probe.predict_proba(columns_NF)
         return Prediction(scores_NK)
 
-    return guessed_once(guess, name, iterations, seed, classes, columns_NF, labels_N).values
+    return guess_once(fit_probe, name, iterations, seed, classes, columns_NF, labels_N).values
 
 
-def named(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
+def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict[str, Prediction]:
     """Name clusters by the truth, as a bound, and by the priors if known; return the scores.
 
     The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
@@ -218,7 +220,7 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
     shapes = [tuple(own.shape[1:]) for own in view.features.values()]
     bottom = _Bottom(networks, shapes).to(rows_NF.device)
     # The scale of what the head reads is fixed by the output before training.
-    h_ND = in_parts(bottom, rows_NF)
+    h_ND = apply_in_parts(bottom, rows_NF)
     bottom.mean = h_ND.mean(dim=0)
     spread = h_ND.std(dim=0)
     bottom.spread = torch.where(spread > 0, spread, 1)
@@ -259,12 +261,12 @@ def fresh_columns(view: AdversaryView, positions: Tensor, seed: int) -> Tensor |
     if not view.features or any(name not in view.networks for name in view.features):
         return None
     own_NF = own_columns(view, positions).float()
-    with seeded(seed, "attacks", "fresh network"):
+    with seed_draws(seed, "attacks", "fresh network"):
         bottom = own_bottom(view, own_NF, fresh=True)
-    return in_parts(bottom, own_NF)
+    return apply_in_parts(bottom, own_NF)
 
 
 @torch.no_grad()
-def in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
+def apply_in_parts(network: nn.Module, rows_NF: Tensor) -> Tensor:
     """Return the output for many rows in parts: convolution maps at once would fill the memory."""
     return torch.cat([network(part) for part in rows_NF.split(_ROWS_AT_ONCE)])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import LabelProbe, guess_labels
-from apfed_attacks.view import AdversaryView, Observed, gradients, over_time
+from apfed_attacks.view import AdversaryView, Observed, collect_gradients, combine_epochs
 from secure_apfed.exchange import Kind
 
 
@@ -32,15 +32,17 @@ class LabelGradients(LabelProbe):
     name = "label_gradients"
     needs = ("gradients",)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_no_gradients(view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         seen = gradients_over_time(view)
-        positions = self.choose(view, seen["first epoch"].positions, seed)
-        x_NF = self.own(view, positions, seed)
+        positions = self.choose_rows(view, seen["first epoch"].positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
         columns = {
-            f"gradients of the {name}": self.scaled(_shape_of(observed.at(positions)), seed)
+            f"gradients of the {name}": self.scale_columns(
+                _shape_of(observed.select_positions(positions)), seed
+            )
             for name, observed in seen.items()
         }
         fused = {name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name}
@@ -65,15 +67,15 @@ class GradientDirection(LabelProbe):
 
     labels_per_class: int = Field(1, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_no_gradients(view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         over_epochs = gradients_over_time(view)
-        positions = self.choose(view, over_epochs["first epoch"].positions, seed)
+        positions = self.choose_rows(view, over_epochs["first epoch"].positions, seed)
         guess = self.from_own_columns(view, positions, seed)
         attacks = {
-            f"direction in the {name}": _named(view, seen, guess.positions)
+            f"direction in the {name}": _score_by_cosine(view, seen, guess.positions)
             for name, seen in over_epochs.items()
         }
         return replace(guess, attacks=attacks)
@@ -83,13 +85,15 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
     """Return each position's gradient in the first and the last epoch and, of many, the mean."""
     epochs = view.epochs_with(Kind.GRADIENTS)
     names = {"first": "first epoch", "last": "last epoch", "mean": "mean of all epochs"}
-    found = {names[name]: seen for name, seen in over_time(gradients, view, epochs).items()}
+    found = {
+        names[name]: seen for name, seen in combine_epochs(collect_gradients, view, epochs).items()
+    }
     if len(epochs) == 1:
         del found["last epoch"]
     return found
 
 
-def why_no_gradients(view: AdversaryView) -> str | None:
+def explain_missing_gradients(view: AdversaryView) -> str | None:
     """Return why this view gives an attack on gradients of the task loss none of them."""
     if not view.description.returns_gradients:
         return f"{view.description}: a passive receives no gradient of the task loss"
@@ -105,12 +109,12 @@ def _shape_of(gradient_ND: Tensor) -> Tensor:
     return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)
 
 
-def _named(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction:
+def _score_by_cosine(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction:
     """Score each class by the largest cosine to the gradient of a known row of it."""
     known = view.knowledge.labels
     there_n = torch.isin(known.positions, seen.positions)
-    anchors_nD = F.normalize(seen.at(known.positions[there_n]).double(), dim=1)
-    cosine_Nn = F.normalize(seen.at(positions).double(), dim=1) @ anchors_nD.T
+    anchors_nD = F.normalize(seen.select_positions(known.positions[there_n]).double(), dim=1)
+    cosine_Nn = F.normalize(seen.select_positions(positions).double(), dim=1) @ anchors_nD.T
     labels_n = known.values[there_n]
     scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
     for label in labels_n.unique().tolist():

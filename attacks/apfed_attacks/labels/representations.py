@@ -13,10 +13,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from apfed_attacks.columns import beside
+from apfed_attacks.columns import join_own_columns
 from apfed_attacks.interface import Guess
 from apfed_attacks.labels.completion import LabelProbe, fresh_columns, guess_labels
-from apfed_attacks.view import AdversaryView, over_time, released_positions, representations
+from apfed_attacks.view import (
+    AdversaryView,
+    collect_representations,
+    combine_epochs,
+    list_released_positions,
+)
 
 
 class ModelCompletion(LabelProbe):
@@ -31,16 +36,19 @@ class ModelCompletion(LabelProbe):
     name = "model_completion"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = over_time(representations, view, view.epochs)
-        positions = self.choose(view, seen["last"].positions, seed)
-        h_NF, first_NF = (self.scaled(seen[name].at(positions), seed) for name in ("last", "first"))
-        x_NF = self.own(view, positions, seed)
+        seen = combine_epochs(collect_representations, view, view.epochs)
+        positions = self.choose_rows(view, seen["last"].positions, seed)
+        h_NF, first_NF = (
+            self.scale_columns(seen[name].select_positions(positions), seed)
+            for name in ("last", "first")
+        )
+        x_NF = self.scale_own_columns(view, positions, seed)
         baselines = {"x": x_NF}
         fresh = fresh_columns(view, positions, seed)
         if fresh is not None:
-            fresh_NF = self.scaled(fresh, seed)
+            fresh_NF = self.scale_columns(fresh, seed)
             name = "fresh own network"
-            baselines |= {name: fresh_NF, **beside(name, fresh_NF, x_NF)}
+            baselines |= {name: fresh_NF, **join_own_columns(name, fresh_NF, x_NF)}
         return guess_labels(
             view,
             positions,
@@ -74,8 +82,8 @@ class Temporal(LabelProbe):
     window: int = Field(10, ge=2)
     components: int = Field(64, ge=2)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        if (reason := super().applicable(view)) is not None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        if (reason := super().explain_missing_input(view)) is not None:
             return reason
         if len(view.epochs) < 2:
             return "only one epoch was released, so there is no course of time to read"
@@ -87,7 +95,7 @@ class Temporal(LabelProbe):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        positions = self.choose(view, released_positions(view), seed)
+        positions = self.choose_rows(view, list_released_positions(view), seed)
         h_END = _all_epochs(view, positions)
         columns = {
             "mean of all epochs": h_END.mean(dim=0),
@@ -95,8 +103,8 @@ class Temporal(LabelProbe):
             "last minus first epoch": h_END[-1] - h_END[0],
             "all epochs": h_END.transpose(0, 1).flatten(1),
         }
-        attacks = {name: self.scaled(values, seed) for name, values in columns.items()}
-        x_NF = self.own(view, positions, seed)
+        attacks = {name: self.scale_columns(values, seed) for name, values in columns.items()}
+        x_NF = self.scale_own_columns(view, positions, seed)
         return guess_labels(
             view,
             positions,
@@ -104,17 +112,17 @@ class Temporal(LabelProbe):
             baselines={"x": x_NF},
             seed=seed,
             fused={"mean of all epochs": (attacks["mean of all epochs"], x_NF)},
-            references={"the last epoch": self.scaled(h_END[-1], seed)},
+            references={"the last epoch": self.scale_columns(h_END[-1], seed)},
         )
 
 
 def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others."""
-    epochs = [representations(view, epoch) for epoch in view.epochs]
+    epochs = [collect_representations(view, epoch) for epoch in view.epochs]
     present_EN = torch.stack([torch.isin(positions, seen.positions) for seen in epochs])
     h_END = epochs[0].z.new_zeros(len(epochs), len(positions), epochs[0].z.shape[1])
     for h_ND, present_N, seen in zip(h_END, present_EN, epochs, strict=True):
-        h_ND[present_N] = seen.at(positions[present_N])
+        h_ND[present_N] = seen.select_positions(positions[present_N])
     present_EN = present_EN.to(h_END.device)
     mean_ND = h_END.sum(dim=0) / present_EN.sum(dim=0)[:, None]
     return torch.where(present_EN[:, :, None], h_END, mean_ND)

@@ -22,18 +22,18 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from apfed_attacks.columns import beside, own_columns
+from apfed_attacks.columns import join_own_columns, own_columns
 from apfed_attacks.interface import Guess, Prediction
 from apfed_attacks.labels.completion import (
     LabelProbe,
+    apply_in_parts,
+    collect_known_labels,
     guess_labels,
-    in_parts,
-    known_labels,
     own_bottom,
 )
-from apfed_attacks.labels.label_gradients import gradients_over_time, why_no_gradients
-from apfed_attacks.view import AdversaryView, AttackError, over_time, representations
-from secure_apfed.seeds import derive_seed, seeded
+from apfed_attacks.labels.label_gradients import explain_missing_gradients, gradients_over_time
+from apfed_attacks.view import AdversaryView, AttackError, collect_representations, combine_epochs
+from secure_apfed.seeds import derive_seed, seed_draws
 
 _TRAINED_FURTHER = "own network, trained further"
 _FRESH = "own network, fresh weights"
@@ -68,15 +68,15 @@ class SemiSupervised(LabelProbe):
     own_network: bool = False
 
     @property
-    def exchangeable(self) -> bool:
+    def is_exchangeable(self) -> bool:
         """An own network is no release: its decoy is the same network from other fresh weights."""
         return not self.own_network
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if self.own_network and view.description.opens == "representations":
-            reason = why_no_gradients(view)
+            reason = explain_missing_gradients(view)
         else:
-            reason = super().applicable(view)
+            reason = super().explain_missing_input(view)
         missing = [name for name in view.parties if name not in view.networks]
         if reason is None and self.own_network and missing:
             return (
@@ -90,11 +90,11 @@ class SemiSupervised(LabelProbe):
             # A network needs no release: only whom it was trained on.
             seen = gradients_over_time(view)["first epoch"]
         else:
-            seen = over_time(representations, view, view.epochs)["last"]
-        positions = self.choose(view, seen.positions, seed)
-        x_NF = self.own(view, positions, seed)
+            seen = combine_epochs(collect_representations, view, view.epochs)["last"]
+        positions = self.choose_rows(view, seen.positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
         guess = guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
-        labels_N = known_labels(view, positions)
+        labels_N = collect_known_labels(view, positions)
         if not (labels_N >= 0).any():
             raise AttackError(
                 f"{view.name} knows no label of an observed row; raise labels_per_class"
@@ -112,10 +112,10 @@ class SemiSupervised(LabelProbe):
             baselines[_FRESH] = match(own_NF, seed, fresh)
             decoys[_TRAINED_FURTHER] = match(own_NF, derive_seed(seed, "decoy"), fresh)
         else:
-            h_NF = self.scaled(seen.at(positions), seed)
+            h_NF = self.scale_columns(seen.select_positions(positions), seed)
             attacks = {
                 f"MixMatch on {name}": match(torch.from_numpy(columns), seed)
-                for name, columns in {"h": h_NF, **beside("h", h_NF, x_NF)}.items()
+                for name, columns in {"h": h_NF, **join_own_columns("h", h_NF, x_NF)}.items()
             }
         found, known_anyway, lucky = (
             {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
@@ -143,7 +143,7 @@ class SemiSupervised(LabelProbe):
         rows_NF = columns_NF.float().to(device)
         known = (labels_N >= 0).nonzero()[:, 0]
         other = (labels_N < 0).nonzero()[:, 0]
-        with seeded(seed, "attacks", "mixmatch"):
+        with seed_draws(seed, "attacks", "mixmatch"):
             bottom = nn.Identity() if own is None else own(rows_NF)
             head = nn.Sequential(
                 bottom,
@@ -160,7 +160,7 @@ class SemiSupervised(LabelProbe):
                 labelled = known[torch.randint(len(known), (self.batch,))]
                 unlabelled = other[torch.randint(len(other), (self.batch,))]
                 target_BK = F.one_hot(labels_N[labelled], classes).float().to(device)
-                loss = self._loss(
+                loss = self._compute_loss(
                     head,
                     rows_NF[labelled],
                     target_BK,
@@ -172,9 +172,9 @@ class SemiSupervised(LabelProbe):
                 loss.backward()
                 adam.step()
                 average.update_parameters(head)
-        return in_parts(average, rows_NF).softmax(dim=1).cpu()
+        return apply_in_parts(average, rows_NF).softmax(dim=1).cpu()
 
-    def _loss(
+    def _compute_loss(
         self,
         head: nn.Module,
         rows_BF: Tensor,
@@ -189,12 +189,12 @@ class SemiSupervised(LabelProbe):
         There are two augmentations; lambda_u rises by `ramp`.
         """
         batch = len(rows_BF)
-        augmented = [_augmented(others_BF, spread_F) for _ in range(2)]
+        augmented = [_augment_rows(others_BF, spread_F) for _ in range(2)]
         with torch.no_grad():
             guess_BK = torch.stack([head(rows).softmax(dim=1) for rows in augmented]).mean(dim=0)
             sharp_BK = guess_BK ** (1 / self.temperature)
             sharp_BK = sharp_BK / sharp_BK.sum(dim=1, keepdim=True)
-        inputs = torch.cat([_augmented(rows_BF, spread_F), *augmented])
+        inputs = torch.cat([_augment_rows(rows_BF, spread_F), *augmented])
         targets = torch.cat([target_BK, sharp_BK, sharp_BK])
         order = torch.randperm(len(inputs))
         share = torch.distributions.Beta(self.alpha, self.alpha).sample((len(inputs), 1))
@@ -207,5 +207,5 @@ class SemiSupervised(LabelProbe):
         return labelled + self.unlabelled_weight * ramp * unlabelled
 
 
-def _augmented(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
+def _augment_rows(rows_BF: Tensor, spread_F: Tensor) -> Tensor:
     return rows_BF + spread_F * torch.randn_like(rows_BF)

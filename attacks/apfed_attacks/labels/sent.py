@@ -17,15 +17,15 @@ from torch import Tensor
 
 from apfed_attacks.columns import own_votes
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.labels.completion import LabelProbe, guess_labels, known_labels
+from apfed_attacks.labels.completion import LabelProbe, collect_known_labels, guess_labels
 from apfed_attacks.view import (
     AdversaryView,
     KnownRows,
     Observed,
-    asked,
-    epochs_asked,
-    over_time,
-    pseudo_labels,
+    collect_pseudo_labels,
+    combine_epochs,
+    find_vote_request,
+    list_epochs_by_request,
 )
 
 _CERTAIN = 2.0  # above every probability
@@ -41,29 +41,29 @@ class ShownLabels(LabelProbe):
 
     name = "shown_labels"
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.labels is None:
             return f"{view.description}: nobody votes, and no label is sent"
         if view.description.labels == "encrypted":
             return f"{view.description}: labels are encrypted, and a passive reads none of them"
-        if asked(view) is None:
+        if find_vote_request(view) is None:
             return "the transcript kept no request for votes; set transcript.keep to all"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        ballot = asked(view)
+        ballot = find_vote_request(view)
         assert ballot is not None
         assert ballot.labels is not None
-        positions = self.choose(view, ballot.rows.sort().values, seed)
-        x_NF = self.own(view, positions, seed)
+        positions = self.choose_rows(view, ballot.rows.sort().values, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
         before = self.from_own_columns(view, positions, seed)
-        known_N = known_labels(view, positions)
+        known_N = collect_known_labels(view, positions)
         classes = view.knowledge.classes
         shown = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
-        shown[view.attributed(ballot.labelled)] = ballot.labels
+        shown[view.attribute_positions(ballot.labelled)] = ballot.labels
         labels_N = torch.where(known_N >= 0, known_N, shown[positions])
         guessed = (known_N < 0).numpy()
-        taught = self._taught(view, positions, x_NF, labels_N, seed)
+        taught = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
         shown_N1 = (labels_N >= 0).numpy()[:, None]
         certain_NK = _CERTAIN * np.eye(classes)[labels_N.numpy()]
         attacks = {
@@ -72,16 +72,16 @@ class ShownLabels(LabelProbe):
         }
         baselines = dict(before.baselines)
         if (known_N >= 0).any():
-            baselines["own votes"] = Prediction(_votes(x_NF, known_N, classes)[guessed])
+            baselines["own votes"] = Prediction(_compute_votes(x_NF, known_N, classes)[guessed])
         return replace(before, attacks=attacks, baselines=baselines)
 
-    def _taught(
+    def _learn_from_labels(
         self, view: AdversaryView, positions: Tensor, x_NF: FloatArray, labels_N: Tensor, seed: int
     ) -> dict[str, FloatArray]:
         """Return class scores (N, K) of all rows, by everything that learns from these labels."""
         rows = labels_N >= 0
         classes = view.knowledge.classes
-        found = {"own votes": _votes(x_NF, labels_N, classes)}
+        found = {"own votes": _compute_votes(x_NF, labels_N, classes)}
         if rows.all():
             return found  # nobody is left whom a probe could guess
         labels = KnownRows(positions[rows], labels_N[rows])
@@ -103,22 +103,25 @@ class PseudoLabels(LabelProbe):
     name = "pseudo_labels"
     suite = ({"labels_per_class": 0}, {"labels_per_class": 4})
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens != "pseudo-labels":
             return f"{view.description}: no pseudo-labels are sent"
-        if not _epochs(view):
+        if not _list_epochs(view):
             return "the transcript kept no pseudo-labels; set transcript.keep to first_and_last"
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        epochs = _epochs(view)
-        found = over_time(pseudo_labels, view, epochs)
+        epochs = _list_epochs(view)
+        found = combine_epochs(collect_pseudo_labels, view, epochs)
         first = found.pop("first")
         sent = {"z": found.pop("last")}
         sent |= {f"{name} z": seen for name, seen in found.items()}
-        positions = self.choose(view, sent["z"].positions, seed)
-        x_NF = self.own(view, positions, seed)
-        columns = {name: self.scaled(seen.at(positions), seed) for name, seen in sent.items()}
+        positions = self.choose_rows(view, sent["z"].positions, seed)
+        x_NF = self.scale_own_columns(view, positions, seed)
+        columns = {
+            name: self.scale_columns(seen.select_positions(positions), seed)
+            for name, seen in sent.items()
+        }
         guess = guess_labels(
             view,
             positions,
@@ -128,18 +131,18 @@ class PseudoLabels(LabelProbe):
             seed=seed,
         )
 
-        def read(seen: Observed) -> Prediction:
-            return Prediction(seen.at(guess.positions).numpy(force=True))
+        def make_prediction(seen: Observed) -> Prediction:
+            return Prediction(seen.select_positions(guess.positions).numpy(force=True))
 
-        largest = {f"largest of {name}": read(seen) for name, seen in sent.items()}
-        before = {"largest of the first z": read(first)} if len(epochs) > 1 else {}
+        largest = {f"largest of {name}": make_prediction(seen) for name, seen in sent.items()}
+        before = {"largest of the first z": make_prediction(first)} if len(epochs) > 1 else {}
         return replace(guess, attacks={**largest, **guess.attacks}, references=before)
 
 
-def _epochs(view: AdversaryView) -> tuple[int, ...]:
-    return epochs_asked(view, lambda request: request.z is not None)
+def _list_epochs(view: AdversaryView) -> tuple[int, ...]:
+    return list_epochs_by_request(view, lambda request: request.z is not None)
 
 
-def _votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
+def _compute_votes(x_NF: FloatArray, labels_N: Tensor, classes: int) -> FloatArray:
     places = (labels_N >= 0).nonzero().flatten()
     return own_votes(x_NF, places, labels_N[places], classes)

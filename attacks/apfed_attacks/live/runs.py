@@ -27,8 +27,8 @@ from apfed_attacks.interface import AttackResult
 from apfed_attacks.live.strategy import ActiveAttack, Answering, AnsweringAttack
 from apfed_attacks.recorded import exchange_of
 from apfed_attacks.run import Trial
-from apfed_attacks.scoring import not_applicable
-from apfed_attacks.view import AttackError, Played
+from apfed_attacks.scoring import make_inapplicable_result
+from apfed_attacks.view import AttackError, PlayedAttack
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
@@ -36,8 +36,8 @@ from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, 
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.exchange import Envelope, Kind, Links, pack, unpack
-from secure_apfed.labellers import Labeller, hard
+from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors, unpack_tensors
+from secure_apfed.labellers import Labeller, harden_votes
 from secure_apfed.labellers.kinds import Features, Floats, Integers
 from secure_apfed.learning.release import (
     check_norms,
@@ -45,20 +45,20 @@ from secure_apfed.learning.release import (
     check_spread,
     representation_specs,
 )
-from secure_apfed.methods import Learner, Simulation, open_session
+from secure_apfed.methods import ActiveRole, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.joint import TvflActive
-from secure_apfed.methods.method import batches_of
+from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
 from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
 from secure_apfed.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.secure_sums import sum_kind
-from secure_apfed.seeds import derive_seed, shuffled
+from secure_apfed.seeds import derive_seed, shuffle_rows
 from secure_apfed.settings.run import TranscriptSettings
 
-OfMethod = TypeVar("OfMethod", bound=Learner)
+OfMethod = TypeVar("OfMethod", bound=ActiveRole)
 _UNBOUNDED = 1e30
 _READ = TranscriptSettings(keep="first_and_last")
 Poison = Literal["random", "constant", "flip", "rotate"]
@@ -107,7 +107,7 @@ class LiveSession(Generic[OfMethod]):
         sent = self.session.transcript
         return Recording(config=config, data=data, alignment=self.alignment, transcript=sent)
 
-    def train(
+    def train_epochs(
         self, epochs: int, *, before: Callable[[int, Tensor], None] = lambda step, rows_B: None
     ) -> None:
         """Play so many more epochs, everybody its script; `before` hears each step and its rows."""
@@ -115,13 +115,15 @@ class LiveSession(Generic[OfMethod]):
             for rows_B in self._begin_epoch():
                 step = self._next_step()
                 before(step, rows_B)
-                self.session.play_step(step, self.learner.step(self.session.links, step, rows_B))
+                self.session.run_step_script(
+                    step, self.learner.train_step(self.session.links, step, rows_B)
+                )
 
     def _begin_epoch(self) -> list[Tensor]:
         self._epoch = self._epoch + 1
         self._asking = False
         self.session.transcript.begin_epoch(self._epoch - 1)
-        return batches_of(self.learner, self.config, self._epoch - 1)
+        return split_batches(self.learner, self.config, self._epoch - 1)
 
     def _next_step(self) -> int:
         self._step += 1
@@ -144,16 +146,16 @@ class Rule(StrEnum):
 ALL_RULES = frozenset(Rule)
 
 
-def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
+def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
     """Let a passive, honest so far, accept what keeps to these rules only."""
     agreed = passive.weight
 
-    def read(message: Envelope) -> tuple[Admitted, Tensor]:
+    def parse_request(message: Envelope) -> tuple[Admitted, Tensor]:
         terms = passive.terms
         sender = message.sender
         if Rule.NORMS not in rules:
             terms = terms.model_copy(update={"minimum_norm": 0.0, "maximum_norm": _UNBOUNDED})
-        tensors, meta = unpack(message.payload, representation_specs(terms), sender=sender)
+        tensors, meta = unpack_tensors(message.payload, representation_specs(terms), sender=sender)
         rows_B = tensors["rows"]
         z_BD = tensors["z"]
         if Rule.BATCH in rules:
@@ -165,9 +167,9 @@ def _keeps_to(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
             check_spread(z_BD, terms, sender=sender)
         asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
         passive.weight = float(asked.get(passive.name, agreed))
-        return passive.sum.admit(message, rows_B), z_BD
+        return passive.sum.admit_request(message, rows_B), z_BD
 
-    passive.read = read  # type: ignore[method-assign]
+    passive.admit_batch = parse_request  # type: ignore[method-assign]
 
 
 class _WatchedSum(PassiveSum):
@@ -181,27 +183,27 @@ class _WatchedSum(PassiveSum):
         self.rules = rules
         self.seen: NDArray[np.floating] | None = None
 
-    def admit(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
+    def admit_request(self, asked: Envelope, rows_B: Tensor, **how: Any) -> Admitted:
         if Rule.ALLOWANCE in self.rules:
-            return super().admit(asked, rows_B, **how)
+            return super().admit_request(asked, rows_B, **how)
         self._admitted = Admitted(asked.step, rows_B, rows_B, asked.payload, asked.sender)
         return self._admitted
 
-    def contribution(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
+    def protect_answer(self, admitted: Admitted, values_BD: NDArray[np.floating]) -> bytes:
         self.seen = np.ascontiguousarray(values_BD)
-        return super().contribution(admitted, values_BD)
+        return super().protect_answer(admitted, values_BD)
 
-    def count(self, admitted: Admitted, digest: bytes) -> None:
+    def count_answer(self, admitted: Admitted, digest: bytes) -> None:
         if Rule.ALLOWANCE in self.rules:
-            super().count(admitted, digest)
+            super().count_answer(admitted, digest)
 
-    def binding(self, admitted: Admitted) -> StepBinding:
+    def make_binding(self, admitted: Admitted) -> StepBinding:
         if Rule.BINDING in self.rules:
-            return super().binding(admitted)
-        return _unbound(self.contract.session, admitted.step)
+            return super().make_binding(admitted)
+        return _bind_to_step(self.contract.session, admitted.step)
 
 
-def _unbound(session: str, step: int) -> StepBinding:
+def _bind_to_step(session: str, step: int) -> StepBinding:
     """Return the binding of a contribution that is bound to its step only."""
     return bind_step(session, step, torch.empty(0, dtype=torch.int64), b"")
 
@@ -228,13 +230,13 @@ class LiveRun(LiveSession[ApfedActive]):
         self.terms = next(iter(contract.passives.values())).representation
         self.batch_size = contract.batch_size
         trained = positions_of(aligned, self.data.train_rows)
-        self.trained = shuffled(trained, self.config.seed, "attacks", "live")
+        self.trained = shuffle_rows(trained, self.config.seed, "attacks", "live")
         for passive in self._parties.values():
             passive.sum = _WatchedSum(passive.sum, self.rules)
             if not self.protected:
-                _keeps_to(passive, self.rules)
+                _relax_rules(passive, self.rules)
         if Rule.BINDING not in self.rules:
-            self._sum.binding = lambda step, *_: _unbound(contract.session, step)  # type: ignore[method-assign]
+            self._sum.make_binding = lambda step, *_: _bind_to_step(contract.session, step)  # type: ignore[method-assign]
 
     @property
     def _parties(self) -> dict[str, ApfedPassive]:
@@ -246,7 +248,7 @@ class LiveRun(LiveSession[ApfedActive]):
         assert self.learner.sum is not None
         return self.learner.sum
 
-    def _watched(self, passive: str) -> _WatchedSum:
+    def _get_watched_sum(self, passive: str) -> _WatchedSum:
         watched = self._parties[passive].sum
         assert isinstance(watched, _WatchedSum)
         return watched
@@ -256,37 +258,37 @@ class LiveRun(LiveSession[ApfedActive]):
 
         It holds what an honest one holds, and adds no noise where some was agreed.
         """
-        honest, end = self._parties[passive], self._watched(passive)
+        honest, end = self._parties[passive], self._get_watched_sum(passive)
         end.rules = {Rule.BINDING}
         if end.noise is not None:  # none is charged
             end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]
 
-        def gradients(message: Envelope) -> tuple[Admitted, FloatArray]:
+        def answer_request(message: Envelope) -> tuple[Admitted, FloatArray]:
             specs = representation_specs(honest.terms)
-            tensors, _ = unpack(message.payload, specs, sender=message.sender)
+            tensors, _ = unpack_tensors(message.payload, specs, sender=message.sender)
             rows_B = tensors["rows"]
             z_BD = tensors["z"]
-            answer_BD = strategy.answer(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
-            return end.admit(message, rows_B), answer_BD.flatten(1).cpu().numpy()
+            answer_BD = strategy.forge_gradient(message.step, rows_B, z_BD.flatten(1)).to(z_BD)
+            return end.admit_request(message, rows_B), answer_BD.flatten(1).cpu().numpy()
 
-        honest.gradients = gradients  # type: ignore[method-assign]
+        honest.compute_contribution = answer_request  # type: ignore[method-assign]
 
-    def holds(self, passive: str, positions: Tensor) -> Tensor:
+    def has_rows(self, passive: str, positions: Tensor) -> Tensor:
         return self.alignment[passive][positions] >= 0
 
-    def contributed(self, passive: str) -> Tensor:
+    def get_contribution(self, passive: str) -> Tensor:
         """Return a passive's part (B, D) of its last sum, clipped; an attack asks colluders."""
-        seen = self._watched(passive).seen
+        seen = self._get_watched_sum(passive).seen
         bound = self.config.secure_sum.clip
         assert seen is not None
         return torch.from_numpy(seen if bound is None else clip_rows(seen, bound))
 
-    def representations(self, passive: str, positions: Tensor) -> Tensor:
+    def encode_people(self, passive: str, positions: Tensor) -> Tensor:
         """Return the unit representations (N, D) that a contrasting passive holds of these people.
 
         Raises AttackError: it does not hold all of them, or contrasts nothing.
         """
-        if not self.holds(passive, positions).all():
+        if not self.has_rows(passive, positions).all():
             raise AttackError(
                 f"{passive} does not hold all of these {len(positions)} people; ask about those "
                 "of whom it has a row"
@@ -299,12 +301,12 @@ class LiveRun(LiveSession[ApfedActive]):
             z_ND: Tensor = objective.projection(objective.encoder(trainer.features_N[positions]))
         return F.normalize(z_ND.double(), dim=1)
 
-    def sent(self, rows_B: Tensor) -> Tensor:
+    def find_sent_positions(self, rows_B: Tensor) -> Tensor:
         """Return alignment positions of those of the active's rows that a step over them sends."""
         aligned = self.alignment[self.data.active.name]
         return positions_in(aligned, rows_among(rows_B, aligned))
 
-    def ask(
+    def request_sum(
         self,
         rows_B: Tensor,
         z_BD: Tensor,
@@ -326,21 +328,23 @@ class LiveRun(LiveSession[ApfedActive]):
         end = self._sum
         links = self.session.links
 
-        def payload(z_BD: Tensor) -> bytes:
-            return pack({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
+        def build_payload(z_BD: Tensor) -> bytes:
+            return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
-        async def script() -> Tensor:
+        async def exchange_sum() -> Tensor:
             for name in asked:
-                body = payload((instead or {}).get(name, z_BD))
+                body = build_payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
             present = end.present
             end.present = asked
-            await end.read(links, step, rows_B, payload(z_BD), z_BD.flatten(1).shape[1])
+            await end.receive_sum(
+                links, step, rows_B, build_payload(z_BD), z_BD.flatten(1).shape[1]
+            )
             end.present = present
             assert end.opened is not None
             return end.opened
 
-        return self.session.play_step(step, script())
+        return self.session.run_step_script(step, exchange_sum())
 
     def _sum_over(self, names: Sequence[str]) -> None:
         contract = self.session.contract
@@ -364,14 +368,14 @@ class LiveRun(LiveSession[ApfedActive]):
         )
         agreed = {name: contract.passives[name] for name in names}
         aggregator = SumAggregator(
-            contract.model_copy(update={"passives": agreed}), plain.combiner(), rounds=1
+            contract.model_copy(update={"passives": agreed}), plain.make_combiner(), rounds=1
         )
         network = self.session.network
-        script = aggregator.help(network.links[AGGREGATOR], lambda step: b"")
-        network.replace(AGGREGATOR, script)
-        self._sum.receiver = plain.receiver()
+        script = aggregator.run_session(network.links[AGGREGATOR], lambda step: b"")
+        network.replace_script(AGGREGATOR, script)
+        self._sum.receiver = plain.make_receiver()
         for name in names:
-            self._parties[name].sum.contributor = plain.contributor(name)
+            self._parties[name].sum.contributor = plain.make_contributor(name)
 
 
 class JointRun(LiveSession[TvflActive]):
@@ -381,18 +385,18 @@ class JointRun(LiveSession[TvflActive]):
 
     def hand_over(self, passive: str, strategy: Answering) -> None:
         """Let an adversary play the active from now on; it answers all others as an honest one."""
-        honest = self.learner.learn
+        honest = self.learner.train_on_parts
 
-        def learn(
+        def forge_gradients(
             step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
         ) -> tuple[float, dict[str, bytes]]:
             h_BD = parts[passive].clone()
-            chosen_BD = strategy.answer(step, rows_B, h_BD.flatten(1)) / len(rows_B)
+            chosen_BD = strategy.forge_gradient(step, rows_B, h_BD.flatten(1)) / len(rows_B)
             loss, gradients = honest(step, rows_B, parts)
-            gradients[passive] = pack({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
+            gradients[passive] = pack_tensors({"gradient": chosen_BD.reshape(h_BD.shape).to(h_BD)})
             return loss, gradients
 
-        self.learner.learn = learn  # type: ignore[method-assign]
+        self.learner.train_on_parts = forge_gradients  # type: ignore[method-assign]
 
 
 class VotesRun(LiveSession[VotesActive]):
@@ -410,7 +414,7 @@ class VotesRun(LiveSession[VotesActive]):
     def voters(self) -> tuple[str, ...]:
         return tuple(self.session.contract.passives)
 
-    def ask(
+    def request_votes(
         self, rows_U: Tensor | None = None, labels: Mapping[int, int] | None = None
     ) -> tuple[Ballot, Floats]:
         """Ask for votes on rows (U,), with labels by alignment position; None: the honest ones.
@@ -421,7 +425,7 @@ class VotesRun(LiveSession[VotesActive]):
         if labels is not None:
             rows_U = honest.rows if rows_U is None else rows_U
             place = {position: at for at, position in enumerate(rows_U.tolist())}
-            self.learner.ballot = Ballot.of(
+            self.learner.ballot = Ballot.from_rows(
                 rows_U,
                 Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
@@ -431,26 +435,26 @@ class VotesRun(LiveSession[VotesActive]):
         if not self._step:
             self.session.transcript.begin_epoch(0)
         # Sends and awaits as they do.
-        links = cast(Links, _AtStep(self.session.links, self._next_step()))
+        links = cast(Links, _FixedStepLinks(self.session.links, self._next_step()))
         try:
-            votes = self.session.play(self.learner.gather(links))
+            votes = self.session.run_script(self.learner.gather_votes(links))
         finally:
             asked = self.ballot
             self.learner.ballot = honest
         return asked, votes
 
-    def voter(self, passive: str) -> VotesPassive:
+    def get_voter(self, passive: str) -> VotesPassive:
         """Return the honest role of a passive, which the experimenter asks for the truth."""
         role = self.session.helpers[passive]
         assert isinstance(role, VotesPassive)
         return role
 
-    def learn(self) -> None:
-        _, votes = self.ask()
-        self.learner.take(votes)
+    def learn_from_votes(self) -> None:
+        _, votes = self.request_votes()
+        self.learner.learn_from_votes(votes)
 
 
-class _AtStep:
+class _FixedStepLinks:
     """The links of an active whose question has another number, so that it looks like a new one."""
 
     def __init__(self, links: Links, step: int) -> None:
@@ -484,15 +488,17 @@ class PoisonedVotes(Labeller):
     way: Poison
     seed: int = 0
 
-    def label(
+    def label_rows(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        return self.vote(features_UF, labelled_n, labels_n, classes)
+        return self.label_without_own(features_UF, labelled_n, labels_n, classes)
 
-    def vote(
+    def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        honest_UK = hard(self.honest.vote(features_UF, labelled_n, labels_n, classes))
+        honest_UK = harden_votes(
+            self.honest.label_without_own(features_UF, labelled_n, labels_n, classes)
+        )
         of_U = honest_UK.argmax(axis=1)
         draw = np.random.default_rng(derive_seed(self.seed, "poisoned votes"))
         votes_U = {
@@ -503,7 +509,7 @@ class PoisonedVotes(Labeller):
         }[self.way]
         return np.asarray(np.eye(classes)[votes_U])
 
-    def statement(self) -> str:
+    def describe_labelling(self) -> str:
         return self.title
 
 
@@ -514,12 +520,14 @@ def play_from(run: LiveRun, attack: ActiveAttack, victim: str, *, seed: int) -> 
     """
     trial = Trial(attack, run.recording, (run.data.active.name,), victim, seed=seed)
     try:
-        knowledge, _ = trial.known()
-        notes = attack.play(run, knowledge, seed)
+        knowledge, _ = trial.reveal_knowledge()
+        notes = attack.run_live(run, knowledge, seed)
     except RemoteProtocolError as refusal:
         reason = f"the protocol refused: {refusal}"
-        return not_applicable(attack, trial.view(trial.ignorance()), reason, seed)
-    return replace(trial, played=Played(attack.name, notes)).result()
+        return make_inapplicable_result(
+            attack, trial.build_view(trial.make_empty_knowledge()), reason, seed
+        )
+    return replace(trial, played=PlayedAttack(attack.name, notes)).compute_result()
 
 
 def play_answers(
@@ -539,10 +547,12 @@ def play_answers(
     active = run.data.active.name
     adversary, victim = (passive, active) if by_passive else (active, passive)
     trial = Trial(attack, run.recording, (adversary,), victim, seed=seed)
-    knowledge, truth = trial.known()
-    own_AF = own_columns(trial.view(knowledge), torch.arange(len(truth.labels)))
+    knowledge, truth = trial.reveal_knowledge()
+    own_AF = own_columns(trial.build_view(knowledge), torch.arange(len(truth.labels)))
     terms = run.session.contract.passives[passive].representation
-    strategy = attack.begin(terms, knowledge, own_AF, seed)
+    strategy = attack.start_answering(terms, knowledge, own_AF, seed)
     run.hand_over(passive, strategy)
-    run.train(config.train.epochs)
-    return replace(trial, played=Played(attack.name, strategy.notes())).result()
+    run.train_epochs(config.train.epochs)
+    return replace(
+        trial, played=PlayedAttack(attack.name, strategy.collect_notes())
+    ).compute_result()

@@ -37,11 +37,11 @@ class ActiveSeat(Protocol):
     passives: tuple[str, ...]
     protected: bool
 
-    def holds(self, passive: str, positions: Tensor) -> Tensor:
+    def has_rows(self, passive: str, positions: Tensor) -> Tensor:
         """Return whether a passive has a row of each of these positions (N,), bool."""
         ...
 
-    def ask(
+    def request_sum(
         self,
         rows_B: Tensor,
         z_BD: Tensor,
@@ -62,7 +62,7 @@ class ActiveSeat(Protocol):
         """
         ...
 
-    def contributed(self, passive: str) -> Tensor:
+    def get_contribution(self, passive: str) -> Tensor:
         """Return what a colluding passive says it added to the last sum (B, D), clipped."""
         ...
 
@@ -89,14 +89,14 @@ class ActiveAttack(Attack):
     hidden: int = Field(128, ge=1)
     components: int = Field(256, ge=2)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_not_played(self, view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        return explain_missing_play(self, view)
 
     @abstractmethod
-    def play(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
+    def run_live(self, seat: ActiveSeat, knowledge: Knowledge, seed: int) -> Mapping[str, Tensor]:
         """Ask what it needs; return what the adversary keeps besides the recording."""
 
-    def opening(
+    def prepare_request(
         self, seat: ActiveSeat, knowledge: Knowledge, seed: int, *, length: float, most: int
     ) -> tuple[Tensor, torch.Generator, int, float]:
         """Return people to ask about (N,), known ones first, a generator, D, and the rows' norm."""
@@ -133,7 +133,7 @@ class ActiveAttack(Attack):
                     )
                     scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
                     z_BD = torch.cat([z_BD, noise_CD * scale])
-                answers_BD = seat.ask(torch.cat([rows_B, others]), z_BD)
+                answers_BD = seat.request_sum(torch.cat([rows_B, others]), z_BD)
                 asked.append(answers_BD[: len(rows_B)])
         return torch.cat(asked).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
 
@@ -141,11 +141,11 @@ class ActiveAttack(Attack):
 class Answering(Protocol):
     """The answers of a malicious party in place of its objective's."""
 
-    def answer(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+    def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         """Return the "gradient" (B, D), row by row; an end of a sum clips the rows."""
         ...
 
-    def notes(self) -> Mapping[str, Tensor]:
+    def collect_notes(self) -> Mapping[str, Tensor]:
         """Return what the adversary keeps, for `view.played`."""
         ...
 
@@ -164,11 +164,11 @@ class AnsweringAttack(Attack):
     people: int = Field(2_000, ge=4)
     hidden: int = Field(256, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
-        return why_not_played(self, view)
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
+        return explain_missing_play(self, view)
 
     @abstractmethod
-    def begin(
+    def start_answering(
         self, terms: RepresentationTerms, knowledge: Knowledge, own_AF: Tensor, seed: int
     ) -> Answering:
         """Return what plays the party from now on; `own_AF` are its `own_columns`."""
@@ -180,7 +180,7 @@ def people_to_ask(seat: ActiveSeat, knowledge: Knowledge, most: int) -> Tensor:
     victim = knowledge.victim
     others = seat.trained[~torch.isin(seat.trained, known)]
     if victim is not None:
-        others = others[seat.holds(victim, others)]
+        others = others[seat.has_rows(victim, others)]
     return torch.cat([known, others])[:most]
 
 
@@ -189,11 +189,11 @@ def notes_of(attack: Attack, view: AdversaryView) -> Mapping[str, Tensor]:
     if view.played is None or view.played.attack != attack.name:
         raise AttackError(f"{attack.name} was not played in this run")
     notes = view.played.notes
-    people = {"people": view.attributed(notes["people"])} if "people" in notes else {}
+    people = {"people": view.attribute_positions(notes["people"])} if "people" in notes else {}
     return {**notes, **people}
 
 
-def why_not_played(attack: Attack, view: AdversaryView) -> str | None:
+def explain_missing_play(attack: Attack, view: AdversaryView) -> str | None:
     """Return why this view is not one of a live run of `attack`, or None."""
     if view.played is not None and view.played.attack == attack.name:
         missing = [name for name in attack.keeps if name not in view.played.notes]

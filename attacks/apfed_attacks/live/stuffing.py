@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.people.id_stuffing import IdStuffing
-from apfed_attacks.scoring import Truth, not_applicable, score
-from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, Played
+from apfed_attacks.scoring import Truth, make_inapplicable_result, score_guess
+from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, PlayedAttack
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
@@ -27,10 +27,10 @@ from apfed_protocols.psi.interface import (
     SetIntersection,
 )
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.alignment import canonical_ids, intersection
+from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.errors import DataError
-from secure_apfed.seeds import shuffled
+from secure_apfed.seeds import shuffle_rows
 from secure_apfed.settings.alignment import AlignmentSettings
 
 _MOST = 2**24
@@ -66,7 +66,7 @@ class Tables:
     victim: Sequence[str]
     outsiders: Sequence[str]
 
-    def candidates(self, count: int, seed: int) -> list[str]:
+    def draw_candidates(self, count: int, seed: int) -> list[str]:
         """Return candidates, mixed: half the victim's and not the adversary's, half nobody's.
 
         Raises AttackError: there are too few of one kind.
@@ -80,10 +80,14 @@ class Tables:
                 f"adversary lacks, and {len(nobody)} belong to nobody; lower candidates"
             )
 
-        def mixed(names: list[str], which: str) -> list[str]:
-            return [names[at] for at in shuffled(torch.arange(len(names)), seed, "stuffing", which)]
+        def shuffle_names(names: list[str], which: str) -> list[str]:
+            return [
+                names[at] for at in shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
+            ]
 
-        return mixed(mixed(secret, "secret")[:half] + mixed(nobody, "nobody")[:half], "order")
+        return shuffle_names(
+            shuffle_names(secret, "secret")[:half] + shuffle_names(nobody, "nobody")[:half], "order"
+        )
 
 
 def play_stuffing(
@@ -100,7 +104,7 @@ def play_stuffing(
     Where the victim refused before anything was learned, the result does not apply, for that
     reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
     """
-    candidates = tables.candidates(attack.candidates, seed)
+    candidates = tables.draw_candidates(attack.candidates, seed)
     own = len(tables.own)
     stuffed = Stuffed()
     room = len(candidates) if attack.overstuff else settings.maximum_ids - own
@@ -115,7 +119,7 @@ def play_stuffing(
         ids = [*tables.own, *(candidates[number] for number in numbers)]
         try:
             if history is not None:
-                history.admit(session=session, peers=[role])
+                history.record_run(session=session, peers=[role])
             rows = _intersect(attack, ids, tables.victim, settings, session, role)
         except (DataError, RemoteProtocolError, IntersectionTooSmallError) as refusal:
             stuffed.refusal = str(refusal)
@@ -135,15 +139,15 @@ def play_stuffing(
         envelopes={},
         features={},
         knowledge=Knowledge(classes=2, victim=victim),
-        played=Played(attack.name, notes),
+        played=PlayedAttack(attack.name, notes),
     )
     if not stuffed.tried:
         reason = f"the protocol refused: {stuffed.refusal}"
-        return not_applicable(attack, view, reason, seed), stuffed
+        return make_inapplicable_result(attack, view, reason, seed), stuffed
     has = set(tables.victim)
     members = torch.tensor([[name in has, False] for name in candidates])
-    truth = Truth.of_members(members, classes=2)
-    return score(attack, view, attack.run(view, seed), truth, seed), stuffed
+    truth = Truth.for_members(members, classes=2)
+    return score_guess(attack, view, attack.run(view, seed), truth, seed), stuffed
 
 
 def _intersect(
@@ -155,7 +159,7 @@ def _intersect(
     role: Literal["active", "passive"],
 ) -> NDArray[np.int64]:
     """Play one intersection; return the rows of its own set that the adversary learned."""
-    honest = intersection(settings, session=session, dealer=_DEALER)
+    honest = make_intersection(settings, session=session, dealer=_DEALER)
     theirs: SetIntersection = honest
     if attack.overstuff:
         agreed = vars(honest.agreement) | {"maximum_ids": _MOST}
@@ -165,9 +169,11 @@ def _intersect(
     mine = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)
     by_hub = role == "active"
-    hub = (theirs if by_hub else honest).hub("active", ["passive"], mine if by_hub else other)
-    member = (honest if by_hub else theirs).member("passive", "active", other if by_hub else mine)
-    helpers = {_DEALER: honest.dealer("active", ["passive"])} if honest.needs_dealer else {}
+    hub = (theirs if by_hub else honest).make_hub("active", ["passive"], mine if by_hub else other)
+    member = (honest if by_hub else theirs).make_member(
+        "passive", "active", other if by_hub else mine
+    )
+    helpers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
     ends = {"active": hub, "passive": member}
     converse({role: ends[role], **ends, **helpers})  # the adversary begins
     if by_hub and isinstance(hub, EcdhHub):

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from apfed_attacks.interface import Attack, Guess, Prediction
-from apfed_attacks.live.strategy import notes_of, why_not_played
+from apfed_attacks.live.strategy import explain_missing_play, notes_of
 from apfed_attacks.view import AdversaryView
 
 _UNTRIED = 0.5
@@ -41,7 +41,7 @@ class IdStuffing(Attack):
     intersections: int = Field(1, ge=1)
     overstuff: bool = False
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if not view.description.aligned:
             return f"{view.description}: nothing is aligned, so there is no intersection"
         if view.played is None:
@@ -49,7 +49,7 @@ class IdStuffing(Attack):
                 "this run was aligned while every party kept to the protocol; stuffed IDs are "
                 "played against an intersection (apfed_attacks.live.stuffing.play_stuffing)"
             )
-        return why_not_played(self, view)
+        return explain_missing_play(self, view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)

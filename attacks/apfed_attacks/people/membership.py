@@ -26,7 +26,7 @@ from torch.func import functional_call, stack_module_state
 from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
 from secure_apfed.models import encoder_and_head
-from secure_apfed.seeds import derive_seed, seeded, shuffled
+from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
 from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def likelihood_ratio(
             for each side.
     """
 
-    def likelihood(side_SN: NDArray[np.bool_]) -> FloatArray:
+    def compute_likelihood(side_SN: NDArray[np.bool_]) -> FloatArray:
         mean_N = np.where(side_SN, shadow_SN, 0).sum(axis=0) / side_SN.sum(axis=0)
         square_SN = np.where(side_SN, np.square(shadow_SN - mean_N), 0)
         rows = 0 if own_variances else None
         spread = np.sqrt(square_SN.sum(axis=rows) / side_SN.sum(axis=rows))
         return np.asarray(norm.logpdf(phi_N, mean_N, np.maximum(spread, _FLOOR)))
 
-    return likelihood(inside_SN) - likelihood(~inside_SN)
+    return compute_likelihood(inside_SN) - compute_likelihood(~inside_SN)
 
 
 class Membership(Attack):
@@ -98,7 +98,7 @@ class Membership(Attack):
     candidates: int = Field(4_000, ge=4)
     epochs: int | None = Field(None, ge=1)
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.answers is None:
             return f"{view.description}: no party has a model that an outsider could query alone"
         if view.knowledge.candidates is None:
@@ -115,21 +115,21 @@ class Membership(Attack):
             train = train.model_copy(update={"epochs": self.epochs})
         model = knowledge.architecture or ModelSettings()
         shape = tuple(candidates.features.shape[1:])
-        rows_SH = halves(self.shadow_models, len(candidates), seed)
+        rows_SH = draw_halves(self.shadow_models, len(candidates), seed)
 
-        def make() -> nn.Module:
+        def make_network() -> nn.Module:
             return nn.Sequential(*encoder_and_head(model, shape, knowledge.classes))
 
-        shadows = Shadows(make, train, seed, view.device)
-        scores_SNK = shadows.scores(candidates.features, candidates.labels, rows_SH)
+        shadows = Shadows(make_network, train, seed, view.device)
+        scores_SNK = shadows.train_and_score(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)
         inside_SN = np.zeros(shadow_SN.shape, dtype=bool)
         np.put_along_axis(inside_SN, rows_SH.numpy(), values=True, axis=1)
         phi_N = logit_confidence(view.answers(candidates.features), candidates.labels)
         outside_N = np.where(inside_SN, 0, shadow_SN).sum(axis=0) / (~inside_SN).sum(axis=0)
-        others_N = shuffled(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
+        others_N = shuffle_rows(torch.arange(len(phi_N)), seed, "attacks", "decoy").numpy()
 
-        def judged(phi_N: FloatArray) -> dict[str, FloatArray]:
+        def score_candidates(phi_N: FloatArray) -> dict[str, FloatArray]:
             ratio = partial(likelihood_ratio, phi_N, shadow_SN, inside_SN)
             return {
                 "likelihood ratio": ratio(),
@@ -139,10 +139,10 @@ class Membership(Attack):
             }
 
         baselines = {"shadow models' confidence": shadow_SN.mean(axis=0)}
-        return _guessed(judged(phi_N), baselines, judged(phi_N[others_N]))
+        return _make_guess(score_candidates(phi_N), baselines, score_candidates(phi_N[others_N]))
 
 
-def halves(models: int, rows: int, seed: int) -> Tensor:
+def draw_halves(models: int, rows: int, seed: int) -> Tensor:
     """Return (S, N // 2) row numbers: each row is in half of the models, as far as S is even.
 
     Models come in pairs that train on complementary halves.
@@ -171,44 +171,44 @@ class Shadows:
     seed: int
     device: torch.device
 
-    def scores(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
+    def train_and_score(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
         """Train model s on the rows rows_SH[s]; return the scores of all, (S, N, K)."""
-        networks = self._networks(len(rows_SH))
+        networks = self._make_networks(len(rows_SH))
         base = networks[0]
         if any(isinstance(layer, nn.RNNBase) for layer in base.modules()):
             # Sequences of different lengths are packed, which cannot be stacked.
-            return self.one_by_one(features_N, labels_N, rows_SH)
+            return self.score_one_by_one(features_N, labels_N, rows_SH)
         parameters, buffers = stack_module_state(networks)
         if buffers:
             raise AttackError(
                 f"shadow models are networks without buffers, got {', '.join(buffers)}"
             )
-        call = _stacked(base)
+        call = _build_stacked_forward(base)
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
-        optimiser = self._optimiser(list(parameters.values()))
-        with seeded(self.seed, "shadows", "dropout"):
-            for index_SB in self._batches(rows_SH):
+        optimiser = self._make_optimiser(list(parameters.values()))
+        with seed_draws(self.seed, "shadows", "dropout"):
+            for index_SB in self._iter_batches(rows_SH):
                 scores_SBK = call(parameters, features_N[index_SB])
                 # The sum over models of each one's mean: their gradients stay apart.
                 loss = F.cross_entropy(scores_SBK.flatten(0, 1), labels_N[index_SB].flatten())
                 optimiser.zero_grad()
                 (loss * len(rows_SH)).backward()
-                _clip(parameters, self.train.max_gradient_norm)
+                _clip_gradients(parameters, self.train.max_gradient_norm)
                 optimiser.step()
         base.eval()
         return self._scores_of(lambda rows: call(parameters, rows), features_N, len(rows_SH))
 
-    def one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
+    def score_one_by_one(self, features_N: Tensor, labels_N: Tensor, rows_SH: Tensor) -> Tensor:
         """Train one model after another, with the results of `scores`."""
         features_N = features_N.to(self.device)
         labels_N = labels_N.to(self.device)
-        batches = list(self._batches(rows_SH))
+        batches = list(self._iter_batches(rows_SH))
         bound = self.train.max_gradient_norm
         found = []
-        for at, network in enumerate(self._networks(len(rows_SH))):
-            optimiser = self._optimiser(list(network.parameters()))
-            with seeded(self.seed, "shadows", "dropout", at):
+        for at, network in enumerate(self._make_networks(len(rows_SH))):
+            optimiser = self._make_optimiser(list(network.parameters()))
+            with seed_draws(self.seed, "shadows", "dropout", at):
                 for rows_B in (index_SB[at] for index_SB in batches):
                     loss = F.cross_entropy(network(features_N[rows_B]), labels_N[rows_B])
                     optimiser.zero_grad()
@@ -220,11 +220,11 @@ class Shadows:
             found.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
         return torch.cat(found)
 
-    def _networks(self, models: int) -> list[nn.Module]:
-        with seeded(self.seed, "shadows", "weights"):
+    def _make_networks(self, models: int) -> list[nn.Module]:
+        with seed_draws(self.seed, "shadows", "weights"):
             return [self.make().to(self.device) for _ in range(models)]
 
-    def _optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
+    def _make_optimiser(self, parameters: list[Tensor]) -> torch.optim.SGD:
         train = self.train
         return torch.optim.SGD(
             parameters,
@@ -233,7 +233,7 @@ class Shadows:
             weight_decay=train.weight_decay,
         )
 
-    def _batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
+    def _iter_batches(self, rows_SH: Tensor) -> Iterator[Tensor]:
         """Yield every batch of every epoch, (S, B); each model shuffles its own rows."""
         draw = torch.Generator().manual_seed(derive_seed(self.seed, "shadows", "batches"))
         for _ in range(self.train.epochs):
@@ -250,7 +250,7 @@ class Shadows:
         return torch.cat([call(rows.expand(models, *rows.shape)).cpu() for rows in parts], dim=1)
 
 
-def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
+def _build_stacked_forward(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
     """Return (stacked parameters, rows (S, B, ...)) -> scores (S, B, K).
 
     A chain of linear layers needs no vmap: one fused product and sum a layer is faster.
@@ -264,7 +264,7 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
             lambda state, rows: functional_call(base, state, (rows,)), randomness="different"
         )
 
-    def call(state: _State, rows_SBF: Tensor) -> Tensor:
+    def apply_layers(state: _State, rows_SBF: Tensor) -> Tensor:
         values = rows_SBF.flatten(2)
         for name, layer in leaves:
             if isinstance(layer, nn.Linear):
@@ -275,10 +275,10 @@ def _stacked(base: nn.Module) -> Callable[[_State, Tensor], Tensor]:
                 values = layer(values)
         return values
 
-    return call
+    return apply_layers
 
 
-def _clip(parameters: _State, bound: float | None) -> None:
+def _clip_gradients(parameters: _State, bound: float | None) -> None:
     """Scale each model's gradient onto the bound, where it is longer."""
     if bound is None:
         return
@@ -317,7 +317,7 @@ class AveragedMembership(Attack):
     candidates: int = Field(4_000, ge=4)
     strangers: Strangers = "outside"
 
-    def applicable(self, view: AdversaryView) -> str | None:
+    def explain_missing_input(self, view: AdversaryView) -> str | None:
         if view.description.opens != "weights":
             return f"{view.description}: no weights are averaged"
         if view.parties[0] not in view.networks:
@@ -340,20 +340,24 @@ class AveragedMembership(Attack):
         average = view.networks[adversary]
         rows_n = candidates.features.to(next(average.parameters()).dtype)
         with torch.no_grad():
-            fit_n = _fit(average(rows_n), candidates.labels)
-        easy_n = _fit(own(candidates.features), candidates.labels)
+            fit_n = _compute_fit(average(rows_n), candidates.labels)
+        easy_n = _compute_fit(own(candidates.features), candidates.labels)
         # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
         by_ease_n = np.argsort(easy_n)
         others_n = np.empty_like(by_ease_n)
         others_n[by_ease_n] = np.roll(by_ease_n, 1)
 
-        def judged(fit_n: FloatArray) -> dict[str, FloatArray]:
+        def score_candidates(fit_n: FloatArray) -> dict[str, FloatArray]:
             return {"fit": fit_n, "fit less that of an own model": fit_n - easy_n}
 
-        return _guessed(judged(fit_n), {"fit of an own model": easy_n}, judged(fit_n[others_n]))
+        return _make_guess(
+            score_candidates(fit_n),
+            {"fit of an own model": easy_n},
+            score_candidates(fit_n[others_n]),
+        )
 
 
-def _guessed(*scores: Mapping[str, FloatArray]) -> Guess:
+def _make_guess(*scores: Mapping[str, FloatArray]) -> Guess:
     """Make a guess of attacks, baselines and decoys: a score (n,) of each candidate."""
     attacks, baselines, decoys = (
         {name: Prediction(values_n[:, None]) for name, values_n in of.items()} for of in scores
@@ -362,7 +366,7 @@ def _guessed(*scores: Mapping[str, FloatArray]) -> Guess:
     return Guess(positions=everybody, attacks=attacks, baselines=baselines, decoys=decoys)
 
 
-def _fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:
+def _compute_fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:
     """Return minus the squared distance (n,) of the scores from one-hot labels."""
     truth_nK = F.one_hot(labels_n, scores_nK.shape[1]).to(scores_nK.device)
     fit_n: FloatArray = -(scores_nK.double() - truth_nK).square().sum(dim=1).numpy(force=True)

@@ -59,7 +59,7 @@ class Result:
     found: dict[str, Any]
     scores: tuple[NDArray[np.float64], ...] = ()
 
-    def sentence(self) -> str:
+    def describe_result(self) -> str:
         verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
         return (
             f"{self.case.title}: epsilon at least {self.found['epsilon_low']:.2f} {verdict} "
@@ -120,7 +120,7 @@ def evidence_from(
     every = np.sort(np.concatenate([first_0, first_1]))
     below_0, below_1 = (of.searchsorted(every, side="right") for of in (first_0, first_1))
     threshold = float(every[np.argmax(below_0 - below_1)])
-    return _count(scores_0[third:], scores_1[third:], threshold, level)
+    return _count_errors(scores_0[third:], scores_1[third:], threshold, level)
 
 
 def epsilon_from(
@@ -135,18 +135,18 @@ def epsilon_from(
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
     tried = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
-    def bound(part: slice, threshold: float) -> float:
-        found = _count(scores_0[part], scores_1[part], threshold, level)
+    def bound_epsilon(part: slice, threshold: float) -> float:
+        found = _count_errors(scores_0[part], scores_1[part], threshold, level)
         above = (found.tpr_low - delta, found.fpr_high)
         below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
         ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
         return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
 
-    best = max(tried, key=lambda threshold: bound(slice(third), float(threshold)))
-    return bound(slice(third, None), float(best))
+    best = max(tried, key=lambda threshold: bound_epsilon(slice(third), float(threshold)))
+    return bound_epsilon(slice(third, None), float(best))
 
 
-def _count(
+def _count_errors(
     scores_0: NDArray[np.float64], scores_1: NDArray[np.float64], threshold: float, level: float
 ) -> Evidence:
     tested = len(scores_0)

@@ -121,14 +121,14 @@ def epsilon_below(canaries: int, guesses: int, right: int, *, delta: float, leve
     probability of at most P(W >= v) + 2 m delta max over i = 1..v of P(v - i <= W < v) / i.
     """
 
-    def rejected(epsilon: float) -> bool:
+    def rejects_epsilon(epsilon: float) -> bool:
         chance = expit(epsilon)
         below = binom.cdf(np.arange(right) - 1, guesses, chance)
         window = binom.cdf(right - 1, guesses, chance) - below[::-1]
         worst = float((window / np.arange(1, right + 1)).max(initial=0))
         return bool(binom.sf(right - 1, guesses, chance) + 2 * canaries * delta * worst < level)
 
-    return _largest(rejected, _LARGEST_EPSILON)
+    return _find_largest(rejects_epsilon, _LARGEST_EPSILON)
 
 
 def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
@@ -144,7 +144,7 @@ def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
     lead beyond R_0 + W_0 = r / m.
     """
 
-    def rejected(mu: float) -> bool:
+    def rejects_mu(mu: float) -> bool:
         rightly = level * right / canaries
         wrongly = level * (guesses - right) / canaries
         for i in range(right - 1, -1, -1):
@@ -155,7 +155,7 @@ def mu_below(canaries: int, guesses: int, right: int, *, level: float) -> float:
                 return True
         return False
 
-    return _largest(rejected, _LARGEST_MU)
+    return _find_largest(rejects_mu, _LARGEST_MU)
 
 
 def mu_below_if_independent(canaries: int, all_right: int, *, level: float) -> float:
@@ -171,7 +171,7 @@ def mu_below_if_independent(canaries: int, all_right: int, *, level: float) -> f
     return max(0.0, 2 * float(ndtri(least)))
 
 
-def _largest(rejected: Callable[[float], bool], high: float) -> float:
+def _find_largest(rejected: Callable[[float], bool], high: float) -> float:
     """Return the largest rejected value by bisection from below; 0 if none is."""
     low = 0.0
     if not rejected(low):

@@ -28,7 +28,7 @@ from torch.func import functional_call, grad, vmap
 from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from
 from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
 from apfed_experiments.columns import write_text
-from apfed_experiments.machine import machine
+from apfed_experiments.machine import describe_machine
 from secure_apfed.data import load_data
 from secure_apfed.files import to_json
 from secure_apfed.learning.descent import ActiveNetworks, joint_loss
@@ -36,7 +36,7 @@ from secure_apfed.models import encoder_and_head, projection_to
 from secure_apfed.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import onto_ball
-from secure_apfed.seeds import seeded, shuffled
+from secure_apfed.seeds import seed_draws, shuffle_rows
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 
@@ -147,21 +147,21 @@ class Retrainings:
         self._active = ActiveNetworks(**modules).to(device)
         self._objective = objective.to(device)
         self._weights = {
-            "active": _repeated(self._active, count),
-            "passive": _repeated(self._objective, count),
+            "active": _repeat_weights(self._active, count),
+            "passive": _repeat_weights(self._objective, count),
         }
         self._paired = paired
         self._noise = torch.Generator(device).manual_seed(seed)
         self.world_R = (torch.arange(count, device=device) >= count // 2).long()
 
-    def play(self, watch: Callable[[Step], None]) -> None:
+    def run_training(self, watch: Callable[[Step], None]) -> None:
         number = 0
         for _ in range(self.task.epochs):
             for rows_B in self.task.batches:
-                watch(self._step(number, rows_B))
+                watch(self._run_step(number, rows_B))
                 number += 1
 
-    def _step(self, number: int, rows_B: Tensor) -> Step:
+    def _run_step(self, number: int, rows_B: Tensor) -> Step:
         found = (rows_B == self.task.record).nonzero().flatten().tolist()
         at = found[0] if found else -1
         # The batch of every retraining as it is in its world.
@@ -171,13 +171,13 @@ class Retrainings:
             of_1 = self.world_R == 1
             x_RBF[of_1, at] = self.task.other_features
             y_RB[of_1, at] = self.task.other_label
-        clean_RBD = self._represent(x_RBF)
-        sent_RBD = clean_RBD + self.protection.sigma * self._normal(clean_RBD)
-        row_RBD = self._ask(sent_RBD, self.task.passive_features[rows_B])
+        clean_RBD = self._compute_representations(x_RBF)
+        sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
+        row_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
         own_RP = self.example_terms(x_RBF, y_RB, row_RBD).sum(1)
-        update_RP = own_RP + self.noise_deviation() * self._normal(own_RP)
+        update_RP = own_RP + self.noise_deviation() * self._draw_normal(own_RP)
         worlds = self._both_worlds(own_RP, row_RBD[:, at : at + 1]) if at >= 0 else ()
-        self._descend("active", update_RP / len(rows_B))
+        self._update_weights("active", update_RP / len(rows_B))
         return Step(
             number=number,
             rows=rows_B,
@@ -201,11 +201,11 @@ class Retrainings:
             x_R1F = x_F.expand(self.count, 1, -1)
             y_R1 = y.expand(self.count, 1)
             term_RP = self.example_terms(x_R1F, y_R1, row_R1D)[:, 0]
-            shown.append((self._represent(x_R1F)[:, 0], term_RP))
+            shown.append((self._compute_representations(x_R1F)[:, 0], term_RP))
         own_RP = torch.where(self.world_R[:, None].bool(), shown[1][1], shown[0][1])
         return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in shown)
 
-    def weights(self, party: Literal["active", "passive"]) -> Weights:
+    def get_weights(self, party: Literal["active", "passive"]) -> Weights:
         """Return the parameters of all retrainings now, (R, *shape) each."""
         return self._weights[party]
 
@@ -223,35 +223,37 @@ class Retrainings:
     def example_gradients(self, x_RBF: Tensor, y_RB: Tensor, row_RBD: Tensor) -> Tensor:
         """Return each example's gradient of task loss + <row, z>, which DP-SGD clips, (R, B, P)."""
 
-        def loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
+        def compute_loss(weights: Weights, x_F: Tensor, y: Tensor, row_D: Tensor) -> Tensor:
             scores_1K, sent_1D = functional_call(self._active, dict(weights), (x_F[None],))
             z_1D = onto_ball(sent_1D, self.protection.clip)
             return joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
 
-        each = vmap(vmap(grad(loss), in_dims=(None, 0, 0, 0)))
+        each = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
         gradients: Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
-    def _represent(self, x_RBF: Tensor) -> Tensor:
-        def of_one(weights: Weights, x_BF: Tensor) -> Tensor:
+    def _compute_representations(self, x_RBF: Tensor) -> Tensor:
+        def represent_one(weights: Weights, x_BF: Tensor) -> Tensor:
             sent_BD = functional_call(self._active, dict(weights), (x_BF,))[1]
             return onto_ball(sent_BD, self.protection.clip)
 
-        z_RBD: Tensor = vmap(of_one)(self._weights["active"], x_RBF)
+        z_RBD: Tensor = vmap(represent_one)(self._weights["active"], x_RBF)
         return z_RBD
 
-    def _ask(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
+    def _run_passive_step(self, sent_RBD: Tensor, features_BF: Tensor) -> Tensor:
         """Take the passive's step; return B dL/dz of each row, clipped to `row_clip`."""
 
-        def loss(weights: Weights, z_BD: Tensor) -> Tensor:
+        def compute_loss(weights: Weights, z_BD: Tensor) -> Tensor:
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
             return value
 
-        own, row_RBD = vmap(grad(loss, argnums=(0, 1)))(self._weights["passive"], sent_RBD)
-        self._descend("passive", torch.cat([part.flatten(1) for part in own.values()], dim=1))
+        own, row_RBD = vmap(grad(compute_loss, argnums=(0, 1)))(self._weights["passive"], sent_RBD)
+        self._update_weights(
+            "passive", torch.cat([part.flatten(1) for part in own.values()], dim=1)
+        )
         return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
 
-    def _descend(self, party: str, gradient_RP: Tensor) -> None:
+    def _update_weights(self, party: str, gradient_RP: Tensor) -> None:
         weights = self._weights[party]
         rate = self.task.learning_rate if party == "active" else self.task.passive_rate
         parts = gradient_RP.split([weight[0].numel() for weight in weights.values()], dim=1)
@@ -260,14 +262,14 @@ class Retrainings:
             for (name, weight), part in zip(weights.items(), parts, strict=True)
         }
 
-    def _normal(self, like: Tensor) -> Tensor:
+    def _draw_normal(self, like: Tensor) -> Tensor:
         count = self.count // 2 if self._paired else self.count
         shape = (count, *like.shape[1:])
         noise = torch.randn(shape, generator=self._noise, device=like.device, dtype=like.dtype)
         return torch.cat([noise, noise]) if self._paired else noise
 
 
-def _repeated(module: nn.Module, count: int) -> Weights:
+def _repeat_weights(module: nn.Module, count: int) -> Weights:
     return {name: p.detach().expand(count, *p.shape) for name, p in module.named_parameters()}
 
 
@@ -327,9 +329,9 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def networks() -> tuple[dict[str, nn.Module], nn.Module]:
+def make_networks() -> tuple[dict[str, nn.Module], nn.Module]:
     """Return the active's networks and the passive's objective, as all retrainings start."""
-    with seeded(_SEED, "audit", "networks"):
+    with seed_draws(_SEED, "audit", "networks"):
         encoder, head = encoder_and_head(_MODEL, (10,), 2)
         modules = {"encoder": encoder, "head": head, "projection": projection_to(4, (4,))}
         objective = Reconstruction(
@@ -355,7 +357,7 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
         record=0,
         other_features=-x_NF[0] if case.replaced else x_NF[0],
         other_label=1 - int(y_N[0]),
-        batches=shuffled(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
+        batches=shuffle_rows(torch.arange(_ROWS), _SEED, "audit", "batches").split(_BATCH),
         epochs=epochs,
         learning_rate=case.learning_rate,
         passive_rate=0.01,
@@ -398,11 +400,11 @@ class WhiteBox:
         if step.at < 0:
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds
-        self.score_R += _ratio(step.sent[:, step.at], z_0, z_1, self._sigma)
-        self.score_R += _ratio(step.update, sum_0, sum_1, self._gradient_sigma)
+        self.score_R += _compute_ratio(step.sent[:, step.at], z_0, z_1, self._sigma)
+        self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
 
 
-def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
+def _compute_ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
     """Return the log likelihood of mean 1 over that of mean 0 under normal noise."""
     seen = seen.double()
     mean_0 = mean_0.double()
@@ -410,9 +412,9 @@ def _ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor
     return ((seen - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
 
 
-def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
+def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:
     """Return how far the record moves each row of each step, (B, D); 0 for the record itself."""
-    modules, objective = networks()
+    modules, objective = make_networks()
     runs = Retrainings(
         task,
         case.protection,
@@ -424,13 +426,13 @@ def directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]
     )
     found: list[Tensor] = []
 
-    def watch(step: Step) -> None:
+    def note_direction(step: Step) -> None:
         moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
         if step.at >= 0:
             moved_BD[step.at] = 0
         found.append(moved_BD)
 
-    runs.play(watch)
+    runs.run_training(note_direction)
     return found
 
 
@@ -462,7 +464,7 @@ def run_audit(
         "confidence": _CONFIDENCE,
         "seed": seed,
         "device": str(device),
-        "machine": machine(),
+        "machine": describe_machine(),
         "cases": [result.as_json() for result in results],
         "votes": [result.as_json() for result in votes],
     }
@@ -476,11 +478,15 @@ def play_case(
     """Retrain, score and bound one case at significance `level`."""
     began = time.monotonic()
     task = task_of(case).to(device)
-    moved = directions(case, task, pairs=_PAIRS, seed=seed) if case.view == "other rows" else []
+    moved = (
+        estimate_directions(case, task, pairs=_PAIRS, seed=seed)
+        if case.view == "other rows"
+        else []
+    )
     scores: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     batches = math.ceil(retrainings / _TOGETHER)
     for part in range(batches):
-        modules, objective = networks()
+        modules, objective = make_networks()
         count = 2 * (retrainings // (2 * batches))
         runs = Retrainings(
             task,
@@ -491,7 +497,7 @@ def play_case(
             seed=seed + 1 + part,
         )
         score = OtherRows(runs, moved) if case.view == "other rows" else WhiteBox(runs)
-        runs.play(score)
+        runs.run_training(score)
         for world in (0, 1):
             scores[world].append(score.score_R[runs.world_R == world].cpu())
     scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)

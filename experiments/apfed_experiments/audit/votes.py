@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 from apfed_experiments.audit.bounds import DELTA, Claim, Result, epsilon_from, evidence_from
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.sums.fixed_point import FixedPoint
-from secure_apfed.labellers import Labeller, Logistic, PrivateLogistic, Ridge, Spreading, hard
-from secure_apfed.labellers.guarantee import summed_votes, table_guarantee
+from secure_apfed.labellers import (
+    Labeller,
+    Logistic,
+    PrivateLogistic,
+    Ridge,
+    Spreading,
+    harden_votes,
+)
+from secure_apfed.labellers.guarantee import build_vote_release, table_guarantee
 from secure_apfed.labellers.kinds import Integers
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.randomised_response import VoteResponse
@@ -30,7 +37,7 @@ from secure_apfed.privacy.randomised_response import VoteResponse
 Floats = NDArray[np.float64]
 
 
-def _key(seed: int, *use: str | int) -> bytes:
+def _derive_key(seed: int, *use: str | int) -> bytes:
     """Derive a key for a repeatable audit, where nobody's data are at stake."""
     return hashlib.sha256(repr((seed, *use)).encode()).digest()
 
@@ -45,18 +52,20 @@ class NoisySum:
     point: FixedPoint
     honest: int
 
-    def open(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
+    def open_sums(self, votes_RK: Floats, *, seed: int, world: int) -> Floats:
         """Open R sums in which the others' votes are 0; reader and colluders can subtract them."""
-        opened_RK = self.point.quantise(votes_RK, self._noise(votes_RK.shape, seed, world, 0))
+        opened_RK = self.point.quantise_rows(
+            votes_RK, self._draw_noise(votes_RK.shape, seed, world, 0)
+        )
         total_RK = opened_RK.astype(np.float64)
         for party in range(1, self.honest):
-            total_RK += self._noise(votes_RK.shape, seed, world, party)
+            total_RK += self._draw_noise(votes_RK.shape, seed, world, party)
         return total_RK
 
-    def _noise(
+    def _draw_noise(
         self, shape: tuple[int, ...], seed: int, world: int, party: int
     ) -> NDArray[np.int64]:
-        key = _key(seed, "sum", world, party)
+        key = _derive_key(seed, "sum", world, party)
         return discrete_gaussian(key, deviation=self.point.noise, shape=shape)
 
 
@@ -98,7 +107,7 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
     )
 
 
-def labelled_person() -> TwoTables:
+def make_labelled_person() -> TwoTables:
     """Return two labelled people, of whom one turns into the opposite, and three unit vectors."""
     world = np.concatenate([np.eye(3)[:2], np.eye(3)])
     other = world.copy()
@@ -115,7 +124,9 @@ def labelled_person() -> TwoTables:
 
 def one_answer(response: VoteResponse, runs: int, seed: int, world: int) -> Floats:
     votes_RK = np.tile(np.eye(response.classes)[world], (runs, 1))
-    answers_R = response.answer(votes_RK, key=_key(seed, "answer", world), about=b"audit")
+    answers_R = response.randomise_votes(
+        votes_RK, key=_derive_key(seed, "answer", world), about=b"audit"
+    )
     return np.asarray((answers_R == 1).astype(np.float64) - (answers_R == 0))
 
 
@@ -123,7 +134,7 @@ def one_vote_in_a_sum(
     added: NoisySum, votes: tuple[Floats, Floats], runs: int, seed: int, world: int
 ) -> Floats:
     """Score noisy sums with one row of votes or another."""
-    opened_RK = added.open(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
+    opened_RK = added.open_sums(np.tile(votes[world], (runs, 1)), seed=seed, world=world)
     return np.asarray(opened_RK @ (votes[1] - votes[0]))
 
 
@@ -132,11 +143,13 @@ def record_in_answers(
 ) -> Floats:
     """Score all randomised answers of a passive by their likelihood ratio."""
     votes = [
-        hard(labeller.label(x_UF, tables.labelled, tables.labels, tables.classes))
+        harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
     asked = np.tile(votes[world], (runs, 1))
-    answers = response.answer(asked, key=_key(seed, "answers", world), about=b"audit")
+    answers = response.randomise_votes(
+        asked, key=_derive_key(seed, "answers", world), about=b"audit"
+    )
     chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
     return np.asarray((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
 
@@ -157,14 +170,16 @@ class _Read:
     given: tuple[Floats, Floats]
 
 
-def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int) -> _Read:
+def _observe_weights(
+    private: Private, tables: TwoTables, runs: int, seed: int, world: int
+) -> _Read:
     """Label R times under fresh keys; read the weights, in units of the noise, of readable rows."""
     readable = slice(tables.readable, tables.readable + tables.features[0].shape[1])
     known = tables.labelled
     labels = tables.labels
     votes_RUK = np.stack(
         [
-            private(_key(seed, "weights", world, run)).label(
+            private(_derive_key(seed, "weights", world, run)).label_rows(
                 tables.features[world], known, labels, tables.classes
             )
             for run in range(runs)
@@ -174,17 +189,17 @@ def _read(private: Private, tables: TwoTables, runs: int, seed: int, world: int)
     weights_RFK = log_RFK - log_RFK.mean(axis=2, keepdims=True)
     # Both worlds' weights without noise, in its units; the auditor computes them himself.
     clean = private(bytes(32))
-    sigma = clean.sigma(labelled=len(tables.labelled), classes=tables.classes)
+    sigma = clean.compute_sigma(labelled=len(tables.labelled), classes=tables.classes)
     mean_0, mean_1 = (
-        clean.fit(clean.directions(x_UF)[known], labels, tables.classes) / sigma
+        clean.fit_weights(clean.normalise_rows(x_UF)[known], labels, tables.classes) / sigma
         for x_UF in tables.features
     )
     ratio_R = ((weights_RFK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=(1, 2))
     given_0, given_1 = (
-        hard(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
+        harden_votes(np.exp(np.einsum("f,rfk->rk", x_UF[tables.person], weights_RFK)))
         for x_UF in tables.features
     )
-    own_RK = hard(votes_RUK[:, tables.person])
+    own_RK = harden_votes(votes_RUK[:, tables.person])
     return _Read(ratio=ratio_R, own=own_RK, given=(given_0, given_1))
 
 
@@ -192,15 +207,17 @@ def record_in_weights(
     private: Private, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
     """Score the weights alone, as the votes of others show them."""
-    return _read(private, tables, runs, seed, world).ratio
+    return _observe_weights(private, tables, runs, seed, world).ratio
 
 
 def weights_and_answer(
     private: Private, response: VoteResponse, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
     """Score the weights, and the person's own randomised answer."""
-    read = _read(private, tables, runs, seed, world)
-    answers_R = response.answer(read.own, key=_key(seed, "own", world), about=b"audit")
+    read = _observe_weights(private, tables, runs, seed, world)
+    answers_R = response.randomise_votes(
+        read.own, key=_derive_key(seed, "own", world), about=b"audit"
+    )
     gain_RK = read.given[1] - read.given[0]
     return read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R]
 
@@ -209,8 +226,8 @@ def weights_and_sum(
     private: Private, added: NoisySum, tables: TwoTables, runs: int, seed: int, world: int
 ) -> Floats:
     """Score the weights, and the sum of hard votes at the person's row."""
-    read = _read(private, tables, runs, seed, world)
-    opened_RK = added.open(read.own, seed=seed, world=world)
+    read = _observe_weights(private, tables, runs, seed, world)
+    opened_RK = added.open_sums(read.own, seed=seed, world=world)
     mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.given)
     variance = added.honest * added.point.noise**2
     own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
@@ -260,10 +277,10 @@ _DEVIATION = 127
 _ADDED = NoisySum(
     point=FixedPoint(clip_norm=1.0, bits=8, contributors=3, noise=_DEVIATION), honest=_HONEST
 )
-_SUM = summed_votes(
+_SUM = build_vote_release(
     Logistic(), hard=True, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
 )
-_SOFT = summed_votes(
+_SOFT = build_vote_release(
     Ridge(), hard=False, deviation=_DEVIATION, honest=_HONEST, steps=_LEVELS, classes=3
 )
 _HARD_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]))
@@ -271,11 +288,11 @@ _SIGNED_VOTES = (np.array([1.0, 0.0, 0.0]), np.array([-1.0, 0.0, 0.0]))
 _WEIGHTS = 6.0
 
 
-def _private(key: bytes) -> PrivateLogistic:
+def _make_labeller(key: bytes) -> PrivateLogistic:
     return PrivateLogistic(epsilon=_WEIGHTS, delta=DELTA, key=key)
 
 
-_PRIVATE = _private(bytes(32))
+_PRIVATE = _make_labeller(bytes(32))
 VOTE_CASES: Mapping[str, VoteCase] = {
     "one answer": VoteCase(
         title="one vote under randomised response: its answer",
@@ -324,19 +341,19 @@ VOTE_CASES: Mapping[str, VoteCase] = {
         says="the weights",
         claim=gdp_epsilon(gdp_mu(_WEIGHTS, DELTA), DELTA),
         gaussian=True,
-        scores=partial(record_in_weights, _private, labelled_person()),
+        scores=partial(record_in_weights, _make_labeller, make_labelled_person()),
     ),
     "private weights, own answer": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, own answer",
         says="the whole record of a labelled person",
         claim=table_guarantee(_PRIVATE, _ANSWER, delta=DELTA).labelled,
-        scores=partial(weights_and_answer, _private, _ANSWER, labelled_person()),
+        scores=partial(weights_and_answer, _make_labeller, _ANSWER, make_labelled_person()),
     ),
     "private weights, own vote in a sum": VoteCase(
         title="private logistic regression, a labelled record replaced: weights, noisy sum",
         says="the whole record of a labelled person",
         claim=table_guarantee(_PRIVATE, _SUM, delta=DELTA).labelled,
         gaussian=True,
-        scores=partial(weights_and_sum, _private, _ADDED, labelled_person()),
+        scores=partial(weights_and_sum, _make_labeller, _ADDED, make_labelled_person()),
     ),
 }

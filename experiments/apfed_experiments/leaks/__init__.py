@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.columns import plain, write_text
+from apfed_experiments.columns import export_value, write_text
 from apfed_experiments.leaks.live import (
     Setting,
     chosen,
@@ -44,7 +44,7 @@ from apfed_experiments.summary import Row
 from secure_apfed.errors import ConfigError
 from secure_apfed.files import to_json
 
-__all__ = ["PARTS", "play"]
+__all__ = ["PARTS", "run_parts"]
 
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
@@ -69,7 +69,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }
 
 
-def play(
+def run_parts(
     names: Iterable[str],
     store: Path | None = None,
     *,
@@ -81,20 +81,20 @@ def play(
 
     Raises ConfigError where `store` holds something else; nothing was played.
     """
-    stored = _read(store) if store else {}
+    stored = _load_rows(store) if store else {}
     found: dict[str, list[Row]] = {}
     names = tuple(names)
     for done, name in enumerate(names, start=1):
-        found[name] = [setting.line() for setting in PARTS[name]()]
+        found[name] = [setting.measure_row() for setting in PARTS[name]()]
         if store:
-            stored[name] = [plain(row) for row in found[name]]
+            stored[name] = [export_value(row) for row in found[name]]
             ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
         on_done(done, len(names))
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _load_rows(path: Path) -> dict[str, Any]:
     """Read the stored rows of every part; none if there is no such file.
 
     Raises ConfigError: the folder is missing, or the file holds something else.

@@ -25,10 +25,10 @@ from apfed_attacks.live.runs import ALL_RULES, LiveRun, Rule, play_answers, play
 from apfed_attacks.live.stuffing import Tables, play_stuffing
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import reveal_features, view_of
-from apfed_attacks.run import mount
-from apfed_attacks.scoring import explained
-from apfed_attacks.view import Knowledge, Played, batches
-from apfed_experiments.finished import read_finished_run
+from apfed_attacks.run import run_attacks
+from apfed_attacks.scoring import compute_r2
+from apfed_attacks.view import Knowledge, PlayedAttack, iter_batches
+from apfed_experiments.finished import load_finished_run
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.records import AlignmentHistory
@@ -82,12 +82,12 @@ class Setting:
     seeds: Sequence[int] = (0,)
     ends: Collection[str] = ()
 
-    def line(self) -> Row:
+    def measure_row(self) -> Row:
         """Measure: the mean of every number with its interval; texts are listed.
 
         A seed that lacks a number (an attack that was refused) takes no part in its mean.
         """
-        rows = [self._measured(seed) for seed in self.seeds]
+        rows = [self._measure_seed(seed) for seed in self.seeds]
         if len(rows) == 1:
             return {**self.columns, **rows[0]}
         merged = dict(self.columns)
@@ -96,12 +96,12 @@ class Setting:
             if any(isinstance(value, str) for value in values):
                 merged[name] = " / ".join(dict.fromkeys(map(str, values)))
             elif values:
-                merged[name] = Interval.of([float(value) for value in values])
+                merged[name] = Interval.from_values([float(value) for value in values])
             if name in self.ends:
                 merged |= {f"least {name}": min(values), f"greatest {name}": max(values)}
         return merged
 
-    def _measured(self, seed: int) -> Row:
+    def _measure_seed(self, seed: int) -> Row:
         try:
             return self.measure(seed)
         except RemoteProtocolError as refusal:
@@ -178,7 +178,7 @@ def live_config(
 
 
 @cache
-def _data(name: str, passives: int, seed: int) -> VerticalData:
+def _load_data(name: str, passives: int, seed: int) -> VerticalData:
     """Load the data set, with the first of its passives only."""
     data = load_data(live_config(name, "apfed_c").data, seed=seed)
     return replace(data, passives=data.passives[:passives])
@@ -197,9 +197,9 @@ def open_run(
     """Open a session that has trained for some epochs; the same data is aligned once."""
     of_data = config.name.removeprefix("leaks-"), passives, config.seed
     known = _ALIGNED.get(of_data)
-    run = kind(config, _data(*of_data), rules=rules, alignment=known)
+    run = kind(config, _load_data(*of_data), rules=rules, alignment=known)
     _ALIGNED[of_data] = run.alignment
-    run.train(_HONEST_EPOCHS)
+    run.train_epochs(_HONEST_EPOCHS)
     return run
 
 
@@ -209,7 +209,7 @@ def sum_for(
     """Return settings of a protected sum under all rules, else of a plain sum without clip."""
     if rules != ALL_RULES:
         return live_config(data, method, masks="none", clip=None, **changes)
-    return live_config(data, method, **protected(passives), **changes)
+    return live_config(data, method, **pick_protection(passives), **changes)
 
 
 def open_sum(
@@ -218,12 +218,12 @@ def open_sum(
     return open_run(sum_for(data, method, passives, rules, **changes), passives, rules)
 
 
-def protected(passives: int) -> dict[str, Any]:
+def pick_protection(passives: int) -> dict[str, Any]:
     """Return settings of a protected sum: one passive has nobody to share masks with."""
     return {} if passives > 1 else {"scheme": "ckks", "masks": "none"}
 
 
-def centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
+def compute_centred_cosine(found_ND: Tensor, truth_ND: Tensor) -> float:
     """Return the mean cosine of the rows after each column's mean is taken away."""
     found_ND = found_ND - found_ND.mean(dim=0)
     truth_ND = truth_ND - truth_ND.mean(dim=0)
@@ -250,45 +250,47 @@ def inversion() -> Iterator[Setting]:
     """Yield settings of A5: z^p out of honest steps, and x^p from there."""
     for (name, seeds), passives in product(_INVERSION_SEEDS.items(), (1, 2, 5)):
         columns = {"data": name.removesuffix("-in-6"), "M": passives}
-        yield Setting(columns=columns, measure=partial(_measured, name, passives), seeds=seeds)
+        yield Setting(
+            columns=columns, measure=partial(_measure_inversion, name, passives), seeds=seeds
+        )
 
 
-def _measured(name: str, passives: int, seed: int) -> Row:
-    run = open_run(live_config(name, "apfed_c", seed=seed, **protected(passives)), passives)
-    found, truth = _inverted(run)
+def _measure_inversion(name: str, passives: int, seed: int) -> Row:
+    run = open_run(live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives)
+    found, truth = _invert_steps(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
-    mounted = mount(run.recording, [choice], seed=seed)
+    mounted = run_attacks(run.recording, [choice], seed=seed)
 
     def over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
         values = [figure(found, of_passive) or 0.0 for of_passive in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
-        "r2 of z": over_passives(lambda z, of: explained(z.numpy(), of.numpy())),
-        "cosine, centred": over_passives(centred_cosine),
+        "r2 of z": over_passives(lambda z, of: compute_r2(z.numpy(), of.numpy())),
+        "cosine, centred": over_passives(compute_centred_cosine),
         **features_of(next(result for result in mounted if result.victim == VICTIM)),
     }
 
 
-def _inverted(run: LiveRun) -> tuple[Tensor, Tensor]:
+def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     """Go on honestly for an epoch: of its first steps recovered z (N, D), and truth (N, M, D)."""
     held: dict[int, Tensor] = {}
 
-    def look(step: int, rows_B: Tensor) -> None:
+    def note_truth(step: int, rows_B: Tensor) -> None:
         if len(held) < _STEPS:
-            people = run.sent(rows_B)
+            people = run.find_sent_positions(rows_B)
             held[step] = torch.stack(
-                [run.representations(name, people) for name in run.passives], dim=1
+                [run.encode_people(name, people) for name in run.passives], dim=1
             )
 
-    run.train(1, before=look)
+    run.train_epochs(1, before=note_truth)
     view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.agreed.values())
     found = []
     truth = []
-    for step, _, sent in batches(view, view.epochs[-1]):
+    for step, _, sent in iter_batches(view, view.epochs[-1]):
         if step in held:
-            question = Question.of(sent, view.opened[step])
+            question = Question.from_batch(sent, view.opened[step])
             found.append(explain_sums([question], contributors, _ITERATIONS))
             truth.append(held[step])
     return torch.cat(found), torch.cat(truth)
@@ -317,27 +319,27 @@ def chosen() -> Iterator[Setting]:
             columns = {"data": data.removesuffix("-in-6"), "M": passives, "rules": title}
             opened = partial(open_sum, data, "apfed_c", passives, rules)
             attack = ChosenRepresentations(people=people, **options)
-            measure = partial(_read_sum, opened, attack)
+            measure = partial(_attack_sum, opened, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _read_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
+def _attack_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, seed: int) -> Row:
     """Return the largest error of a row and R^2 of the sum of the passives' z, both centred."""
     live = opened(seed=seed)
     active = live.data.active.name
     everybody = torch.arange(len(live.alignment[active]))
-    truth = torch.stack([live.representations(name, everybody) for name in live.passives])
+    truth = torch.stack([live.encode_people(name, everybody) for name in live.passives])
     shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    played = Played(attack.name, attack.play(live, knowledge, 0))
+    played = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
     view = view_of(live.recording, [active], knowledge=knowledge, played=played, iterations=500)
-    people, found = attack.representations(view)
+    people, found = attack.recover_representations(view)
     total = truth[:, people].sum(dim=0)
     found = found - found.mean(dim=0)
     total = total - total.mean(dim=0)
     return {
         "largest error": float((found - total).norm(dim=1).max()),
-        "r2": explained(found.numpy(), total.numpy()),
+        "r2": compute_r2(found.numpy(), total.numpy()),
     }
 
 
@@ -373,11 +375,11 @@ def decoder() -> Iterator[Setting]:
                 "pairs": pairs,
                 "rules": title,
             }
-            measure = partial(_read_features, opened, attack)
+            measure = partial(_attack_features, opened, attack)
             yield Setting(columns={**columns, **options}, measure=measure)
 
 
-def _read_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
+def _attack_features(opened: Callable[..., LiveRun], attack: DecoderExtraction, seed: int) -> Row:
     return features_of(play_from(opened(seed=seed), attack, VICTIM, seed=seed))
 
 
@@ -398,13 +400,15 @@ def noise() -> Iterator[Setting]:
         objective = sum_for("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
         told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
-        reads, measure = ("x of one passive", _decoded) if decodes else ("sum of z", _summed)
+        reads, measure = (
+            ("x of one passive", _measure_decoder) if decodes else ("sum of z", _measure_sum)
+        )
         columns = {"method": method, "noise": told or "none", "reads": reads}
-        under = partial(_under_noise, measure, settings)
+        under = partial(_measure_noise, measure, settings)
         yield Setting(columns=columns, measure=under, seeds=_NOISE_SEEDS, ends=("accuracy",))
 
 
-def _under_noise(
+def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
     """Return what is read, and an honest run's accuracy and largest epsilon of a passive."""
@@ -412,27 +416,27 @@ def _under_noise(
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         run(sum_for("digits", seed=seed, **settings), path)
-        told = read_finished_run(path).outcome
+        told = load_finished_run(path).outcome
     spent = max((of.epsilon for of in told.contributions.values()), default=None)
     return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
 
 
-def _decoded(opened: Callable[..., LiveRun], seed: int) -> Row:
+def _measure_decoder(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 16):
         attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
-        found = _read_features(partial(opened, "digits", hidden=[]), attack, seed)
+        found = _attack_features(partial(opened, "digits", hidden=[]), attack, seed)
         row[f"r2, asked {repeats} times"] = found["r2 of x"]
         row[f"mse, asked {repeats} times"] = found["mse of x"]
         row["baseline r2"] = found["its r2"]
     return row
 
 
-def _summed(opened: Callable[..., LiveRun], seed: int) -> Row:
+def _measure_sum(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
-        found = _read_sum(partial(opened, "digits-in-6"), attack, seed)
+        found = _attack_sum(partial(opened, "digits-in-6"), attack, seed)
         row[f"r2, asked {2 * repeats} times"] = found["r2"]
     return row
 
@@ -449,49 +453,51 @@ def isolation() -> Iterator[Setting]:
     }
     for method in ("apfed_c", "apfed_r"):
         for way, rule in single.items():
-            yield _setting(method, "no rules", UNPROTECTED, way=way)
-            yield _setting(method, f"only {rule}", frozenset({rule}), way=way)
+            yield _make_setting(method, "no rules", UNPROTECTED, way=way)
+            yield _make_setting(method, f"only {rule}", frozenset({rule}), way=way)
             if way == "unequal":
-                yield _setting(method, "only norms", frozenset({Rule.NORMS}), way=way)
-                yield _setting(method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3)
-            yield _setting(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
-            yield _setting(method, "all rules", ALL_RULES, way=way)
+                yield _make_setting(method, "only norms", frozenset({Rule.NORMS}), way=way)
+                yield _make_setting(method, "only norms", frozenset({Rule.NORMS}), way=way, far=9e3)
+            yield _make_setting(method, f"all but {rule}", ALL_RULES - {rule}, way=way)
+            yield _make_setting(method, "all rules", ALL_RULES, way=way)
         for colluding in (0, 1, 2):
-            yield _setting(method, "all rules", ALL_RULES, way="collusion", colluding=colluding)
+            yield _make_setting(
+                method, "all rules", ALL_RULES, way="collusion", colluding=colluding
+            )
 
 
-class Remembering(LiveRun):
+class RecordingRun(LiveRun):
     """A run that keeps the victim's real part of the first question."""
 
     truth: Tensor | None = None
 
-    def ask(self, *args: Any, **options: Any) -> Tensor:
-        found = super().ask(*args, **options)
+    def request_sum(self, *args: Any, **options: Any) -> Tensor:
+        found = super().request_sum(*args, **options)
         if self.truth is None:
-            self.truth = self.contributed(VICTIM).double()
+            self.truth = self.get_contribution(VICTIM).double()
         return found
 
 
-def _setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
+def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
     masked = Rule.PARTICIPANTS in rules and Rule.BINDING in rules
     config = live_config("digits", method, masks="pairwise" if masked else "none")
     columns = {"method": method, "way": options["way"], "rules": title}
     return Setting(
         columns={**columns, "sum": sum_kind(config.secure_sum).name, **options},
-        measure=partial(_isolated, config, rules, Isolation(**options)),
+        measure=partial(_measure_isolation, config, rules, Isolation(**options)),
     )
 
 
-def _isolated(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
-    run = open_run(config, 3, rules, kind=Remembering)
-    assert isinstance(run, Remembering)
+def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation, seed: int) -> Row:
+    run = open_run(config, 3, rules, kind=RecordingRun)
+    assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    found = attack.play(run, knowledge, seed)["isolated"]
+    found = attack.run_live(run, knowledge, seed)["isolated"]
     assert run.truth is not None
     return {
         "relative error": float((found - run.truth).norm() / run.truth.norm()),
-        "cosine, centred": centred_cosine(found, run.truth),
+        "cosine, centred": compute_centred_cosine(found, run.truth),
     }
 
 
@@ -507,10 +513,12 @@ def stuffing() -> Iterator[Setting]:
         attack = IdStuffing(candidates=400, intersections=times, overstuff=over)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
-        yield Setting(columns=columns, measure=partial(_stuffed, attack, settings, role, runs))
+        yield Setting(
+            columns=columns, measure=partial(_measure_stuffing, attack, settings, role, runs)
+        )
 
 
-def _stuffed(
+def _measure_stuffing(
     attack: IdStuffing, settings: AlignmentSettings, role: Role, runs: int | None, seed: int
 ) -> Row:
     people = [f"person {number}" for number in range(2_000)]
@@ -543,14 +551,16 @@ _FEWER_SEEDS = range(3)  # of MNIST and of APFed-C, where a run takes several ti
 def joint_inversion() -> Iterator[Setting]:
     """Yield settings of curious actives: with pairs, public rows without pairs, or the encoder."""
     for name in ("inverse_network", "representation_network", "unpaired_inversion"):
-        measure = partial(_curious, name)
+        measure = partial(_measure_joint_inversion, name)
         yield Setting(columns={"attack": name}, measure=measure, seeds=_HIJACK_SEEDS)
 
 
-def _curious(name: str, seed: int) -> Row:
-    config, data = _with_one_passive(live_config("digits", "tvfl", seed=seed))
-    results = mount(run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed)
-    return _figures(next(result for result in results if result.victim == VICTIM))
+def _measure_joint_inversion(name: str, seed: int) -> Row:
+    config, data = _load_one_passive(live_config("digits", "tvfl", seed=seed))
+    results = run_attacks(
+        run(config, None, data=data).recording, [AttackChoice(name=name)], seed=seed
+    )
+    return _pick_figures(next(result for result in results if result.victim == VICTIM))
 
 
 def hijacking() -> Iterator[Setting]:
@@ -567,7 +577,7 @@ def hijacking() -> Iterator[Setting]:
     for name, with_x, epochs, seeds in cases:
         columns = {"data": name, "told x": "yes" if with_x else "no", "epochs": epochs}
         attack = FeatureSpaceHijack(hidden=_HIDDEN, conditioned=with_x)
-        measure = partial(_hijacked, attack, partial(live_config, name, "tvfl"), epochs)
+        measure = partial(_measure_hijack, attack, partial(live_config, name, "tvfl"), epochs)
         yield Setting(columns={**columns, "attack": "hijack"}, measure=measure, seeds=seeds)
 
 
@@ -591,11 +601,13 @@ def reversed_hijacking() -> Iterator[Setting]:
             "attack": "reversed_hijack",
         }
         attack = ReversedHijack(hidden=_HIDDEN, strength=strength)
-        measure = partial(_hijacked, attack, partial(_guarded, clip, sigma), _HIJACK_EPOCHS)
+        measure = partial(
+            _measure_hijack, attack, partial(_make_guarded_config, clip, sigma), _HIJACK_EPOCHS
+        )
         yield Setting(columns=columns, measure=measure, seeds=_FEWER_SEEDS)
 
 
-def _hijacked(
+def _measure_hijack(
     attack: FeatureSpaceHijack | ReversedHijack,
     config_of: Callable[..., Config],
     epochs: int,
@@ -604,11 +616,11 @@ def _hijacked(
     """Play the attack for so many epochs, at a rate under which the pull is steady."""
     config = config_of(seed=seed)
     train = config.train.model_copy(update={"epochs": epochs, "learning_rate": _RATE})
-    config, data = _with_one_passive(config.model_copy(update={"train": train}))
-    return _figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
+    config, data = _load_one_passive(config.model_copy(update={"train": train}))
+    return _pick_figures(play_answers(attack, config, VICTIM, data=data, seed=seed))
 
 
-def _guarded(clip: float, sigma: float, *, seed: int) -> Config:
+def _make_guarded_config(clip: float, sigma: float, *, seed: int) -> Config:
     """Return settings of APFed-C, with a guard unless `sigma` is 0.
 
     The adversary's answers are as long as its strength makes them.
@@ -620,12 +632,12 @@ def _guarded(clip: float, sigma: float, *, seed: int) -> Config:
     return Config.model_validate({**config.model_dump(), "guard": guard})
 
 
-def _with_one_passive(config: Config) -> tuple[Config, VerticalData]:
+def _load_one_passive(config: Config) -> tuple[Config, VerticalData]:
     data = load_data(config.data, seed=config.seed)
     return config, replace(data, passives=data.passives[:1])
 
 
-def _figures(result: AttackResult) -> Row:
+def _pick_figures(result: AttackResult) -> Row:
     floor = result.baselines[result.baseline or ""]
     return {
         "variant": result.variant,

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from apfed_attacks.interface import AttackResult
-from apfed_attacks.run import mount
+from apfed_attacks.run import run_attacks
 from apfed_experiments.leaks.live import Setting
 from apfed_experiments.leaks.votes import labels_config
 from apfed_experiments.study import base_config
@@ -113,18 +113,18 @@ def labels() -> Iterator[Setting]:
     for name, noise, known in product(_DATA, _GUARDS, _KNOWN):
         data = name.removeprefix("all-labels-")
         columns = {"data": data, "noise": noise, "labels a class": known or "none"}
-        measure = partial(_read_labels, name, noise, known)
+        measure = partial(_measure_labels, name, noise, known)
         yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
 
 
 @lru_cache(maxsize=len(_SEEDS))
-def _finished(settings: str) -> tuple[Recording, float]:
+def _run_settings(settings: str) -> tuple[Recording, float]:
     """Run these settings, for several attacks to read; return the recording and its accuracy."""
     done = run(Config.model_validate_json(settings), None)
     return done.recording, next(iter(done.accuracy.values()))
 
 
-def _guarded(name: str, noise: str, seed: int) -> Config:
+def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
     """Return the main job's run with another guard; a plain sum changes no result here."""
     settings = base_config(name).model_dump(mode="json") | {
         "seed": seed,
@@ -136,41 +136,45 @@ def _guarded(name: str, noise: str, seed: int) -> Config:
     return Config.model_validate(settings)
 
 
-def _read_labels(name: str, noise: str, known: int, seed: int) -> Row:
+def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
     """Return what both attacks and the best of their baselines reach, with the same labels.
 
     Where no label is known the clusters are named by the truth. x: the best baseline of A1, that is
     probes on a passive's own features, alone or beside decoys. Figures are means over the passives,
     but for the advantages of each.
     """
-    recording, _ = _finished(_guarded(name, noise, seed).model_dump_json(exclude_defaults=True))
+    recording, _ = _run_settings(
+        _make_guarded_config(name, noise, seed).model_dump_json(exclude_defaults=True)
+    )
     options = {"labels_per_class": known}
     once, course = (
         {
             one.adversary: one
-            for one in mount(recording, [AttackChoice(name=name, options=options)], seed=seed)
+            for one in run_attacks(recording, [AttackChoice(name=name, options=options)], seed=seed)
             if one.applicable
         }
         for name in ("model_completion", "temporal")
     )
     return {
-        "x": fmean(_reached(one) - _advantage(one) for one in once.values()),
-        "A1": fmean(map(_reached, once.values())),
-        "A2": fmean(map(_reached, course.values())),
-        "A1 less x": fmean(map(_advantage, once.values())),
-        "A2 less x": fmean(map(_advantage, course.values())),
-        "A2 less A1": fmean(_reached(course[name]) - _reached(one) for name, one in once.items()),
-        **{f"A1 less x, {name}": _advantage(one) for name, one in once.items()},
-        **{f"A2 less x, {name}": _advantage(one) for name, one in course.items()},
+        "x": fmean(_get_score(one) - _get_advantage(one) for one in once.values()),
+        "A1": fmean(map(_get_score, once.values())),
+        "A2": fmean(map(_get_score, course.values())),
+        "A1 less x": fmean(map(_get_advantage, once.values())),
+        "A2 less x": fmean(map(_get_advantage, course.values())),
+        "A2 less A1": fmean(
+            _get_score(course[name]) - _get_score(one) for name, one in once.items()
+        ),
+        **{f"A1 less x, {name}": _get_advantage(one) for name, one in once.items()},
+        **{f"A2 less x, {name}": _get_advantage(one) for name, one in course.items()},
     }
 
 
-def _advantage(result: AttackResult) -> float:
+def _get_advantage(result: AttackResult) -> float:
     assert result.advantage is not None  # every result that applies has one
     return result.advantage
 
 
-def _reached(result: AttackResult) -> float:
+def _get_score(result: AttackResult) -> float:
     figure = result.score["balanced_accuracy"]
     assert figure is not None  # every result that applies has one
     return figure
@@ -187,23 +191,25 @@ def few_labels() -> Iterator[Setting]:
     for data, target in product(("digits", "breast_cancer"), _ATTACKS):
         for method, (name, options) in product(_METHODS, _ATTACKS[target]):
             # Whether there is something for the attack, as its own reasons and roles have it.
-            if _NEEDED[name] & _few("digits", method, 0).method.happens:
+            if _NEEDED[name] & _make_labels_config("digits", method, 0).method.happens:
                 columns = {"data": data, "target": target, "method": method, "attack": name}
-                measure = partial(_read, partial(_few, data, method), name, options)
+                measure = partial(
+                    _measure_attack, partial(_make_labels_config, data, method), name, options
+                )
                 yield Setting(columns=columns, measure=measure, seeds=_SEEDS)
 
 
-def _few(data: str, method: str, seed: int) -> Config:
+def _make_labels_config(data: str, method: str, seed: int) -> Config:
     return labels_config(data, method, seed=seed, **_METHODS[method])
 
 
-def _read(
+def _measure_attack(
     config_of: Callable[[int], Config], attack: str, options: Mapping[str, Any], seed: int
 ) -> Row:
     """Return what the attack reaches, means over adversaries and victims, beside the accuracy."""
-    recording, accuracy = _finished(config_of(seed).model_dump_json(exclude_defaults=True))
+    recording, accuracy = _run_settings(config_of(seed).model_dump_json(exclude_defaults=True))
     choice = AttackChoice(name=attack, options=dict(options))
-    mounted = mount(recording, [choice], seed=seed)
+    mounted = run_attacks(recording, [choice], seed=seed)
     results = [result for result in mounted if result.advantage is not None]
     if not results:
         return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
@@ -237,7 +243,7 @@ class Case:
     said: str = ""
 
 
-def _averaged(method: str, bits: int) -> Case:
+def _make_averaging_case(method: str, bits: int) -> Case:
     """Return the case of MMVFL or V-FedMV with `bits` of one number of the sum."""
     attacks = [("pseudo_labels", _NO_LABELS)] if bits == _BITS[0] else []
     return Case(
@@ -284,7 +290,7 @@ CASES = (
             "method": {"epochs": 60},
         },
     ),
-    *(_averaged(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _BITS),
+    *(_make_averaging_case(method, bits) for method in ("mmvfl", "v_fedmv") for bits in _BITS),
     Case(
         method="h_fedmv",
         data="handwritten",
@@ -322,7 +328,7 @@ def papers() -> Iterator[Setting]:
         for name, options in case.attacks:
             told = ", ".join(f"{key} {value}" for key, value in options.items())
             columns = {"method": case.method, "data": case.data, "settings": case.said}
-            measure = partial(_read, partial(config_of, case), name, options)
+            measure = partial(_measure_attack, partial(config_of, case), name, options)
             columns |= {"attack": name, "options": told}
             yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 

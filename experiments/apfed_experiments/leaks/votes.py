@@ -67,24 +67,24 @@ def labels_config(
 
 
 @cache
-def _data(name: str, seed: int) -> VerticalData:
+def _load_data(name: str, seed: int) -> VerticalData:
     return load_data(labels_config(name, "votes").data, seed=seed)
 
 
 _ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 
 
-def _open(
+def _open_run(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
     """Open a new run on the same people, which nobody counts together with an earlier one."""
     config = labels_config(data, method, epsilon=epsilon, seed=seed, labeller=labeller)
-    run = VotesRun(config, _data(data, seed), alignment=_ALIGNED.get((data, seed)))
+    run = VotesRun(config, _load_data(data, seed), alignment=_ALIGNED.get((data, seed)))
     _ALIGNED[data, seed] = run.alignment
     return run
 
 
-def _setting(
+def _make_setting(
     measure: Callable[[int], Row],
     data: str,
     opened: str,
@@ -106,27 +106,29 @@ def chosen_labels() -> Iterator[Setting]:
     features, and chance ten of all.
     """
     for data, (opened, method, epsilon), runs in product(_DATA, _OPENINGS, (1, 8)):
-        measure = partial(_neighbours, data, method, epsilon, runs)
-        yield _setting(measure, data, opened, epsilon, seeds=range(3), runs=runs)
+        measure = partial(_measure_neighbours, data, method, epsilon, runs)
+        yield _make_setting(measure, data, opened, epsilon, seeds=range(3), runs=runs)
 
 
-def _neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
-    run = _open(data, method, epsilon, seed)
+def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
+    run = _open_run(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
-    later = (_open(data, method, epsilon, seed) for _ in range(1, runs))
+    later = (_open_run(data, method, epsilon, seed) for _ in range(1, runs))
     seen_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
     near = {
-        table.name: _nearest(table.features[run.alignment[table.name]][rows], landmarks)
+        table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
         for table in run.data.tables
     }
     seen_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
     found = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
     others = [name for name in near if name != run.data.active.name]
     return {
-        "found": fmean(_share(found, near[name]) for name in others),
-        "baseline": fmean(_share(near[run.data.active.name], near[name]) for name in others),
+        "found": fmean(_compute_overlap(found, near[name]) for name in others),
+        "baseline": fmean(
+            _compute_overlap(near[run.data.active.name], near[name]) for name in others
+        ),
         "chance": _NEAR / len(rows),
     }
 
@@ -145,18 +147,18 @@ def _columns_of(
     last = run.learner.classes - 1
     labels = dict.fromkeys(rows[others].tolist(), last)
     labels |= {int(rows[place]): number for number, place in enumerate(landmarks)}
-    _, votes = run.ask(rows, labels)
+    _, votes = run.request_votes(rows, labels)
     return np.asarray(votes[:, :last])
 
 
-def _nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
     features_UF = rows_U.flatten(1).double().numpy()
     search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
     found = search.kneighbors(features_UF[landmarks], return_distance=False)
     return np.stack([row[row != at][:_NEAR] for row, at in zip(found, landmarks, strict=True)])
 
 
-def _share(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+def _compute_overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
     pairs = zip(found, truth, strict=True)
     return fmean(len(set(ours) & set(near)) / _NEAR for ours, near in pairs)
 
@@ -173,18 +175,18 @@ def repeated_votes() -> Iterator[Setting]:
         ("sum", "votes", 4.0),
     )
     for data, (opened, method, epsilon), runs in product(_DATA, cases, (1, 4, 16)):
-        measure = partial(_averaged, data, method, epsilon, runs)
-        yield _setting(measure, data, opened, epsilon, runs=runs)
+        measure = partial(_measure_repeats, data, method, epsilon, runs)
+        yield _make_setting(measure, data, opened, epsilon, runs=runs)
 
 
-def _averaged(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
+def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
     totals = []
-    run = _open(data, method, epsilon, seed)
+    run = _open_run(data, method, epsilon, seed)
     for number in range(runs):
-        run = _open(data, method, epsilon, seed) if number else run
-        _, votes = run.ask()
+        run = _open_run(data, method, epsilon, seed) if number else run
+        _, votes = run.request_votes()
         totals.append(votes)
-    truth_UK = np.sum([run.voter(name).vote(run.ballot) for name in run.voters], axis=0)
+    truth_UK = np.sum([run.get_voter(name).cast_votes(run.ballot) for name in run.voters], axis=0)
     named_U1 = np.mean(totals, axis=0).argmax(axis=1)[:, None]
     # Hard votes tie often: any class of those with most votes will do.
     reached_U1 = np.take_along_axis(truth_UK, named_U1, axis=1) >= truth_UK.max(1, keepdims=True)
@@ -199,15 +201,17 @@ def vote_membership() -> Iterator[Setting]:
     the two openings alone tell whoever is shown them.
     """
     for data, (opened, method, epsilon) in product(_DATA, _OPENINGS):
-        yield _setting(partial(_moved, data, method, epsilon), data, opened, epsilon)
+        yield _make_setting(
+            partial(_measure_membership, data, method, epsilon), data, opened, epsilon
+        )
 
 
 _CANDIDATES = 16
 
 
-def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
+def _measure_membership(data: str, method: str, epsilon: float | None, seed: int) -> Row:
     """Return the AUC of the distance between two openings."""
-    run = _open(data, method, epsilon, seed)
+    run = _open_run(data, method, epsilon, seed)
     honest = dict(
         zip(run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True)
     )
@@ -221,11 +225,11 @@ def _moved(data: str, method: str, epsilon: float | None, seed: int) -> Row:
         member = number % 2 == 0
         found = []
         for label in (0, classes - 1):
-            run = _open(data, method, epsilon, seed)
+            run = _open_run(data, method, epsilon, seed)
             if not member:
                 for name in run.voters:
-                    run.voter(name).held_N[candidate] = False
-            _, votes = run.ask(None, honest | {candidate: label})
+                    run.get_voter(name).held_N[candidate] = False
+            _, votes = run.request_votes(None, honest | {candidate: label})
             found.append(votes[run.ballot.rows.numpy() != candidate])
         distances.append(float(np.abs(found[0] - found[1]).sum()))
         inside.append(member)
@@ -239,13 +243,15 @@ def poisoned_votes() -> Iterator[Setting]:
     """
     ways: tuple[Poison | None, ...] = (None, "random", "constant", "flip", "rotate")
     for data, (opened, method, epsilon), way in product(_DATA, _OPENINGS, ways):
-        measure = partial(_spoilt, data, method, epsilon, way)
-        yield _setting(measure, data, opened, epsilon, adversary=way or "none")
+        measure = partial(_measure_poisoning, data, method, epsilon, way)
+        yield _make_setting(measure, data, opened, epsilon, adversary=way or "none")
 
 
-def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, seed: int) -> Row:
-    honest, _ = _accuracy(data, method, epsilon, None, seed)
-    reached, agreement = _accuracy(data, method, epsilon, way, seed)
+def _measure_poisoning(
+    data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
+) -> Row:
+    honest, _ = _measure_accuracy(data, method, epsilon, None, seed)
+    reached, agreement = _measure_accuracy(data, method, epsilon, way, seed)
     row: Row = {"accuracy": reached, "change": reached - honest}
     if agreement:
         row["its agreement"] = agreement[VICTIM]
@@ -254,17 +260,19 @@ def _spoilt(data: str, method: str, epsilon: float | None, way: Poison | None, s
 
 
 @cache
-def _accuracy(
+def _measure_accuracy(
     data: str, method: str, epsilon: float | None, way: Poison | None, seed: int
 ) -> tuple[float, Mapping[str, float]]:
     """Return the accuracy in per cent, and how far each passive agrees with others.
 
     The agreement is known where single answers are opened.
     """
-    run = _open(data, method, epsilon, seed)
+    run = _open_run(data, method, epsilon, seed)
     if way is not None:
-        victim = run.voter(VICTIM)
+        victim = run.get_voter(VICTIM)
         victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)
-    run.learn()
+    run.learn_from_votes()
     agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
-    return 100 * ACCURACY.of(run.learner.student.scored(run.data.test_rows)), agreement
+    return 100 * ACCURACY.compute_value(
+        run.learner.student.score_rows(run.data.test_rows)
+    ), agreement

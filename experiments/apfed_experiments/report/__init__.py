@@ -3,12 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from apfed_experiments.report.run import audit_of, measured_of, read_run
+from apfed_experiments.report.run import audit_of, load_run, measure_run
 from apfed_experiments.solo import SoloRecord, measure_gain
 from secure_apfed.files import make_private, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 
-__all__ = ["read_run", "write_report"]
+__all__ = ["load_run", "write_report"]
 
 
 def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
@@ -26,22 +26,22 @@ def write_report(folder: Path, *, solo: SoloRecord | None = None) -> Path:
     """
     # Late: who asks for the tables of who learns what draws no picture.
     from apfed_experiments.report.contents import privacy_document
-    from apfed_experiments.report.own import read_party
-    from apfed_experiments.report.page import render, render_party
+    from apfed_experiments.report.own import load_party
+    from apfed_experiments.report.page import render_party, render_run
     from apfed_experiments.report.pictures import write_pictures
 
     page = folder / "report.html"
-    if (party := read_party(folder)) is not None:
+    if (party := load_party(folder)) is not None:
         make_private(folder)
         write_atomically(page, render_party(party).encode(), private=True)
         return page
-    run = read_run(folder)
+    run = load_run(folder)
     if run.solo is None and solo is not None:
         run = replace(run, solo=solo, gain=measure_gain(RunFolder(folder), run.config, solo))
     make_private(folder)
     pictures = write_pictures(run, folder / "pictures")
     audited = audit_of(run)
-    content = render(run, pictures, audited, measured_of(run)).encode()
+    content = render_run(run, pictures, audited, measure_run(run)).encode()
     write_atomically(page, content)
     document = to_json(privacy_document(run, audited), indent=2).encode() + b"\n"
     write_atomically(folder / "privacy.json", document)

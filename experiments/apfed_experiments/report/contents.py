@@ -21,7 +21,7 @@ from secure_apfed.alignment import most_guesses
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.defences import DEFENCES, who_applies
+from secure_apfed.defences import DEFENCES, describe_runners
 from secure_apfed.exchange import Kind
 from secure_apfed.intervals import FEWEST_POSITIVES
 from secure_apfed.learning.calibration import SKEWED
@@ -29,7 +29,7 @@ from secure_apfed.measures import ACCURACY
 from secure_apfed.promises import worst_promise
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.outcome import Ranking, describe_never_predicted, read_common
+from secure_apfed.runs.outcome import Ranking, describe_unpredicted_classes, load_common_people
 from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
@@ -72,7 +72,7 @@ class Learned:
 def headline_of(run: ReportedRun) -> str:
     method = run.config.method
     passives = run.facts.passives
-    if not run.helped:
+    if not run.has_passives:
         return f"{method.title}: the active trained alone; nothing was sent."
     others = "one passive party" if passives == 1 else f"{passives} passive parties"
     needed = (
@@ -153,7 +153,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
             ),
         ),
     )
-    missing = describe_never_predicted(run.config, run.outcome.never_predicted)
+    missing = describe_unpredicted_classes(run.config, run.outcome.never_predicted)
     never_predicted = () if missing is None else (f"Of the test rows: {missing}.",)
     attendance = run.outcome.attendance
     silent = (
@@ -161,7 +161,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
         f"{attendance.steps_without_all} went on without all passives."
         for name, step in attendance.left.items()
     )
-    people = describe_people(read_common(RunFolder(run.path)))
+    people = describe_people(load_common_people(RunFolder(run.path)))
     stated = (sentence for holds, sentence in sentences if holds)
     return (*people, *stated, *never_predicted, *silent)
 
@@ -184,13 +184,13 @@ def _few_positives(ranking: Ranking | None) -> int | None:
 
 def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     outcome = run.outcome
-    measure = outcome.judged_by
+    measure = outcome.headline_measure
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
             tested = run.describe_rows(variant)
             why = outcome.undefined.get(variant, {}).get(measure.name, tested)
             title = f"{run.title_of(variant)} {measure.title}"
-            yield Tile(title, measure.text(value), why if math.isnan(value) else tested)
+            yield Tile(title, measure.format_value(value), why if math.isnan(value) else tested)
     classifies = TASKS[run.config.task].tells == Classification.tells
     for variant, share in outcome.accuracy.items() if classifies else ():
         tested = run.describe_rows(variant)
@@ -198,7 +198,7 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         title = f"{run.title_of(variant)} accuracy"
         yield Tile(
             title,
-            ACCURACY.text(share) if math.isnan(share) else words.percent(share),
+            ACCURACY.format_value(share) if math.isnan(share) else words.format_percent(share),
             why if math.isnan(share) else tested,
         )
     if run.solo is not None:
@@ -209,14 +209,14 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     if run.own is not None:
         yield from traffic_of(run, run.own.name)
     else:
-        messages = words.count(sum(flow.messages for flow in run.flows))
+        messages = words.format_count(sum(flow.messages for flow in run.flows))
         several = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
-        yield Tile("sent", words.size(outcome.wire_bytes), f"{messages} messages{several}")
+        yield Tile("sent", words.format_size(outcome.wire_bytes), f"{messages} messages{several}")
     device = run.versions.get("device")
     where = f"on {device}" if isinstance(device, str) else ""
     if outcome.sessions > 1:
         where = f"{where}, training in {outcome.sessions} sessions".removeprefix(", ")
-    yield Tile("duration", words.duration(outcome.seconds), where)
+    yield Tile("duration", words.format_duration(outcome.seconds), where)
 
 
 def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
@@ -226,7 +226,7 @@ def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
     rows = solo.rows if gain is None else gain.rows
     on = "" if rows is None else f", of {rows:,} test rows"
     note = f"{solo.best.title}, {solo.chosen}{on}"
-    yield Tile("best alone", solo.judged_by.text(value), note)
+    yield Tile("best alone", solo.headline_measure.format_value(value), note)
     if gain is None:
         yield Tile("gain", "not told", OTHER_ROWS)
         return
@@ -244,7 +244,7 @@ def _promise_tile(run: ReportedRun) -> Tile:
         for figure, title in _SHORT_TITLES.items()
         if figure in figures
     ]
-    return Tile(first.title(fixed=first.state == "bounded"), first.text, ", ".join(notes))
+    return Tile(first.format_title(fixed=first.state == "bounded"), first.text, ", ".join(notes))
 
 
 def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
@@ -255,7 +255,7 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     """
     alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
-        alike.setdefault((role, tuple(_received(run, name, role))), []).append(name)
+        alike.setdefault((role, tuple(_describe_flows(run, name, role))), []).append(name)
     found = {}
     for (role, received), names in alike.items():
         each = ", each of them" if len(names) > 1 else ""
@@ -264,7 +264,7 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     return found
 
 
-def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
+def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
     kinds = list(Kind)
     flows = sorted(
         (flow for flow in run.flows if flow.receiver == name),
@@ -276,20 +276,20 @@ def _received(run: Reported, name: str, role: Role) -> Iterator[Learned]:
         first = min(f.first_step for f in group)
         last = max(f.last_step for f in group)
         yield Learned(
-            kind=words.plain(kind),
+            kind=words.format_key(kind),
             senders=", ".join(flow.sender for flow in group),
-            messages=words.count(sum(flow.messages for flow in group)),
-            size=words.size(sum(flow.payload_bytes for flow in group)),
+            messages=words.format_count(sum(flow.messages for flow in group)),
+            size=words.format_size(sum(flow.payload_bytes for flow in group)),
             steps="before training" if last < 0 else f"steps {max(first, 0)} to {last}",
             reads=rule.reads,
             protects=rule.protects,
             remains=rule.remains,
         )
     if run.own is not None and name != run.own.name:
-        yield from _beyond(run, role, {flow.kind for flow in flows})
+        yield from _describe_unseen(run, role, {flow.kind for flow in flows})
 
 
-def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
+def _describe_unseen(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
     """Yield what becomes of contributions where the party of the report sees nothing of it."""
     words_of = run.facts.words
     kinds = dict[Role, Kind]()
@@ -300,7 +300,7 @@ def _beyond(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
     if (kind := kinds.get(role)) is not None and kind not in seen:
         rule = rule_for(kind, role, run.facts)
         yield Learned(
-            kind=words.plain(kind),
+            kind=words.format_key(kind),
             senders="others",
             messages="-",
             size="-",
@@ -317,8 +317,8 @@ def traffic_of(run: Reported, me: str) -> Iterator[Tile]:
         ("sent", [flow for flow in run.flows if flow.sender == me]),
         ("received", [flow for flow in run.flows if flow.receiver == me]),
     ):
-        messages = words.count(sum(flow.messages for flow in flows))
-        size = words.size(sum(flow.wire_bytes for flow in flows))
+        messages = words.format_count(sum(flow.messages for flow in flows))
+        size = words.format_size(sum(flow.wire_bytes for flow in flows))
         yield Tile(title, size, f"{messages} messages")
 
 
@@ -337,11 +337,11 @@ def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
 
 def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
     """Return who colludes, and what they learn together."""
-    return tuple((each.who, each.learns) for each in COALITIONS if each.holds(run.facts))
+    return tuple((each.who, each.learns) for each in COALITIONS if each.holds_for(run.facts))
 
 
 def limits_of(run: Reported) -> tuple[str, ...]:
-    limits = tuple(limit.sentence for limit in LIMITS if limit.holds(run.facts))
+    limits = tuple(limit.sentence for limit in LIMITS if limit.holds_for(run.facts))
     opened = run.outcome.sum.get("opened") if isinstance(run, ReportedRun) else None
     if opened is not None:
         limits = (f"Of each person the active opens, linear in others' columns, {opened}.", *limits)
@@ -366,18 +366,18 @@ def less_of(run: Reported) -> tuple[str, ...]:
 
 def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     privacy = run.outcome.privacy
-    rows = [(promise.title(fixed=True), promise.sentence) for promise in run.promises]
+    rows = [(promise.format_title(fixed=True), promise.sentence) for promise in run.promises]
     if privacy.delta is not None:
-        rows.append(("delta", words.number(privacy.delta)))
+        rows.append(("delta", words.format_number(privacy.delta)))
     if privacy.releases is not None and run.figure == "epsilon_x":
-        rows.append(("T, most releases of one row", words.count(privacy.releases)))
+        rows.append(("T, most releases of one row", words.format_count(privacy.releases)))
     rows += [
-        (words.plain(name), words.in_words(value))
+        (words.format_key(name), words.format_value(value))
         for name, value in (privacy.model_extra or {}).items()
     ]
-    rows += run.stated
+    rows += run.statements
     rows += [
-        (f"charges to the ledger of {party}", words.count(charges))
+        (f"charges to the ledger of {party}", words.format_count(charges))
         for party, charges in run.charges.items()
     ]
     return tuple(rows)
@@ -405,7 +405,7 @@ def trace_of(run: ReportedRun) -> tuple[str, ...]:
     )
 
 
-def unevenness(result: AttackResult) -> str:
+def describe_unevenness(result: AttackResult) -> str:
     """Return whom an attack hits: the extreme decile, and the classes from worst to best."""
     classes = {
         name.removeprefix(_BY_CLASS): recall
@@ -439,31 +439,41 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     parted = "parties with people of their own" if data.horizontal else "views"
     yield "data", f"{title}, {view_count(data)} {parted}"
     yield "parties", ", ".join(run.roles)
-    yield "rows", ", ".join(f"{words.count(n)} {name}" for name, n in rows.items() if n is not None)
+    yield (
+        "rows",
+        ", ".join(f"{words.format_count(n)} {name}" for name, n in rows.items() if n is not None),
+    )
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
     if not data.horizontal:
         asked = (
-            f"people {data.aligned}" if data.aligned else f"overlap {words.percent(data.overlap)}"
+            f"people {data.aligned}"
+            if data.aligned
+            else f"overlap {words.format_percent(data.overlap)}"
         )
         drawn = "" if data.dataset == TABLES else f", {asked} asked"
         yield "alignment", f"{config.alignment.backend}{drawn}"
     if outcome.sum:
-        yield "secure sum", words.in_words(outcome.sum)
+        yield "secure sum", words.format_value(outcome.sum)
     if "passives vote" in run.facts.words:
-        yield "how passives vote", _listed(config.method, but="name")
-    yield "guard", _listed(config.guard)
+        yield "how passives vote", _describe_settings(config.method, but="name")
+    yield "guard", _describe_settings(config.guard)
     if config.defences:
         kinds = [defence.kind for defence in config.defences]
-        each = (f"{of} ({who_applies(of, config.method)}): {DEFENCES[of].gives}" for of in kinds)
+        each = (
+            f"{of} ({describe_runners(of, config.method)}): {DEFENCES[of].gives}" for of in kinds
+        )
         yield "defences without a guarantee", "; ".join(each)
     if labels.epsilon is not None:
-        yield ("training labels", f"{words.plain(labels.mechanism)}, epsilon {labels.epsilon:g}")
+        yield (
+            "training labels",
+            f"{words.format_key(labels.mechanism)}, epsilon {labels.epsilon:g}",
+        )
 
 
-def _listed(settings: Settings, *, but: str = "") -> str:
+def _describe_settings(settings: Settings, *, but: str = "") -> str:
     said = settings.model_dump(mode="json", exclude_none=True, exclude={but})
-    return ", ".join(f"{name} {words.in_words(value)}" for name, value in said.items())
+    return ", ".join(f"{name} {words.format_value(value)}" for name, value in said.items())
 
 
 def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:
@@ -506,11 +516,13 @@ def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[s
             "promises": [promise.as_json() for promise in run.promises],
             "trace": list(privacy.trace),
             "charges": dict(run.charges),
-            "audit": asdict(audited) | {"contradicted": audited.contradicted} if audited else None,
+            "audit": asdict(audited) | {"contradicted": audited.has_contradiction}
+            if audited
+            else None,
             "contributions": {
                 name: account.model_dump() for name, account in run.outcome.contributions.items()
             },
-            "stated": dict(run.stated),
+            "stated": dict(run.statements),
         },
         "solo": None if run.solo is None else run.solo.model_dump(mode="json"),
         "gain": None if run.gain is None else run.gain.text,

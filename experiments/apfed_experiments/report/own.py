@@ -19,13 +19,13 @@ from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
-from secure_apfed.files import count_lines, read_json
+from secure_apfed.files import count_lines, load_json
 from secure_apfed.formats import STATEMENT
 from secure_apfed.methods.charged import Statement
 from secure_apfed.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
-from secure_apfed.runs.folder import PartyFolder, RunFolder, read_contract
+from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
 from secure_apfed.runs.keeper import PartyEnd
-from secure_apfed.runs.outcome import Outcome, Written, read_common
+from secure_apfed.runs.outcome import Outcome, Written, load_common_people
 
 _KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",
@@ -57,7 +57,7 @@ class OwnSide:
         return self.end.party
 
     @classmethod
-    def read(cls, path: Path) -> "OwnSide | None":
+    def from_folder(cls, path: Path) -> "OwnSide | None":
         """Read a party's folder; None where it is no party's, or its part is not over."""
         ended = PartyFolder(path).ended
         if not ended.is_file():
@@ -69,7 +69,7 @@ class OwnSide:
                 log = verify_log(path)
             except CheckpointError as error:
                 broken = str(error)
-        return cls(path=path, end=read_json(ended, PartyEnd), log=log, broken=broken)
+        return cls(path=path, end=load_json(ended, PartyEnd), log=log, broken=broken)
 
     def log_rows(self) -> Iterator[tuple[str, str]]:
         log = self.log
@@ -78,21 +78,24 @@ class OwnSide:
             return
         torn = f"{log.unsigned:,} lines after its last signature, torn bytes: {log.torn:,}"
         yield "last chain value", log.head
-        yield "its end", "signed by the identity" if log.signed else torn
+        yield "its end", "signed by the identity" if log.has_final_signature else torn
         yield "identity", log.identity
-        yield "lines", f"{words.count(log.lines)}, all chained"
+        yield "lines", f"{words.format_count(log.lines)}, all chained"
         yield "sessions", f"{log.agreed} agreed, in {log.opened} starts of its process"
         for event in ("sent", "received"):
             flows = [flow for flow in log.flows if flow.event == event]
-            size = words.size(sum(flow.size for flow in flows))
-            yield event, f"{words.count(sum(flow.envelopes for flow in flows))} envelopes, {size}"
+            size = words.format_size(sum(flow.size for flow in flows))
+            yield (
+                event,
+                f"{words.format_count(sum(flow.envelopes for flow in flows))} envelopes, {size}",
+            )
 
     def keep_rows(self) -> Iterator[tuple[str, str]]:
         for name, why in _KEEP.items():
             if any(self.path.glob(name)):
                 yield name, why
 
-    def promises(self, config: Config, role: str) -> tuple[Promise, ...]:
+    def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
         """Return what it promises the people in its table, by its own ledgers."""
         spent = self.end.privacy
         noisy = self.end.contributions
@@ -110,22 +113,22 @@ class _Signed(Written):
     sha256: str
 
 
-def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
+def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]]:
     """Yield what each passive that ran apart signed for the contract, verified.
 
     It stands in `statements.json`.
     """
     if not outcome.stated:
         return
-    kept = read_statements(folder.statements)
-    contract = read_contract(folder.contract, _Signed).document
+    kept = load_statements(folder.statements)
+    contract = load_contract(folder.contract, _Signed).document
     identities = {party.name: party.identity for party in contract.participants}
     for name in outcome.stated:
         if (said := kept.get(name)) is None:
             yield f"stated by {name}", "nothing: it never said what it charged"
             continue
         try:
-            accounts = said.accounts(name)
+            accounts = said.verify_accounts(name)
         except RemoteProtocolError as error:
             yield f"stated by {name}", f"NOT SIGNED: {error}"
             continue
@@ -133,7 +136,7 @@ def stated_rows(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, str]
         if (said.identity, said.contract) != (identities.get(name), contract.digest.hex()):
             signed = "NOT OF THIS CONTRACT: signed by another identity, or for another session"
         told = "; ".join(
-            f"{promise.title()} {promise.text}"
+            f"{promise.format_title()} {promise.text}"
             for promise in (promise_of_account(of.model_dump()) for of in accounts)
         )
         yield (
@@ -164,13 +167,13 @@ class ReportedParty:
     @property
     def facts(self) -> RunFacts:
         passives = list(self.roles.values()).count(Role.PASSIVE)
-        return RunFacts.of(self.config, passives=passives, apart=True)
+        return RunFacts.from_settings(self.config, passives=passives, apart=True)
 
     @property
     def promise_rows(self) -> tuple[tuple[str, str], ...]:
         """The promises of this party to the people in its table."""
-        promises = self.own.promises(self.config, str(self.roles[self.own.name]))
-        return tuple((promise.title(fixed=True), promise.sentence) for promise in promises)
+        promises = self.own.list_promises(self.config, str(self.roles[self.own.name]))
+        return tuple((promise.format_title(fixed=True), promise.sentence) for promise in promises)
 
     def limit_rows(self) -> Iterator[tuple[str, str]]:
         """Yield what it answers at most, as all have signed, and when it refuses."""
@@ -180,26 +183,29 @@ class ReportedParty:
             yield "people", one.sentence
             if one.warning:
                 yield "IDs that hardly ever matched", one.warning
-        yield "rows of a batch", f"{contract.minimum_batch} to {words.count(contract.batch_size)}"
-        yield "epochs", words.count(contract.epochs)
+        yield (
+            "rows of a batch",
+            f"{contract.minimum_batch} to {words.format_count(contract.batch_size)}",
+        )
+        yield "epochs", words.format_count(contract.epochs)
         for name, value in rules.model_dump().items():
             if name != "refused_sums" and value is not None:
-                yield words.plain(name), words.in_words(value)
+                yield words.format_key(name), words.format_value(value)
 
 
-def read_statements(path: Path) -> Mapping[str, Statement]:
+def load_statements(path: Path) -> Mapping[str, Statement]:
     """Read what each passive signed, by its name; empty where nobody kept any."""
     if not path.exists():
         return {}
-    for statement in read_json(path, dict[str, Any]).values():
-        STATEMENT.read_number(path, statement)
-    return read_json(path, dict[str, Statement])
+    for statement in load_json(path, dict[str, Any]).values():
+        STATEMENT.parse_format_number(path, statement)
+    return load_json(path, dict[str, Statement])
 
 
-def read_party(path: Path) -> ReportedParty | None:
+def load_party(path: Path) -> ReportedParty | None:
     """Read the folder of a party that helped; None where it is none, or not over."""
     folder = RunFolder(path)
-    own = OwnSide.read(path)
+    own = OwnSide.from_folder(path)
     if own is None or folder.result.is_file():
         return None
     for file in (folder.config, folder.contract, folder.flows):
@@ -208,22 +214,22 @@ def read_party(path: Path) -> ReportedParty | None:
                 f"{file} is missing: {own.name} was ended before it wrote all of its part; its "
                 "audit log says what it sent (secure-apfed audit-log verify)"
             )
-    contract = read_contract(folder.contract, _Signed)
+    contract = load_contract(folder.contract, _Signed)
     attacks = path / "attacks.json"
     return ReportedParty(
         config=folder.load_config(),
         contract=contract.document,
         contract_sha256=contract.sha256,
-        flows=read_json(folder.flows, tuple[Flow, ...]),
-        charges=read_charges(folder),
-        attacks=read_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
+        flows=load_json(folder.flows, tuple[Flow, ...]),
+        charges=count_charges(folder),
+        attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
         own=own,
-        common=read_common(folder),
+        common=load_common_people(folder),
     )
 
 
-def read_charges(folder: RunFolder) -> dict[str, int]:
+def count_charges(folder: RunFolder) -> dict[str, int]:
     """Return, by ledger in this folder or in those of its parties, how often it was charged."""
-    ledgers = [log for log in folder.logs() if log.name.startswith("ledger-")]
+    ledgers = [log for log in folder.list_logs() if log.name.startswith("ledger-")]
     # The first line of a ledger says what it is.
     return {log.stem.removeprefix("ledger-"): count_lines(log) - 1 for log in ledgers}

@@ -32,14 +32,14 @@ from secure_apfed.runs.outcome import RANKED
 _LAYOUT = "\n\t\u00a0\u2009\u202f"
 
 
-def render(
+def render_run(
     run: ReportedRun,
     pictures: Sequence[Picture],
     audited: Audited | None,
     measured: Mapping[str, Any] | None,
 ) -> str:
     """Render the page; see `audit_of` and `measured_of`."""
-    return fill(
+    return render_template(
         "report.html.jinja",
         run=run,
         lines=describe_run(run),
@@ -48,13 +48,13 @@ def render(
         measured=measured,
         pictures=pictures,
         left_out="" if run.config.dp_sgd is None else f"{LEFT_OUT[0].upper()}{LEFT_OUT[1:]}.",
-        audited=audited.rows() if audited else (),
+        audited=audited.list_rows() if audited else (),
         config=dump_settings(run.config),
         repeat=[
             ("command", "secure-apfed run config.yaml"),
             ("SHA-256 of the contract", run.contract_sha256),
-            ("seeds", _flat(run.seeds)),
-            ("versions", _flat(run.versions)),
+            ("seeds", _flatten_values(run.seeds)),
+            ("versions", _flatten_values(run.versions)),
         ],
     )
 
@@ -71,7 +71,7 @@ def render_party(party: ReportedParty) -> str:
     own = party.own
     role = party.roles[own.name]
     mine = role.capitalize() if role == own.name else own.name
-    return fill(
+    return render_template(
         "party.html.jinja",
         party=party,
         own=own,
@@ -89,7 +89,7 @@ def render_party(party: ReportedParty) -> str:
         spent=[
             *party.promise_rows,
             *(
-                (f"charges to the ledger of {name}", words.count(charges))
+                (f"charges to the ledger of {name}", words.format_count(charges))
                 for name, charges in party.charges.items()
             ),
         ],
@@ -98,25 +98,25 @@ def render_party(party: ReportedParty) -> str:
     )
 
 
-def fill(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Render a template of this package with these values, in the style of all."""
-    page: str = _environment().get_template(template).render(**values)
+    page: str = _make_environment().get_template(template).render(**values)
     return page
 
 
 @cache
-def _environment() -> Environment:
+def _make_environment() -> Environment:
     loader = PackageLoader("apfed_experiments.report", "")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, finalize=_show_unprintable
     )
     environment.filters |= {
-        "plain": words.plain,
-        "in_words": words.in_words,
-        "count": words.count,
-        "signed": words.signed,
+        "plain": words.format_key,
+        "in_words": words.format_value,
+        "count": words.format_count,
+        "signed": words.format_difference,
         "attack_title": words.attack_title,
-        "unevenness": contents.unevenness,
+        "unevenness": contents.describe_unevenness,
     }
     return environment
 
@@ -128,15 +128,15 @@ def _show_unprintable(value: Any) -> Any:
     return escape_text(value, keep=_LAYOUT)
 
 
-def _flat(values: Mapping[str, Any]) -> str:
+def _flatten_values(values: Mapping[str, Any]) -> str:
     return "; ".join(
-        _flat(value) if isinstance(value, Mapping) else f"{name} {value}"
+        _flatten_values(value) if isinstance(value, Mapping) else f"{name} {value}"
         for name, value in values.items()
     )
 
 
 def write_page(folder: Path, template: str, **values: Any) -> None:
-    write_text(folder / "index.html", fill(template, **values))
+    write_text(folder / "index.html", render_template(template, **values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,13 +159,13 @@ def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:
     """Write the page; its links to reports hold while it and the folders stay where they are."""
     leaked = list(dict.fromkeys(kind for run in runs for kind in run.leaks))
-    page = fill(
+    page = render_template(
         "runs.html.jinja",
         title=title,
         newest=next((run for run in runs if run.verdict), None),
         states=[(str(state), sum(run.state is state for run in runs)) for state in State],
         targets=leaked,
-        rows=[(run, _figures(run, leaked), _address(run, path.parent)) for run in runs],
+        rows=[(run, _format_figures(run, leaked), _make_address(run, path.parent)) for run in runs],
         choices={
             "method": sorted({run.config.method.name for run in runs if run.config}),
             "data": sorted({run.config.data.dataset for run in runs if run.config}),
@@ -189,22 +189,25 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
         page = found.folders[seed] / "report.html"
         told = rankings.get(seed)
         own = None if told is None else told.intervals.get(measure.name)
-        cells = [str(seed), measure.text(reached) if own is None else own.text(measure)]
+        cells = [
+            str(seed),
+            measure.format_value(reached) if own is None else own.format_interval(measure),
+        ]
         if told is not None:
-            cells += [told.intervals[name].text(MEASURES[name]) for name in names]
+            cells += [told.intervals[name].format_interval(MEASURES[name]) for name in names]
             cells += [
                 f"{told.positives} of {told.rows}",
-                words.percent(told.rate.value),
-                words.percent(told.foretold) + ("" if told.is_met else ", not met"),
+                words.format_percent(told.rate.value),
+                words.format_percent(told.foretold) + ("" if told.is_met else ", not met"),
             ]
         link = Path(os.path.relpath(page, folder)).as_posix()
         rows.append((quote(link) if page.is_file() else None, cells))
-    content = fill(
+    content = render_template(
         "several.html.jinja",
         title=f"{found.config.name}: {len(found.reached)} seeds",
         lines=describe_seeds(found),
         note=found.note,
-        together=found.together(),
+        together=found.list_common_rows(),
         header=header,
         rows=rows,
     )
@@ -212,35 +215,37 @@ def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _figures(run: ListedRun, targets: Sequence[str]) -> dict[str, tuple[str, str, float | None]]:
+def _format_figures(
+    run: ListedRun, targets: Sequence[str]
+) -> dict[str, tuple[str, str, float | None]]:
     """Return the figures of a run, each (text, note, number to sort by)."""
     gain = run.gain
     alone = run.alone
-    beside = run.gained if alone is None or gain is None else alone.best.title
+    beside = run.gain_text if alone is None or gain is None else alone.best.title
     figures = {
-        "reached": _figure(run.value, lambda _: run.reached),
-        "gain": _figure(gain, lambda _: run.gained.replace("-", "\u2212"), beside),
+        "reached": _format_figure(run.value, lambda _: run.score_text),
+        "gain": _format_figure(gain, lambda _: run.gain_text.replace("-", "\u2212"), beside),
         "epsilon": _epsilon_figure(run),
     }
     for target in targets:
         leak = run.leaks.get(target)
         figures[target] = ("", "", None) if leak is None else _headline_figure(leak)
-    return {**figures, "sent": _figure(run.wire_bytes, words.size)}
+    return {**figures, "sent": _format_figure(run.wire_bytes, words.format_size)}
 
 
 def _headline_figure(headline: Headline) -> tuple[str, str, float | None]:
     if headline.worst is None:
         return headline.state, headline.note, None
-    return words.signed(headline.advantage), headline.note, headline.advantage
+    return words.format_difference(headline.advantage), headline.note, headline.advantage
 
 
 def _epsilon_figure(run: ListedRun) -> tuple[str, str, float | None]:
     if run.promise is None:
         return "", "", None
-    return run.promise.text, run.promise.title(), run.promise.epsilon
+    return run.promise.text, run.promise.format_title(), run.promise.epsilon
 
 
-def _address(run: ListedRun, start: Path) -> str:
+def _make_address(run: ListedRun, start: Path) -> str:
     """Return the report's address from where the page lies.
 
     Names are quoted, so that they name no other.
@@ -249,5 +254,5 @@ def _address(run: ListedRun, start: Path) -> str:
     return quote(os.fsencode(address)) if run.report else ""
 
 
-def _figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
+def _format_figure(value: Any, form: Any, note: str = "") -> tuple[str, str, float | None]:
     return ("", note, None) if value is None else (form(value), note, float(value))

@@ -27,8 +27,8 @@ from apfed_experiments.drawing import (
     inches_of,
     set_margins,
 )
-from apfed_experiments.report.run import ReportedRun, scored_of
-from apfed_experiments.words import attack_title, plain, signed
+from apfed_experiments.report.run import ReportedRun, load_predictions
+from apfed_experiments.words import attack_title, format_difference, format_key
 from apfed_experiments.worth import CAPTION, draw_worth, interval_of
 from secure_apfed.files import own_subfolder
 from secure_apfed.intervals import proportion_interval
@@ -61,11 +61,11 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
         stale.unlink()
     made: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
-        ("learning", "Learning", lambda: _learning(run)),
-        ("who-helped", "What each passive's help was worth", lambda: _who_helped(run)),
-        ("calibration", "Calibration", lambda: _calibration(run)),
-        ("attacks", "Attacks against their baselines", lambda: _attacks(run.attacks or ())),
-        ("roc", "Who trained the model", lambda: _roc(run)),
+        ("learning", "Learning", lambda: _draw_learning(run)),
+        ("who-helped", "What each passive's help was worth", lambda: _draw_passive_worth(run)),
+        ("calibration", "Calibration", lambda: _draw_calibration(run)),
+        ("attacks", "Attacks against their baselines", lambda: _draw_attacks(run.attacks or ())),
+        ("roc", "Who trained the model", lambda: _draw_roc(run)),
     )
     with mpl.rc_context(STYLE):
         for name, title, draw in drawings:
@@ -79,7 +79,7 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     return tuple(made)
 
 
-def _learning(run: ReportedRun) -> Drawn:
+def _draw_learning(run: ReportedRun) -> Drawn:
     """Draw curves of what was measured in several epochs; a single value is no curve."""
     losses = [(row.epoch, row.loss) for row in run.epochs if row.loss is not None]
     losses = losses if len(losses) > 1 else []
@@ -101,7 +101,7 @@ def _learning(run: ReportedRun) -> Drawn:
         panels[0].set_ylim(bottom=0)
         parts.append("task loss on the rows that it trains on")
     if curves:
-        measure = run.outcome.judged_by
+        measure = run.outcome.headline_measure
         ends = []
         for at, (variant, points) in enumerate(curves.items()):
             color = OURS if at == 0 else OTHER
@@ -129,7 +129,7 @@ def _learning(run: ReportedRun) -> Drawn:
     return figure, caption
 
 
-def _who_helped(run: ReportedRun) -> Drawn:
+def _draw_passive_worth(run: ReportedRun) -> Drawn:
     """Draw the worth of each passive; None: nobody measured it."""
     found = run.who_helped
     if found is None or not found.passives:
@@ -157,9 +157,9 @@ def _describe_finish(outcome: Outcome) -> str:
 
 def _curves_of(run: ReportedRun) -> dict[str, list[tuple[int, float]]]:
     """Return epoch and value by way to predict, of those that several epochs measured."""
-    measure = run.outcome.judged_by
+    measure = run.outcome.headline_measure
     scale = 100 if measure.share else 1
-    measured = [(row.epoch, row.scores(measure.name)) for row in run.epochs if row.accuracy]
+    measured = [(row.epoch, row.get_scores(measure.name)) for row in run.epochs if row.accuracy]
     curves = {}
     for variant in run.outcome.accuracy:
         points = [
@@ -183,7 +183,7 @@ def _label_ends(
     past = -math.inf
     for value, name, color in sorted(ends):
         past = max(value, past + gap)
-        texts.append(f"{name}, {measure.text(value / scale)}")
+        texts.append(f"{name}, {measure.format_value(value / scale)}")
         axes.annotate(
             texts[-1],
             (epoch, value),
@@ -196,9 +196,9 @@ def _label_ends(
     return texts
 
 
-def _calibration(run: ReportedRun) -> Drawn:
+def _draw_calibration(run: ReportedRun) -> Drawn:
     """Draw predicted and observed shares of two classes; None: of others, or of too few scores."""
-    scored = scored_of(run)
+    scored = load_predictions(run)
     points = () if scored is None or scored.classes != 2 else calibration_curve(scored)
     if len(points) < 2:
         return None
@@ -225,17 +225,17 @@ def _calibration(run: ReportedRun) -> Drawn:
     )
 
 
-def _attacks(results: Sequence[AttackResult]) -> Drawn:
+def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
     by_metric: dict[str, list[tuple[str, float, float]]] = {}
     for result in results:
         metric = str(result.metric)
         attack = result.score.get(metric)
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
-            by = f"by {result.adversary}, {_shorten(str(result.variant))}"
+            by = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
             lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(by, _MOST_LETTERS)]
             name = "\n".join(lines)
-            by_metric.setdefault(plain(metric), []).append((name, attack, baseline))
+            by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
     if not by_metric:
         return None
     by_metric = {
@@ -267,7 +267,7 @@ def _attacks(results: Sequence[AttackResult]) -> Drawn:
     )
 
 
-def _shorten(variant: str) -> str:
+def _shorten_name(variant: str) -> str:
     """Return the name of an attack's variant, cut where it would push the picture aside."""
     return variant if len(variant) <= _LONGEST_NAME else f"{variant[: _LONGEST_NAME - 3]}..."
 
@@ -296,7 +296,7 @@ def _draw_dumbbells(
         axes.plot(baseline, line, "D", color=OTHER, markersize=7)
         axes.plot(attack, line, "o", color=ATTACK, markersize=9)
         axes.annotate(
-            signed(attack - baseline),
+            format_difference(attack - baseline),
             ((attack + baseline) / 2, line),
             xytext=(0, 8),
             textcoords="offset points",
@@ -311,11 +311,13 @@ def _draw_dumbbells(
 
 
 def _name_curve(result: AttackResult) -> str:
-    name = f"{plain(result.attack)} by {result.adversary}, {_shorten(str(result.variant))}"
+    name = (
+        f"{format_key(result.attack)} by {result.adversary}, {_shorten_name(str(result.variant))}"
+    )
     return f"{name}, AUC {result.score['auc']:.3f}"
 
 
-def _roc(run: ReportedRun) -> Drawn:
+def _draw_roc(run: ReportedRun) -> Drawn:
     shown = [result for result in run.attacks or () if result.roc]
     if not shown:
         return None

@@ -10,18 +10,18 @@ from scipy.special import ndtr, ndtri
 
 from apfed_experiments import words
 from apfed_experiments.audit.release import Audit, audit_release
-from apfed_experiments.finished import FinishedRun, read_finished_run
-from apfed_experiments.report.own import OwnSide, read_charges, stated_rows
+from apfed_experiments.finished import FinishedRun, load_finished_run
+from apfed_experiments.report.own import OwnSide, count_charges, list_statements
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_experiments.variants import describe_tested_rows, title_variant
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.exchange import Flow
-from secure_apfed.files import read_json, read_json_lines
-from secure_apfed.intervals import estimates
+from secure_apfed.files import load_json, load_json_lines
+from secure_apfed.intervals import estimate_measures
 from secure_apfed.measures import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
-from secure_apfed.runs.folder import RunFolder, read_contract, read_scored
+from secure_apfed.runs.folder import RunFolder, load_contract, load_scores
 from secure_apfed.runs.outcome import Written, scores_of
 
 _FALSE_ALARMS = 0.01
@@ -40,7 +40,7 @@ class EpochMetrics(Written):
     wire_bytes: int = 0
     seconds: float = 0.0
 
-    def scores(self, measure: str) -> dict[str, float]:
+    def get_scores(self, measure: str) -> dict[str, float]:
         """Return one measure by inference variant; empty where the epoch was not evaluated."""
         return scores_of(measure, self.accuracy or {}, self.measures or {})
 
@@ -84,14 +84,14 @@ class ReportedRun(FinishedRun):
     @property
     def facts(self) -> RunFacts:
         passives = list(self.roles.values()).count(Role.PASSIVE)
-        return RunFacts.of(self.config, passives=passives, apart=self.outcome.apart)
+        return RunFacts.from_settings(self.config, passives=passives, apart=self.outcome.apart)
 
     @property
-    def stated(self) -> tuple[tuple[str, str], ...]:
-        return tuple(stated_rows(self.outcome, RunFolder(self.path)))
+    def statements(self) -> tuple[tuple[str, str], ...]:
+        return tuple(list_statements(self.outcome, RunFolder(self.path)))
 
     @property
-    def helped(self) -> bool:
+    def has_passives(self) -> bool:
         return "passives take part" in self.config.method.happens
 
     def title_of(self, variant: str) -> str:
@@ -103,38 +103,38 @@ class ReportedRun(FinishedRun):
         return describe_tested_rows(self.config, self.outcome, variant)
 
 
-def read_run(path: Path) -> ReportedRun:
+def load_run(path: Path) -> ReportedRun:
     """Read a run folder; raises CheckpointError as `read_finished_run`."""
-    finished = read_finished_run(path)
+    finished = load_finished_run(path)
     files = RunFolder(path)
-    files.check(
-        files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.logs()
+    files.check_digests(
+        files.contract, files.metrics, files.flows, files.seeds, files.versions, *files.list_logs()
     )
-    contract = read_contract(files.contract, _Contract)
+    contract = load_contract(files.contract, _Contract)
     by_role = sorted(contract.document.participants, key=lambda party: list(Role).index(party.role))
     return ReportedRun(
         **vars(finished),
         path=path,
         contract_sha256=contract.sha256,
-        charges=read_charges(files),
-        own=OwnSide.read(path),
-        epochs=read_json_lines(files.metrics, EpochMetrics),
-        flows=read_json(files.flows, tuple[Flow, ...]),
+        charges=count_charges(files),
+        own=OwnSide.from_folder(path),
+        epochs=load_json_lines(files.metrics, EpochMetrics),
+        flows=load_json(files.flows, tuple[Flow, ...]),
         roles={party.name: party.role for party in by_role},
-        seeds=read_json(files.seeds, dict[str, Any]),
-        versions=read_json(files.versions, dict[str, Any]),
+        seeds=load_json(files.seeds, dict[str, Any]),
+        versions=load_json(files.versions, dict[str, Any]),
     )
 
 
-def scored_of(run: ReportedRun) -> Scored | None:
+def load_predictions(run: ReportedRun) -> Scored | None:
     """Return the test predictions of the variant that is reported first; None: nobody kept them."""
     variant = next(iter(run.outcome.accuracy))
     threshold = run.outcome.threshold
-    scored = read_scored(RunFolder(run.path), variant, threshold=threshold)
+    scored = load_scores(RunFolder(run.path), variant, threshold=threshold)
     return scored if scored is not None and len(scored.truth) else None
 
 
-def measured_of(run: ReportedRun) -> dict[str, Any] | None:
+def measure_run(run: ReportedRun) -> dict[str, Any] | None:
     """Return what the page shows of the variant reported first; None where no scores were kept.
 
     lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
@@ -142,22 +142,26 @@ def measured_of(run: ReportedRun) -> dict[str, Any] | None:
     of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are not as
     the run left them.
     """
-    scored = scored_of(run)
+    scored = load_predictions(run)
     if scored is None:
         return None
-    found = estimates(scored)
+    found = estimate_measures(scored)
     lines = []
     for name, of in found.items():
         measure = MEASURES[name]
-        ends = "-" if math.isnan(of.low) else f"{measure.text(of.low)} to {measure.text(of.high)}"
+        ends = (
+            "-"
+            if math.isnan(of.low)
+            else f"{measure.format_value(of.low)} to {measure.format_value(of.high)}"
+        )
         better = "higher" if measure.higher_is_better else "lower"
-        lines.append((measure.title, measure.text(of.value), ends, better))
+        lines.append((measure.title, measure.format_value(of.value), ends, better))
     return {
         "title": run.title_of(next(iter(run.outcome.accuracy))),
         "rows": len(scored.truth),
         "lines": lines,
         "calibration": calibration_curve(scored) if scored.classes else (),
-        "finite": scored.finite,
+        "finite": scored.is_finite,
         "binary": scored.classes == 2,
         "ranked": "ks" in found,
         "threshold": scored.threshold,
@@ -186,18 +190,22 @@ class Audited:
     ceiling_tpr: float
 
     @property
-    def contradicted(self) -> bool:
+    def has_contradiction(self) -> bool:
         return self.audit.contradicts(self.claimed)
 
-    def rows(self) -> tuple[tuple[str, str], ...]:
+    def list_rows(self) -> tuple[tuple[str, str], ...]:
         audit = self.audit
         found = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
-        verdict = "CONTRADICTS the claim" if self.contradicted else "below the claim"
-        planted = f"{words.count(audit.canaries)} canaries, each released {self.releases} times"
-        proved = f"epsilon at least {words.number(found)}, wrong once in a million: {verdict}"
-        tells = f"AUC {self.ceiling_auc:.3f}, {words.percent(self.ceiling_tpr)} found"
+        verdict = "CONTRADICTS the claim" if self.has_contradiction else "below the claim"
+        planted = (
+            f"{words.format_count(audit.canaries)} canaries, each released {self.releases} times"
+        )
+        proved = (
+            f"epsilon at least {words.format_number(found)}, wrong once in a million: {verdict}"
+        )
+        tells = f"AUC {self.ceiling_auc:.3f}, {words.format_percent(self.ceiling_tpr)} found"
         ceiling = "ceiling of any attack that tells two values of one row apart"
-        at = f"{tells} at {words.percent(_FALSE_ALARMS)} false alarms"
+        at = f"{tells} at {words.format_percent(_FALSE_ALARMS)} false alarms"
         return (f"audit of the guard, {planted}", proved), (ceiling, at)
 
 

@@ -52,7 +52,7 @@ class RunFacts:
     shared_seeds: bool = False
 
     @classmethod
-    def of(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
+    def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
         """Return the facts of a run with these settings, whether it is over or was not begun."""
         return cls(
             happens=config.method.happens,
@@ -63,7 +63,7 @@ class RunFacts:
             label_dp=config.labels.mechanism != "none",
             labels_after=config.train.meets_labels_after,
             private=config.dp_sgd is not None,
-            noisy=config.method.noise(config) is not None,
+            noisy=config.method.find_noise(config) is not None,
             inductive=config.method.inductive,
             labelled_passives=bool(config.data.labels_at),
             defended=bool(config.defences),
@@ -74,13 +74,13 @@ class RunFacts:
     @property
     def words(self) -> frozenset[str]:
         """The words that hold, of those that the column "when" may have."""
-        return self.happens | {word for word, holds in _words(self).items() if holds}
+        return self.happens | {word for word, holds in _evaluate_words(self).items() if holds}
 
 
-_OF_METHODS = frozenset[str]().union(*(one.declared.happens for one in METHODS.values()))
+_OF_METHODS = frozenset[str]().union(*(one.public_facts.happens for one in METHODS.values()))
 
 
-def _words(run: RunFacts) -> dict[str, bool]:
+def _evaluate_words(run: RunFacts) -> dict[str, bool]:
     """Return all words of the column "when", beside those of methods, and which of them hold."""
     passives = "passives take part" in run.happens
     votes = "passives vote" in run.happens
@@ -123,7 +123,7 @@ def _words(run: RunFacts) -> dict[str, bool]:
     }
 
 
-FACTS = _OF_METHODS.union(_words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0)))
+FACTS = _OF_METHODS.union(_evaluate_words(RunFacts(happens=_OF_METHODS, secure_sum="", passives=0)))
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Row:
                 f"run; say it of runs or methods, or take one of {', '.join(sorted(FACTS))}"
             )
 
-    def holds(self, run: RunFacts) -> bool:
+    def holds_for(self, run: RunFacts) -> bool:
         """Return whether the run is one of those that the row speaks of."""
         words = run.words
         return all(words & set(part.split(" or ")) for part in self.when.split("; "))
@@ -192,7 +192,7 @@ def rule_for(kind: Kind, receiver: Role, run: RunFacts) -> Rule:
         ApfedError: the table does not say; a report without it would hide something.
     """
     for rule in RULES:
-        if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds(run):
+        if rule.kind is kind and rule.receiver in (None, receiver) and rule.holds_for(run):
             return rule
     raise ApfedError(
         f"nothing says what the {receiver} learns of {kind} in {run}; add a rule to who_learns.md"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apfed_experiments.presets import preset
+from apfed_experiments.presets import find_preset
 from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Size
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
@@ -25,7 +25,7 @@ from secure_apfed.exchange import Kind
 from secure_apfed.learning.autoencoder import (
     DistillationSettings,
     Score,
-    cross_validated,
+    cross_validate_scores,
     own_codes,
 )
 from secure_apfed.learning.descent import Compute
@@ -98,18 +98,18 @@ class Scenario:
     quick: Part
     full: Part
 
-    def data(self, features: int, aligned: int | None) -> dict[str, Any]:
+    def make_data(self, features: int, aligned: int | None) -> dict[str, Any]:
         """So many columns at the active; the passive knows so many of its people, or all.
 
         Every row of the active is cross-validated, so that people beside them test what all parties
         predict, which the paper does not measure here.
         """
-        cut = preset(f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}")
+        cut = find_preset(f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}")
         kept = {"dataset": cut["dataset"], "columns": cut["columns"], "aligned": aligned}
         mine = {"limit": self.rows, "test_fraction": self.test_fraction, "split": "at_random"}
         return kept | mine
 
-    def config(
+    def make_config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
     ) -> Config:
         """Return a run of a method on these data, with changes in sections of what is below."""
@@ -159,24 +159,24 @@ SCENARIOS: Mapping[str, Scenario] = {
 }
 
 
-def alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
+def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
     """Mean scores in per cent on the active's columns and on its own code, by "columns SCORE"."""
-    of_run, data, score = _opened(seed, config, scores)
+    of_run, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
         features_TF,
         model=of_run.model,
-        settings=DistillationSettings.among(of_run.method),
+        settings=DistillationSettings.from_settings(of_run.method),
         owner=data.active.name,
         seed=seed,
-        compute=Compute.of(of_run.train),
+        compute=Compute.from_settings(of_run.train),
     )
     return {**score("columns", features_TF), **score("code", codes_TD)}
 
 
-def helped(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
+def score_student(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
     """Return the same on the code of a run's student, and the bytes that it sent."""
-    of_run, data, score = _opened(seed, config, scores)
+    of_run, data, score = _prepare_run(seed, config, scores)
     result = run(of_run, None, data=data)
     model = result.recording.model
     assert model is not None
@@ -186,7 +186,7 @@ def helped(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> 
     return {**score("code", codes_TD), "bytes": float(result.wire_bytes)}
 
 
-def _opened(
+def _prepare_run(
     seed: int, config: Mapping[str, Any], scores: Sequence[Score]
 ) -> tuple[Config, VerticalData, Callable[[str, Tensor], Figures]]:
     """Return the run of this seed, its data, and what scores the active's training rows."""
@@ -195,19 +195,19 @@ def _opened(
     assert data.active.labels is not None
     labels_T = data.active.labels[data.train_rows]
 
-    def score(what: str, values_TF: Tensor) -> Figures:
-        found = cross_validated(values_TF, labels_T, seed=seed, scores=scores)
+    def score_rows(what: str, values_TF: Tensor) -> Figures:
+        found = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
         return {f"{what} {name}": 100 * float(folds.mean()) for name, folds in found.items()}
 
-    return of_run, data, score
+    return of_run, data, score_rows
 
 
 def _size_of(scenario: Scenario, full: bool) -> Size:
     part = scenario.full if full else scenario.quick
-    return Size(list(_lines(scenario, part)), part.seeds)
+    return Size(list(_make_lines(scenario, part)), part.seeds)
 
 
-def _job(
+def _make_job(
     scenario: Scenario,
     features: int,
     method: str = _ABLATION,
@@ -217,31 +217,31 @@ def _job(
     """Of the active alone, or with so many aligned rows; `weight`: lambda of Eq. (5)."""
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
-        columns = scenario.data(scenario.full.features[0], None)["columns"]
+        columns = scenario.make_data(scenario.full.features[0], None)["columns"]
         width = sum(map(len, columns.values()))
         changes["model"] = {"network": "enriched", "representation": width}
     name = _HELPED.get(method, _HELPED[_USUAL])
-    config = scenario.config(scenario.data(features, rows), name, changes)
+    config = scenario.make_config(scenario.make_data(features, rows), name, changes)
     label = f"{method.lower()}-f{features}-n{rows}"
-    measure = helped
+    measure = score_student
     label += "" if weight == 1 else f"-lambda{weight:g}"
     if rows is None:
         label = f"alone-f{features}"
-        measure = alone
-    return Job.of(label, measure, config, scores=list(scenario.scores))
+        measure = score_alone
+    return Job.for_config(label, measure, config, scores=list(scenario.scores))
 
 
-def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
+def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
     """Of each score: every cell, and what help gains in each and on average over the features."""
-    own = {features: _job(scenario, features) for features in part.features}
+    own = {features: _make_job(scenario, features) for features in part.features}
     joint = {
-        of: _job(scenario, of[0], of[2], of[1])
+        of: _make_job(scenario, of[0], of[2], of[1])
         for of in product(part.features, part.aligned, _HELPED)
     }
     for score, title in scenario.scores.items():
         panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
 
-        def cells(features: object, rows: object, method: str) -> dict[str, str]:
+        def make_cells(features: object, rows: object, method: str) -> dict[str, str]:
             texts = (str(features), str(rows), method, title)  # noqa: B023 - called at once
             return dict(zip(_HEADER, texts, strict=True))
 
@@ -249,7 +249,7 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         for features in part.features:
             for method, what in ((_LOCAL, "columns"), (_ABLATION, "code")):
                 lines[features, _ANY, method] = Line(
-                    cells=cells(features, _ANY, method),
+                    cells=make_cells(features, _ANY, method),
                     job=own[features],
                     figure=f"{what} {score}",
                     panels=tuple(panels.values()),
@@ -258,7 +258,7 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
                 )
             for rows, method in product(part.aligned, _HELPED):
                 lines[features, rows, method] = Line(
-                    cells=cells(features, rows, method),
+                    cells=make_cells(features, rows, method),
                     job=joint[features, rows, method],
                     figure=f"code {score}",
                     panels=(panels[rows],),
@@ -273,13 +273,13 @@ def _lines(scenario: Scenario, part: Part) -> Iterator[Line]:
             weight = 1 / len(pairs)
             for features, (ours, other) in pairs.items():
                 gain = ((1.0, ours), (-1.0, other))
-                yield Line(cells=cells(features, rows, minus), combines=gain)
+                yield Line(cells=make_cells(features, rows, minus), combines=gain)
             mean = [(weight, ours) for ours, _ in pairs.values()]
             mean += [(-weight, other) for _, other in pairs.values()]
-            yield Line(cells=cells("mean", rows, minus), combines=mean)
+            yield Line(cells=make_cells("mean", rows, minus), combines=mean)
 
 
-def _by_lambda(full: bool) -> Size:
+def _make_lambda_table(full: bool) -> Size:
     """Where the passive knows half of the active's rows; lambda 0 is Ablation."""
     scenario = SCENARIOS[_QUICK]
     part = SCENARIOS[_QUICK].full
@@ -288,8 +288,8 @@ def _by_lambda(full: bool) -> Size:
     gains: dict[str, list[tuple[float, Line]]] = {}
     share = 1 / len(part.features)
     for features in part.features:
-        jobs = [_job(scenario, features)]
-        jobs += [_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
+        jobs = [_make_job(scenario, features)]
+        jobs += [_make_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
         own, *drawn = (
             Line(
                 cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
@@ -316,17 +316,17 @@ def _by_lambda(full: bool) -> Size:
 # exchange.
 
 
-def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
+def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
     """Return what one run reached, and the bytes until its last step, without inference."""
     of_run = Config.model_validate({**config, "seed": seed})
     data = load_data(of_run.data, seed=seed)
     last = list[Progress]()
 
-    def note(progress: Progress) -> None:
+    def note_progress(progress: Progress) -> None:
         if progress.accuracy is None:
             last[:] = [progress]
 
-    result = run(of_run, None, data=data, on_progress=note)
+    result = run(of_run, None, data=data, on_progress=note_progress)
     sent = dict.fromkeys((Kind.REPRESENTATIONS, Kind.GRADIENTS), 0)
     for flow in result.recording.transcript.flows:
         if flow.kind in sent:
@@ -348,14 +348,14 @@ def exchanged(*, seed: int, config: Mapping[str, Any], way: str) -> Figures:
 
 def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
     """So many aligned rows, some of which test; networks and batches are the same for both."""
-    data = preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
-    base = scenario.config(data, _METHODS["APC-VFL"], {})
+    data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
+    base = scenario.make_config(data, _METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True)
     if method == _METHODS["APC-VFL"]:
         # One message holds every row.
         settings["train"] |= {"epochs": 1, "batch_size": rows}
         return Config.model_validate(settings)
-    codes = ApcVflSettings.of(base)
+    codes = ApcVflSettings.from_run_settings(base)
     return Config.model_validate(
         {
             **settings,
@@ -385,21 +385,21 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     jobs = {}
     for rows, (label, method) in product(aligned, _METHODS.items()):
         way = method if label == "SplitNN" else f"{method}_together"
-        jobs[rows, label] = Job.of(
+        jobs[rows, label] = Job.for_config(
             f"{scenario.dataset}-{method}-n{rows}",
-            exchanged,
+            measure_exchange,
             _table2_config(scenario, rows, method),
             way=way,
         )
 
-    def cells(rows: int, method: str, measure: str) -> dict[str, str]:
+    def make_cells(rows: int, method: str, measure: str) -> dict[str, str]:
         texts = (title, str(rows), method, _MEASURES[measure])
         return dict(zip(_TABLE2_HEADER, texts, strict=True))
 
     lines = {}
     for measure, rows, label in product(_MEASURES, aligned, _METHODS):
         lines[measure, rows, label] = Line(
-            cells=cells(rows, label, measure),
+            cells=make_cells(rows, label, measure),
             job=jobs[rows, label],
             figure=measure,
             panels=(f"{title}: {_MEASURES[measure]}",),
@@ -410,7 +410,7 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
     for rows in aligned:
         ours, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
         yield Line(
-            cells=cells(rows, "APC-VFL minus SplitNN", "accuracy"),
+            cells=make_cells(rows, "APC-VFL minus SplitNN", "accuracy"),
             combines=((1.0, ours), (-1.0, other)),
         )
 
@@ -441,7 +441,7 @@ TABLES: tuple[PaperTable, ...] = (
         hours=0.15,
         title="APC-VFL on breast cancer by lambda",
         leaves_out="",
-        size=_by_lambda,
+        size=_make_lambda_table,
         reading=f"250 aligned rows of 500. {_READING}",
         axis="lambda",
     ),

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, Literal
 
 from apfed_experiments.study import base_config
-from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, accuracies
+from apfed_experiments.tables.table import Job, Line, PaperTable, Printed, Size, measure_accuracies
 from secure_apfed.config import Config
 from secure_apfed.methods import METHODS
 
@@ -142,14 +142,14 @@ def run_of(
     return Config.model_validate(base.model_dump(mode="json", exclude_defaults=True) | changes)
 
 
-def printed_of(dataset: str, setting: str, column: str) -> Printed:
+def get_paper_result(dataset: str, setting: str, column: str) -> Printed:
     """Return what Table 2 prints in this column of the row of this data set and m-i."""
     place = 2 * list(COLUMNS).index(column)
     mean, sd = PRINTED[dataset, setting][place : place + 2]
     return Printed(mean=mean, sd=sd)
 
 
-def _cell(
+def _make_cell_lines(
     dataset: str, setting: str, training: Training, labelled: int | None = None
 ) -> Iterator[Line]:
     """Yield the lines of a row of the paper's table, and what the passives' help adds.
@@ -159,7 +159,7 @@ def _cell(
     title = TITLES[dataset]
     weight = _BEST[dataset]
     methods = {
-        method: Job.of(config.name, accuracies, config)
+        method: Job.for_config(config.name, measure_accuracies, config)
         for method in dict.fromkeys(method for method, _ in COLUMNS.values())
         if not labelled or METHODS[method].settings.predicts_alone
         for config in [run_of(dataset, setting, method, weight, training, labelled)]
@@ -171,14 +171,14 @@ def _cell(
             figure=way,
             panels=(f"{title} {setting}",),
             series=column,
-            paper=None if labelled else printed_of(dataset, setting, column),
+            paper=None if labelled else get_paper_result(dataset, setting, column),
         )
         for column, (method, way) in COLUMNS.items()
         if method in methods
     }
     yield from lines.values()
     for column in _HELPED:
-        helped, alone = (printed_of(dataset, setting, of).mean for of in (column, SINGLE))
+        helped, alone = (get_paper_result(dataset, setting, of).mean for of in (column, SINGLE))
         yield Line(
             cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
             paper=None if labelled else Printed(mean=helped - alone),
@@ -186,18 +186,20 @@ def _cell(
         )
 
 
-def _table2(full: bool) -> Size:
+def _make_table2(full: bool) -> Size:
     training, cells = (_PAPER, tuple(PRINTED)) if full else (PROXY, _QUICK)
-    return Size([line for cell in cells for line in _cell(*cell, training)], training.seeds)
+    return Size(
+        [line for cell in cells for line in _make_cell_lines(*cell, training)], training.seeds
+    )
 
 
 def _few_labels(full: bool) -> Size:
     training = _PAPER if full else replace(PROXY, seeds=_PAPER.seeds)
-    lines = [line for cell in _FEW for line in _cell(*cell, training, _FEW_LABELS)]
+    lines = [line for cell in _FEW for line in _make_cell_lines(*cell, training, _FEW_LABELS)]
     return Size(lines, training.seeds)
 
 
-def _lambda(full: bool) -> Size:
+def _make_lambda_table(full: bool) -> Size:
     """Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures."""
     datasets = ("mnist", "cifar10")
     training = _PAPER
@@ -212,9 +214,11 @@ def _lambda(full: bool) -> Size:
         lines.append(
             Line(
                 cells={"data": TITLES[dataset], "method": column, "lambda": f"{weight:g}"},
-                job=jobs.setdefault(config.name, Job.of(config.name, accuracies, config)),
+                job=jobs.setdefault(
+                    config.name, Job.for_config(config.name, measure_accuracies, config)
+                ),
                 figure=way,
-                paper=None if weight else printed_of(dataset, _STRIPS, SINGLE),
+                paper=None if weight else get_paper_result(dataset, _STRIPS, SINGLE),
                 panels=(f"{TITLES[dataset]} {_STRIPS}",),
                 series=column,
                 at=float(place),
@@ -229,7 +233,7 @@ TABLES: tuple[PaperTable, ...] = (
         name="apfed-table2",
         source="APFed, Table 2",
         hours=243.0,
-        size=_table2,
+        size=_make_table2,
         title="Accuracy of APFed, TVFL without its passives, and the active alone",
         reading=f"Lambda 10, on CIFAR-10 1 (section 5.3). {_READING}",
         leaves_out=f"CIFAR-10 and CIFAR-100, {_THREE_SEEDS}, {_LEFT_OUT}",
@@ -238,7 +242,7 @@ TABLES: tuple[PaperTable, ...] = (
         name="apfed-lambda",
         source="APFed, Figures 3 and 4",
         hours=54.0,
-        size=_lambda,
+        size=_make_lambda_table,
         title="Accuracy of APFed by lambda",
         axis="lambda",
         reading="The paper draws the figures without numbers; at lambda 0 stands SingleVL of its "

@@ -23,15 +23,15 @@ from typing import Any
 
 import torch
 
-from apfed_experiments.tables.apfed import SINGLE, TITLES, Training, printed_of, run_of
+from apfed_experiments.tables.apfed import SINGLE, TITLES, Training, get_paper_result, run_of
 from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.measures import ACCURACY
 from secure_apfed.methods.apfed import ApfedActive
-from secure_apfed.seeds import undisturbed
-from secure_apfed.simulation import begin, train
+from secure_apfed.seeds import isolate_torch_modes
+from secure_apfed.simulation import begin_simulation, train_simulation
 
 _TRAINED_ON = 5_000
 _HELD_OUT = 1_000
@@ -110,7 +110,7 @@ def give_active_view(data: VerticalData) -> VerticalData:
     """
     place = {person: row for row, person in enumerate(data.active.ids)}
 
-    def with_active_view(passive: PartyTable) -> PartyTable:
+    def replace_view(passive: PartyTable) -> PartyTable:
         strangers = len(set(passive.ids) - set(place))
         if strangers:
             raise DataError(
@@ -121,10 +121,10 @@ def give_active_view(data: VerticalData) -> VerticalData:
         features = data.active.features[rows]
         return replace(passive, features=features, encoding=data.active.encoding)
 
-    return replace(data, passives=tuple(map(with_active_view, data.passives)))
+    return replace(data, passives=tuple(map(replace_view, data.passives)))
 
 
-@undisturbed()
+@isolate_torch_modes()
 def judge_training(
     *, seed: int, config: Mapping[str, Any], held_out: int, reads_own_view: bool
 ) -> Figures:
@@ -135,22 +135,22 @@ def judge_training(
     of_run = Config.model_validate({**config, **own})
     whole = load_data(of_run.data, seed=seed)
     data = hold_out(whole, held_out)
-    session = begin(of_run, give_active_view(data) if reads_own_view else data)
+    session = begin_simulation(of_run, give_active_view(data) if reads_own_view else data)
     active = session.learner
     assert isinstance(active, ApfedActive)
     figures = {}
 
-    def judge(done: int) -> None:
+    def judge_epoch(done: int) -> None:
         if done == of_run.train.epochs // 2:
-            figures[_HALF] = 100 * ACCURACY.of(active.trainer.scored(data.test_rows))
+            figures[_HALF] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
 
-    train(session, of_run, judge)
-    figures[_JUDGE] = 100 * ACCURACY.of(active.trainer.scored(data.test_rows))
-    figures[_TEST] = 100 * ACCURACY.of(active.trainer.scored(whole.test_rows))
+    train_simulation(session, of_run, judge_epoch)
+    figures[_JUDGE] = 100 * ACCURACY.compute_value(active.trainer.score_rows(data.test_rows))
+    figures[_TEST] = 100 * ACCURACY.compute_value(active.trainer.score_rows(whole.test_rows))
     return figures
 
 
-def _cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str, str]:
+def _make_cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str, str]:
     return {
         "data": TITLES[dataset],
         "views": _STRIPS,
@@ -160,7 +160,7 @@ def _cells(dataset: str, method: str, point: str, rows: str = _TEST) -> dict[str
     }
 
 
-def _jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
+def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
     """Return what is trained at every point of the grid; the active alone has no lambda."""
     weights = grid.weights if method.is_helped else (0.0,)
     jobs = {}
@@ -170,7 +170,7 @@ def _jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
         config = run_of(dataset, _STRIPS, method.name, weight, training)
         control = "-active-dec" if method.reads_own_view else ""
         point = f"lambda {weight:g}, batch {batch_size}" if weight else f"batch {batch_size}"
-        jobs[point] = Job.of(
+        jobs[point] = Job.for_config(
             f"{config.name}-batch{batch_size}{control}",
             judge_training,
             config,
@@ -180,23 +180,23 @@ def _jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
     return jobs
 
 
-def _row(dataset: str, grid: Grid) -> Iterator[Line]:
+def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
     """One row of Table 2: each method's points, its best on rows held out, and differences."""
     best = {}
     for method in _METHODS:
         points = {
             (point, rows): Line(
-                cells=_cells(dataset, method.title, point, rows), job=job, figure=rows
+                cells=_make_cells(dataset, method.title, point, rows), job=job, figure=rows
             )
-            for point, job in _jobs(dataset, method, grid).items()
+            for point, job in _make_jobs(dataset, method, grid).items()
             for rows in (_TEST, _JUDGE, _HALF)
         }
         yield from points.values()
         best[method] = Line(
-            cells=_cells(dataset, method.title, "best on rows held out"),
+            cells=_make_cells(dataset, method.title, "best on rows held out"),
             chooses=[line for (_, rows), line in points.items() if rows == _TEST],
             judged_by=_JUDGE,
-            paper=None if method is CONTROL else printed_of(dataset, _STRIPS, method.title),
+            paper=None if method is CONTROL else get_paper_result(dataset, _STRIPS, method.title),
             panels=(f"{TITLES[dataset]} {_STRIPS}",),
             series=method.title,
         )
@@ -205,15 +205,15 @@ def _row(dataset: str, grid: Grid) -> Iterator[Line]:
         papers = [best[method].paper, best[other].paper]
         means = [paper.mean for paper in papers if paper is not None]
         yield Line(
-            cells=_cells(dataset, f"{method.title} minus {other.title}", "paired by seed"),
+            cells=_make_cells(dataset, f"{method.title} minus {other.title}", "paired by seed"),
             combines=((1.0, best[method]), (-1.0, best[other])),
             paper=Printed(mean=means[0] - means[1]) if len(means) == len(papers) else None,
         )
 
 
-def _size(full: bool) -> Size:
+def _make_size(full: bool) -> Size:
     grid = _RELEASE if full else _POINT
-    lines = [line for dataset in _DATASETS for line in _row(dataset, grid)]
+    lines = [line for dataset in _DATASETS for line in _make_row_lines(dataset, grid)]
     return Size(lines, grid.training.seeds)
 
 
@@ -232,6 +232,6 @@ TABLES: tuple[PaperTable, ...] = (
         leaves_out="25 of 30 epochs, lambda 0.04 and 0.004 (the paper's 1 and 0.1 by the product), "
         "and batches of 128",
         hours=16.0,
-        size=_size,
+        size=_make_size,
     ),
 )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from apfed_experiments.tables.mmvfl import aligned_views
+from apfed_experiments.tables.mmvfl import align_views
 from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Size
 from secure_apfed.data import load_data
 from secure_apfed.learning.descent import Compute
@@ -27,9 +27,9 @@ from secure_apfed.methods.multiview import (
     Floats,
     Pull,
     ViewModel,
-    averaged,
-    iterate,
-    start,
+    average_views,
+    draw_orthonormal,
+    run_iteration,
     weights_of,
 )
 from secure_apfed.settings.data import DataSettings
@@ -68,7 +68,7 @@ class Numerals:
     views: Sequence[Floats]
     labels_N: Rows  # noqa: N815
 
-    def truth(self, rows_B: Rows) -> Floats:
+    def encode_labels(self, rows_B: Rows) -> Floats:
         return np.asarray(np.eye(_CLASSES)[self.labels_N[rows_B]])
 
 
@@ -88,20 +88,22 @@ Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
 """Of these views' places and rows, by this choice and seed: their weights."""
 
 
-def scores(numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights) -> Floats:
+def compute_scores(
+    numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights
+) -> Floats:
     """Z of rows that nobody learnt from, where Eqs. (12) and (13) end; all zeta_k are equal."""
     parts = [numerals.views[at][rows] @ of for at, of in zip(places, weights, strict=True)]
     return np.asarray(np.mean(parts, axis=0))
 
 
-def accuracy(scores_BC: Floats, labels_B: Rows) -> float:
+def compute_accuracy(scores_BC: Floats, labels_B: Rows) -> float:
     """In per cent."""
     return 100 * float((scores_BC.argmax(1) == labels_B).mean())
 
 
 def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
     """Return a view of some rows at its start."""
-    return ViewModel.begin(
+    return ViewModel.from_features(
         x_NF,
         _CLASSES,
         rng,
@@ -118,19 +120,19 @@ def fit_vertical(
     """V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), of parties with a view each."""
     rng = np.random.default_rng(seed)
     models = [start_view(numerals.views[at][rows], choice, rng) for at in places]
-    pull = Pull(numerals.truth(rows), np.full((len(rows), 1), choice.pull), own=own)
-    common_NC = start(len(rows), _CLASSES, rng)
+    pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
+    common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     for _ in range(_ITERATIONS):
-        common_NC = iterate(models, common_NC, pull)
+        common_NC = run_iteration(models, common_NC, pull)
     return [model.weights_FC for model in models]
 
 
-def fit_supervised(
+def fit_by_labels(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
     """Each view alone, with the labels: Eq. (20)."""
     rng = np.random.default_rng(seed)
-    truth_NC = numerals.truth(rows)
+    truth_NC = numerals.encode_labels(rows)
     found = []
     for at in places:
         x_NF = numerals.views[at][rows]
@@ -147,7 +149,7 @@ def fit_supervised(
     return found
 
 
-def client(
+def make_client(
     views: Sequence[Floats], truth_NC: Floats, choice: Choice, rng: np.random.Generator
 ) -> LinearViews:
     """One client of H-FedMV at its start."""
@@ -174,7 +176,7 @@ def weights_by_view(model: LinearViews) -> Weights:
     return [view.weights_FC for view in model.views]
 
 
-def deal(rows: Rows) -> list[Rows]:
+def split_clients(rows: Rows) -> list[Rows]:
     """Rows of each client; they are in a random order."""
     return list(np.array_split(rows, _CLIENTS))
 
@@ -184,8 +186,10 @@ def clients_of(
 ) -> list[LinearViews]:
     rng = np.random.default_rng(seed)
     return [
-        client([numerals.views[at][own] for at in places], numerals.truth(own), choice, rng)
-        for own in deal(rows)
+        make_client(
+            [numerals.views[at][own] for at in places], numerals.encode_labels(own), choice, rng
+        )
+        for own in split_clients(rows)
     ]
 
 
@@ -194,7 +198,7 @@ def fit_horizontal(
 ) -> Weights:
     """H-FedMV of clients with equally many rows."""
     clients = clients_of(numerals, places, rows, choice, seed)
-    shares = [len(own) / len(rows) for own in deal(rows)]
+    shares = [len(own) / len(rows) for own in split_clients(rows)]
     average_clients(clients, shares)
     return weights_by_view(clients[0])
 
@@ -210,12 +214,14 @@ def fit_alone(
 ) -> Weights:
     """Fit one client by itself, of whom all rows are."""
     rng = np.random.default_rng(seed)
-    alone = client([numerals.views[at][rows] for at in places], numerals.truth(rows), choice, rng)
+    alone = make_client(
+        [numerals.views[at][rows] for at in places], numerals.encode_labels(rows), choice, rng
+    )
     train_alone(alone)
     return weights_by_view(alone)
 
 
-def chosen(
+def fit_best_choice(
     fit: Fit,
     numerals: Numerals,
     places: Sequence[int],
@@ -229,7 +235,7 @@ def chosen(
     found = []
     for choice in choices:
         weights = fit(numerals, places, others, choice, seed)
-        found.append(accuracy(scores(numerals, places, judged, weights), labels_B))
+        found.append(compute_accuracy(compute_scores(numerals, places, judged, weights), labels_B))
     best = choices[int(np.argmax(found))]
     return fit(numerals, places, rows, best, seed)
 
@@ -243,7 +249,7 @@ def hold_out(rows: Rows) -> tuple[Rows, Rows]:
 def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
     """Return the numerals, and their test and training rows by this seed."""
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
-    numerals = Numerals(*aligned_views(data))
+    numerals = Numerals(*align_views(data))
     order = np.random.default_rng(seed).permutation(len(numerals.labels_N))
     return numerals, order[:_TEST], order[_TEST:]
 
@@ -261,28 +267,30 @@ def measure_views(*, seed: int) -> Figures:
     figures: dict[str, float] = {}
     for method, (fit, choices) in methods.items():
         for places in sets:
-            weights = chosen(fit, numerals, places, train, choices, seed)
-            said = accuracy(scores(numerals, places, test, weights), numerals.labels_N[test])
+            weights = fit_best_choice(fit, numerals, places, train, choices, seed)
+            said = compute_accuracy(
+                compute_scores(numerals, places, test, weights), numerals.labels_N[test]
+            )
             figures[f"{method} {name_places(places)}"] = said
             if places == every and method in ("V-FedMV", "MMVFL"):
                 for at in every:
-                    alone_BC = scores(numerals, [at], test, [weights[at]])
-                    figures[f"{method} party {_VIEWS[at]}"] = accuracy(
+                    alone_BC = compute_scores(numerals, [at], test, [weights[at]])
+                    figures[f"{method} party {_VIEWS[at]}"] = compute_accuracy(
                         alone_BC, numerals.labels_N[test]
                     )
     for at in every:
         for method, fit, rows in (
-            ("alone", fit_supervised, train),
+            ("alone", fit_by_labels, train),
             ("single view FL", fit_horizontal, train),
         ):
             choices = _SUPERVISED if method == "alone" else _FEDMV
-            weights = chosen(fit, numerals, [at], rows, choices, seed)
-            alone_BC = scores(numerals, [at], test, weights)
-            figures[f"{method} {_VIEWS[at]}"] = accuracy(alone_BC, numerals.labels_N[test])
+            weights = fit_best_choice(fit, numerals, [at], rows, choices, seed)
+            alone_BC = compute_scores(numerals, [at], test, weights)
+            figures[f"{method} {_VIEWS[at]}"] = compute_accuracy(alone_BC, numerals.labels_N[test])
     side_by_side = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
-    weights = chosen(fit_supervised, side_by_side, [0], train, _SUPERVISED, seed)
-    one_BC = scores(side_by_side, [0], test, weights)
-    return figures | {"one table": accuracy(one_BC, numerals.labels_N[test])}
+    weights = fit_best_choice(fit_by_labels, side_by_side, [0], train, _SUPERVISED, seed)
+    one_BC = compute_scores(side_by_side, [0], test, weights)
+    return figures | {"one table": compute_accuracy(one_BC, numerals.labels_N[test])}
 
 
 def measure_clients(*, seed: int) -> Figures:
@@ -290,9 +298,13 @@ def measure_clients(*, seed: int) -> Figures:
     numerals, test, train = cut_numerals(seed)
     every = tuple(range(len(_VIEWS)))
     found = []
-    for own in deal(train):
-        weights = chosen(fit_alone, numerals, every, own, _FEDMV, seed)
-        found.append(accuracy(scores(numerals, every, test, weights), numerals.labels_N[test]))
+    for own in split_clients(train):
+        weights = fit_best_choice(fit_alone, numerals, every, own, _FEDMV, seed)
+        found.append(
+            compute_accuracy(
+                compute_scores(numerals, every, test, weights), numerals.labels_N[test]
+            )
+        )
     return {"MV w/o FL": float(np.mean(found))}
 
 
@@ -323,7 +335,7 @@ class Sequences:
     def features_N(self) -> torch.Tensor:  # noqa: N802
         return torch.cat(tuple(self.views), dim=1)
 
-    def grus(
+    def make_grus(
         self, owner: str, places: Sequence[int], rows: Rows | None, training: RecurrentTraining
     ) -> SequenceViews:
         """GRUs of these views, which may learn from the labels of these rows; None: from none."""
@@ -344,14 +356,14 @@ class Sequences:
             seed=self.seed,
         )
 
-    def states(self, grus: SequenceViews, places: Sequence[int]) -> Numerals:
+    def compute_states(self, grus: SequenceViews, places: Sequence[int]) -> Numerals:
         """All rows as GRUs see them."""
         features_N = torch.cat([self.views[at] for at in places], dim=1)
-        parts = [part.double().numpy() for part in grus.states(features_N)]
+        parts = [part.double().numpy() for part in grus.compute_states(features_N)]
         return Numerals(parts, self.labels_N)
 
 
-def once(training: RecurrentTraining) -> RecurrentTraining:
+def limit_epochs(training: RecurrentTraining) -> RecurrentTraining:
     """Return the same, of one epoch each time."""
     return replace(training, epochs=1)
 
@@ -363,14 +375,16 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
     every = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
     grus = [
-        sequences.grus(_VIEWS[at], [at], None if at else rows, once(sequences.training))
+        sequences.make_grus(
+            _VIEWS[at], [at], None if at else rows, limit_epochs(sequences.training)
+        )
         for at in every
     ]
-    seen = [sequences.states(own, [at]).views[0] for at, own in enumerate(grus)]
+    seen = [sequences.compute_states(own, [at]).views[0] for at, own in enumerate(grus)]
     models = [start_view(of[rows], choice, rng) for of in seen]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
     pull = Pull(truth_NC, np.full((len(rows), 1), choice.pull))
-    common_NC = start(len(rows), _CLASSES, rng)
+    common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     positions = np.arange(len(rows))
     for step in range(_EPOCHS + _ITERATIONS):
         for at in every:
@@ -379,16 +393,16 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
                     shares_NC = torch.from_numpy(common_NC).clamp(min=0)
                     grus[at].learn_from(sequences.views[at][rows], shares_NC)
                 grus[at].train(step)
-                seen[at] = sequences.states(grus[at], [at]).views[0]
-                models[at].read(seen[at][rows])
-            models[at].learn(positions, common_NC)
-        common_NC = averaged(models, pull)
+                seen[at] = sequences.compute_states(grus[at], [at]).views[0]
+                models[at].replace_features(seen[at][rows])
+            models[at].update_model(positions, common_NC)
+        common_NC = average_views(models, pull)
     return Numerals(seen, sequences.labels_N), [model.weights_FC for model in models]
 
 
-def judge(numerals: Numerals, weights: Weights, rows: Rows) -> float:
+def measure_accuracy(numerals: Numerals, weights: Weights, rows: Rows) -> float:
     every = range(len(numerals.views))
-    return accuracy(scores(numerals, every, rows, weights), numerals.labels_N[rows])
+    return compute_accuracy(compute_scores(numerals, every, rows, weights), numerals.labels_N[rows])
 
 
 def measure_sequences(*, seed: int) -> Figures:
@@ -418,28 +432,28 @@ def _lines_of(
     choice = Choice(beta=0.1, pull=_PULL)
     every = tuple(range(len(_VIEWS)))
 
-    def both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
+    def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
         held_out, tested = (
-            float(np.mean([judge(seen, weights, of) for seen, weights in models]))
+            float(np.mean([measure_accuracy(seen, weights, of) for seen, weights in models]))
             for of in (judged, test)
         )
         return name, held_out, tested
 
-    yield both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
+    yield measure_both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
 
-    central = sequences.grus("central", every, rows, sequences.training)
+    central = sequences.make_grus("central", every, rows, sequences.training)
     central.train(0)
-    seen = sequences.states(central, every)
-    yield both("central", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
+    seen = sequences.compute_states(central, every)
+    yield measure_both("central", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
     for at in every:
         own = Numerals([seen.views[at]], seen.labels_N)
-        yield both(
-            f"alone {_VIEWS[at]}", (own, fit_supervised(own, [0], rows, choice, sequences.seed))
+        yield measure_both(
+            f"alone {_VIEWS[at]}", (own, fit_by_labels(own, [0], rows, choice, sequences.seed))
         )
 
-    dealt = deal(rows)
+    dealt = split_clients(rows)
     clients = [
-        sequences.grus(f"client {at}", every, own, once(sequences.training))
+        sequences.make_grus(f"client {at}", every, own, limit_epochs(sequences.training))
         for at, own in enumerate(dealt)
     ]
     average_RW = clients[0].weights
@@ -451,25 +465,25 @@ def _lines_of(
             sum(len(own) / len(rows) * of.weights for own, of in zip(dealt, clients, strict=True))
         )
     clients[0].load(average_RW)
-    seen = sequences.states(clients[0], every)
-    yield both("S-FedMV", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
+    seen = sequences.compute_states(clients[0], every)
+    yield measure_both("S-FedMV", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
 
     own_seen: list[Numerals] = []
     linear: list[LinearViews] = []
     for at, dealt_rows in enumerate(dealt):
-        local = sequences.grus(f"client {at}", every, dealt_rows, sequences.training)
+        local = sequences.make_grus(f"client {at}", every, dealt_rows, sequences.training)
         local.train(0)
-        own_seen.append(sequences.states(local, every))
+        own_seen.append(sequences.compute_states(local, every))
         rng = np.random.default_rng([sequences.seed, at])
         parts = [view_NF[dealt_rows] for view_NF in own_seen[at].views]
-        linear.append(client(parts, own_seen[at].truth(dealt_rows), choice, rng))
+        linear.append(make_client(parts, own_seen[at].encode_labels(dealt_rows), choice, rng))
     for model in linear:
         train_alone(model)
     apart = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
-    yield both("local sequential, local MV", *apart)
+    yield measure_both("local sequential, local MV", *apart)
     average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in dealt])
     together = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
-    yield both("local sequential, H-FedMV", *together)
+    yield measure_both("local sequential, H-FedMV", *together)
 
 
 _VIEWS_JOB = Job(label="views", measure=measure_views)
@@ -478,7 +492,7 @@ _SEQUENCES_JOB = Job(label="sequences", measure=measure_sequences)
 _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
-def _line(job: Job, setting: str, method: str, views: str, figure: str, at: str) -> Line:
+def _make_line(job: Job, setting: str, method: str, views: str, figure: str, at: str) -> Line:
     return Line(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
@@ -488,7 +502,7 @@ def _line(job: Job, setting: str, method: str, views: str, figure: str, at: str)
     )
 
 
-def _mean(lines: Sequence[Line], method: str, views: str) -> Line:
+def _average_lines(lines: Sequence[Line], method: str, views: str) -> Line:
     first = lines[0]
     return Line(
         cells={**first.cells, "method": method, "views": views},
@@ -504,18 +518,18 @@ def _table_of_views(full: bool) -> Size:
         ("a view each", ("V-FedMV", "MMVFL")),
         ("all views, people apart", ("H-FedMV",)),
     ):
-        make = partial(_line, _VIEWS_JOB, setting, at=setting)
+        make = partial(_make_line, _VIEWS_JOB, setting, at=setting)
         for method in methods:
             lines.append(make(method, "all five", f"{method} all"))
             pairs = [
                 make(f"{method}, pairwise", name_places(pair), f"{method} {name_places(pair)}")
                 for pair in _PAIRS
             ]
-            lines.append(_mean(pairs, f"{method}, pairwise", "mean of ten pairs"))
+            lines.append(_average_lines(pairs, f"{method}, pairwise", "mean of ten pairs"))
             lines += pairs
-    vertical = partial(_line, _VIEWS_JOB, "a view each", at="a view each")
+    vertical = partial(_make_line, _VIEWS_JOB, "a view each", at="a view each")
     apart = "all views, people apart"
-    horizontal = partial(_line, _VIEWS_JOB, apart, at=apart)
+    horizontal = partial(_make_line, _VIEWS_JOB, apart, at=apart)
     for method in ("V-FedMV", "MMVFL"):
         lines += [
             vertical(f"{method}, one party predicts", view, f"{method} party {view}")
@@ -524,14 +538,16 @@ def _table_of_views(full: bool) -> Size:
     lines += [vertical("without FL, Eq. (20)", view, f"alone {view}") for view in _VIEWS]
     lines.append(vertical("all columns in one table, Eq. (20)", "all five", "one table"))
     lines.append(
-        _line(_CLIENTS_JOB, apart, "without FL, mean of clients", "all five", "MV w/o FL", apart)
+        _make_line(
+            _CLIENTS_JOB, apart, "without FL, mean of clients", "all five", "MV w/o FL", apart
+        )
     )
     lines += [horizontal("H-FedMV, single view", view, f"single view FL {view}") for view in _VIEWS]
     return Size(lines, 5 if full else 3)
 
 
 def _table_of_sequences(full: bool) -> Size:
-    make = partial(_line, _SEQUENCES_JOB)
+    make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
     apart = "all sequences, people apart"
     lines = [

@@ -19,10 +19,10 @@ from secure_apfed.methods.multiview import (
     Floats,
     Pull,
     ViewModel,
-    iterate,
-    objective,
+    compute_objective,
+    draw_orthonormal,
     row_norms,
-    start,
+    run_iteration,
     weights_of,
 )
 from secure_apfed.settings.data import DataSettings
@@ -55,7 +55,7 @@ _READING = (
 )
 
 
-def aligned_views(data: VerticalData) -> tuple[list[Floats], Rows]:
+def align_views(data: VerticalData) -> tuple[list[Floats], Rows]:
     """All parties' features of the people whom all know, (N, F), and their labels (N,)."""
     common = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
     places = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
@@ -83,16 +83,18 @@ def fit_mmvfl(
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape
     models = [
-        ViewModel.begin(x_NF, classes, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, most_rounds=50)
+        ViewModel.from_features(
+            x_NF, classes, rng, beta=beta, zeta=_ZETA, tolerance=1e-6, most_rounds=50
+        )
         for x_NF in views
     ]
     pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
-    common_NC = start(rows, classes, rng)
+    common_NC = draw_orthonormal(rows, classes, rng)
     before = np.inf
     found: dict[int, list[Floats]] = {}
     for done in range(1, max(iterations) + 1):
-        common_NC = iterate(models, common_NC, pull)
-        now = objective(models, common_NC, pull)
+        common_NC = run_iteration(models, common_NC, pull)
+        now = compute_objective(models, common_NC, pull)
         converged = before - now <= _TOLERANCE * now
         weights = [model.weights_FC for model in models]
         found |= {
@@ -104,17 +106,17 @@ def fit_mmvfl(
     return found
 
 
-def accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
+def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
     """By the share of features that are kept, in per cent: section 4.2."""
     found = {}
     for share in _SHARES:
-        kept = importance(weights_FC, share / 100)
+        kept = select_features(weights_FC, share / 100)
         guessed_N = (x_NF[:, kept] @ weights_FC[kept]).argmax(1)
         found[share] = 100 * float((guessed_N == labels_N).mean())
     return found
 
 
-def importance(weights_FC: Floats, share: float) -> Rows:
+def select_features(weights_FC: Floats, share: float) -> Rows:
     """Return the features that count most, this share of all, at least one; ascending."""
     kept = max(1, round(share * len(weights_FC)))
     return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:kept])
@@ -123,8 +125,8 @@ def importance(weights_FC: Floats, share: float) -> Rows:
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
     """All methods, participants and shares of one fold; beta as the paper chooses it."""
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
-    views, labels_N = aligned_views(data)
-    train, test = _fold(labels_N, seed)
+    views, labels_N = align_views(data)
+    train, test = _split_fold(labels_N, seed)
     truth_NC = np.eye(labels_N.max() + 1)[labels_N[train]]
     best: dict[str, float] = {}
     for beta in betas:
@@ -135,7 +137,9 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
             begin = joint[max(joint)][at]
             of_view["supFL"] = weights_of(parts[at], truth_NC, beta, begin)
             for method, weights_FC in of_view.items():
-                for share, found in accuracies(weights_FC, x_NF[test], labels_N[test]).items():
+                for share, found in compute_accuracies(
+                    weights_FC, x_NF[test], labels_N[test]
+                ).items():
                     name = f"{method} {at + 1} {share}"
                     best[name] = max(best.get(name, 0.0), found)
     for most in iterations:
@@ -148,7 +152,7 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
     return best
 
 
-def _fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
+def _split_fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
     """Rows to train on and to test on, equally many of each class; folds are one partition."""
     draw = np.random.default_rng(0)
     train = []
@@ -167,7 +171,7 @@ _JOB = Job(
 )
 
 
-def _curves(full: bool) -> Size:
+def _make_curves(full: bool) -> Size:
     lines = [
         Line(
             cells={
@@ -189,7 +193,7 @@ def _curves(full: bool) -> Size:
     return Size(lines, _FOLDS)
 
 
-def _differences(full: bool) -> Size:
+def _make_differences(full: bool) -> Size:
     """Both models of the paper are the same one, so that a figure has two lines."""
     participants = [*(f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)), "average"]
     lines = [
@@ -216,7 +220,7 @@ TABLES: tuple[PaperTable, ...] = (
         unit="accuracy, %",
         form=".1f",
         title="MMVFL on Handwritten: accuracy by the share of features that are kept",
-        size=_curves,
+        size=_make_curves,
         axis="features kept, %",
         ticks={share: "" if 2 < share < 20 else f"{share:g}" for share in _SHARES},
     ),
@@ -225,6 +229,6 @@ TABLES: tuple[PaperTable, ...] = (
         source="MMVFL, Table 2, Handwritten",
         unit="points of accuracy",
         title="MMVFL minus models that saw the labels, averaged over the shares of features",
-        size=_differences,
+        size=_make_differences,
     ),
 )

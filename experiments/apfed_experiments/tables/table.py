@@ -19,14 +19,28 @@ import numpy as np
 from matplotlib.axes import Axes
 from pydantic import BaseModel
 
-from apfed_experiments.columns import Column, Table, shown, stored, within, write_text
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, drawing, name_rows
-from apfed_experiments.study import Failure, Kept, OnDone, in_processes, measured_once, or_failure
+from apfed_experiments.columns import (
+    Column,
+    Table,
+    make_form,
+    make_hidden_columns,
+    make_visible_column,
+    write_text,
+)
+from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, name_rows, open_figure
+from apfed_experiments.study import (
+    Failure,
+    OnDone,
+    StoredFigures,
+    measure_once,
+    or_failure,
+    run_tasks,
+)
 from apfed_experiments.summary import Interval, Row
 from secure_apfed.config import Config
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
-from secure_apfed.simulation import simulate, why_not
+from secure_apfed.simulation import describe_obstacles, simulate_run
 
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
@@ -48,7 +62,7 @@ class _Measured(BaseModel):
     seconds: float
 
 
-class _KeptMeasured(Kept):
+class _StoredMeasurement(StoredFigures):
     measured: _Measured
 
 
@@ -66,22 +80,24 @@ class Job:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any) -> Self:
+    def for_config(
+        cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any
+    ) -> Self:
         """Of a run of this configuration, which `measure` takes as plain settings."""
         told = config.model_dump(mode="json", exclude_defaults=True)
         return cls(label=label, measure=measure, settings={"config": told, **more})
 
-    def finish(self, seed: int, path: Path) -> Figures:
+    def load_or_measure(self, seed: int, path: Path) -> Figures:
         """Measure on one thread and keep it, or read what was kept.
 
         Raises CheckpointError where a file in its place has other settings.
         """
         told = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
         digest = hashlib.sha256(told.encode()).hexdigest()
-        kept = measured_once(path, _KeptMeasured, digest, partial(self._measured, seed))
+        kept = measure_once(path, _StoredMeasurement, digest, partial(self._measure_seed, seed))
         return kept.measured.figures
 
-    def _measured(self, seed: int) -> dict[str, _Measured]:
+    def _measure_seed(self, seed: int) -> dict[str, _Measured]:
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
         if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
@@ -120,23 +136,25 @@ class Line:
     series: str = ""
     at: float | None = None
 
-    def values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def compute_values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """By seed."""
         if self.job is not None:
             label = self.job.label
             return {seed: of[self.figure] for (job, seed), of in found.items() if job == label}
         if self.chooses:
-            return self._choose(found)
-        parts = [(weight, line.values(found)) for weight, line in self.combines]
+            return self._choose_values(found)
+        parts = [(weight, line.compute_values(found)) for weight, line in self.combines]
         seeds = set.intersection(*(set(values) for _, values in parts))
         return {
             seed: sum(weight * values[seed] for weight, values in parts) for seed in sorted(seeds)
         }
 
-    def _choose(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def _choose_values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """Return by seed the value of the candidate that the rows held out prefer."""
-        values = [line.values(found) for line in self.chooses]
-        judged = [replace(line, figure=self.judged_by).values(found) for line in self.chooses]
+        values = [line.compute_values(found) for line in self.chooses]
+        judged = [
+            replace(line, figure=self.judged_by).compute_values(found) for line in self.chooses
+        ]
         candidates = range(len(values))
         chosen = {}
         for seed in sorted(set.intersection(*map(set, values))):
@@ -150,13 +168,13 @@ class Line:
         return any(weight < 0 for weight, _ in self.combines)
 
 
-def accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
+def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
     """Of a run, by way of inference, in per cent; where these can be had without messages between
     the parties, none are sent.
     """
     own = {"seed": seed, "party_seeds": "shared_for_comparison"}
     of_run = Config.model_validate({**config, **own})
-    found = run(of_run, None).accuracy if why_not(of_run) else simulate(of_run)
+    found = run(of_run, None).accuracy if describe_obstacles(of_run) else simulate_run(of_run)
     return {way: 100 * accuracy for way, accuracy in found.items()}
 
 
@@ -223,7 +241,7 @@ class Board:
         """What is missing is empty, and a paper's unread figure is "-"."""
         form = self.table.form
 
-        def with_sd(both: tuple[float, float | None]) -> str:
+        def format_mean(both: tuple[float, float | None]) -> str:
             mean, sd = both
             return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
 
@@ -235,16 +253,16 @@ class Board:
             Column(name=name, title=name)
             for name in (self.rows[0]["line"].cells if self.rows else ())
         ]
-        plain = stored(
+        plain = make_hidden_columns(
             "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
         )
         measured = (
-            shown("here", "here", with_sd),
-            shown("limits", "95 % interval", from_to),
-            shown("seeds", "seeds", lambda many: str(many or "")),
-            shown("printed", "paper", with_sd, missing="-"),
-            shown("difference", "difference", within(f"+{form}")),
-            shown("in_sd", "in combined sd", within("+.1f")),
+            make_visible_column("here", "here", format_mean),
+            make_visible_column("limits", "95 % interval", from_to),
+            make_visible_column("seeds", "seeds", lambda many: str(many or "")),
+            make_visible_column("printed", "paper", format_mean, missing="-"),
+            make_visible_column("difference", "difference", make_form(f"+{form}")),
+            make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
         )
         return Table((*cells, *plain, *measured), self.rows)
 
@@ -257,21 +275,21 @@ class Board:
             "done": self.done,
             "jobs": self.jobs,
             "failures": dict(self.failures),
-            "lines": self.lines.plain(),
+            "lines": self.lines.export_rows(),
         }
 
 
-def _row(line: Line, found: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
+def _make_row(line: Line, found: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
     """One line with what was measured of it; None: nothing was, or not enough.
 
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
     standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
     table's unit cannot be.
     """
-    by_seed = line.values(found)
+    by_seed = line.compute_values(found)
     paper = line.paper
     values = list(by_seed.values())
-    interval = Interval.of(values, shared=table.shared) if values else None
+    interval = Interval.from_values(values, shared=table.shared) if values else None
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     difference = in_sd = None
     if interval is not None and paper is not None:
@@ -303,7 +321,7 @@ def _row(line: Line, found: Mapping[tuple[str, int], Figures], table: PaperTable
     }
 
 
-def fill(
+def fill_table(
     table: PaperTable,
     folder: Path,
     *,
@@ -325,28 +343,28 @@ def fill(
     every = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
     files = {of: kept / f"{of[0]}-seed{of[1]}.json" for of in every}
     tasks = (
-        (path.stem, partial(or_failure, path.stem, partial(every[of].finish, of[1], path)))
+        (path.stem, partial(or_failure, path.stem, partial(every[of].load_or_measure, of[1], path)))
         for of, path in files.items()
         if path.is_file() or clock() < until
     )
-    ended = in_processes(tasks, len(every), jobs=jobs, on_done=on_done)
+    ended = run_tasks(tasks, len(every), jobs=jobs, on_done=on_done)
     failures = {name: of.message for name, of in ended.items() if isinstance(of, Failure)}
     found: dict[tuple[str, int], Figures] = {}
     for of, path in files.items():
         figures = ended.get(path.stem)
         if isinstance(figures, Mapping):
             found[of] = figures
-    rows = [_row(line, found, table) for line in size.lines]
+    rows = [_make_row(line, found, table) for line in size.lines]
     return Board(
         table=table, full=full, rows=rows, done=len(found), jobs=len(every), failures=failures
     )
 
 
-def write(board: Board, folder: Path) -> Mapping[str, Path]:
+def write_table(board: Board, folder: Path) -> Mapping[str, Path]:
     """Write the table and its picture; return the files by kind."""
     base = folder / (f"{board.table.name}-full" if board.full else board.table.name)
     files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
-    write_text(files["csv"], board.lines.csv())
+    write_text(files["csv"], board.lines.format_csv())
     table = board.table
     command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
@@ -354,13 +372,13 @@ def write(board: Board, folder: Path) -> Mapping[str, Path]:
     if table.leaves_out and not board.full:
         notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
     picture = f"![{table.title}]({files['png'].name})"
-    notes += [f"{board.sentence}.", f"{board.lines.markdown()}\n{picture}\n"]
+    notes += [f"{board.sentence}.", f"{board.lines.format_markdown()}\n{picture}\n"]
     write_text(files["md"], "\n\n".join(notes))
-    _draw(files["png"], board)
+    _draw_table(files["png"], board)
     return files
 
 
-def _draw(path: Path, board: Board) -> None:
+def _draw_table(path: Path, board: Board) -> None:
     """Every panel: curves where lines have a place on an axis, else a dot a line."""
     drawn = [row for row in board.rows if row["line"].series]
     titles = dict.fromkeys(title for row in drawn for title in row["line"].panels)
@@ -370,16 +388,16 @@ def _draw(path: Path, board: Board) -> None:
     tallest = max(map(len, panels.values()))
     height = 3.4 if board.table.axis else 1.0 + 0.27 * tallest
     shared = bool(board.table.axis and board.table.unit)
-    with drawing(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
+    with open_figure(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharey=shared)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(panel)
             if board.table.axis:
-                _curves(axes, lines, board.table)
+                _draw_curves(axes, lines, board.table)
             else:
-                _dots(axes, lines, board.table)
+                _draw_dots(axes, lines, board.table)
                 axes.set_xlabel(board.table.unit)
             if shared:
                 axes.label_outer()
@@ -409,23 +427,23 @@ def _cut_limits(
     return max(low, least), min(high, most)
 
 
-def _dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
+def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """Draw a dot a line, the first on top, and the paper's a little below."""
     ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
     theirs: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
         for of, up, look in (
             (row["interval"], 0.12, ours),
-            (_beside(row), -0.18, {**theirs, "markerfacecolor": "white"}),
+            (_make_paper_interval(row), -0.18, {**theirs, "markerfacecolor": "white"}),
         ):
             if of is not None:
-                arms = of.arms(most=_find_most(table))
+                arms = of.compute_error_bars(most=_find_most(table))
                 axes.errorbar(of.mean, up - height, xerr=arms, capsize=2.5, **look)
     name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)
 
 
-def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
+def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """Draw a curve a series; the paper's figures are hollow and in its colour.
 
     Ticks where lines are; intervals of what is never below 0 may reach there, and are cut.
@@ -442,7 +460,7 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
         theirs: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
         for intervals, look in (
             ([row["interval"] for row in rows], ours),
-            ([_beside(row) for row in rows], theirs),
+            ([_make_paper_interval(row) for row in rows], theirs),
         ):
             shown = [
                 (row["line"].at + shift, of)
@@ -461,7 +479,7 @@ def _curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
         axes.set_ylim(bottom=-_BELOW * high)
 
 
-def _beside(row: Row) -> Interval | None:
+def _make_paper_interval(row: Row) -> Interval | None:
     """Draw what the paper prints, one standard deviation to each side."""
     mean = row["paper"]
     sd = row["paper_sd"] or 0.0

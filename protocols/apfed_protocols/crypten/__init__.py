@@ -43,11 +43,11 @@ __all__ = [
     "Seat",
     "Shares",
     "add_shares",
-    "complete",
+    "compute_last_share",
     "draw_share",
     "load_crypten",
-    "seated",
-    "total",
+    "reconstruct_sum",
+    "use_seat",
 ]
 
 INSTALL = INSTALL_CRYPTEN
@@ -78,7 +78,7 @@ def _import_with_stand_in() -> ModuleType:
             warnings.simplefilter("ignore")
             return importlib.import_module(_CRYPTEN)
     except ModuleNotFoundError as error:
-        _forget(before)
+        _unload_modules(before)
         missing = error.name or _CRYPTEN
         extra = "" if missing == _CRYPTEN else f", and its requirement {missing} with pip"
         raise LocalProtocolError(
@@ -86,14 +86,14 @@ def _import_with_stand_in() -> ModuleType:
             f"`{INSTALL}`{extra}"
         ) from error
     except (ImportError, AttributeError) as error:
-        _forget(before)
+        _unload_modules(before)
         raise LocalProtocolError(
             f"CrypTen does not load beside this torch ({error}); the release that works is "
             f"installed by `{INSTALL}`"
         ) from error
 
 
-def _forget(before: set[str]) -> None:
+def _unload_modules(before: set[str]) -> None:
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == _CRYPTEN:
             del sys.modules[name]
@@ -134,7 +134,7 @@ _SEATS = _Seats()
 
 
 @contextmanager
-def seated(seat: Seat) -> Iterator[None]:
+def use_seat(seat: Seat) -> Iterator[None]:
     """Be the party of `seat` in this thread."""
     before = _SEATS.now
     _SEATS.now = seat
@@ -175,14 +175,14 @@ def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
     return np.frombuffer(stream, _WORD).reshape(shape)
 
 
-def complete(values: Integers, drawn: Sequence[Shares]) -> Shares:
+def compute_last_share(values: Integers, drawn: Sequence[Shares]) -> Shares:
     last = values.astype(np.int64).view(_WORD).copy()
     for share in drawn:
         last -= share
     return last
 
 
-def total(shares: Sequence[Shares]) -> Integers:
+def reconstruct_sum(shares: Sequence[Shares]) -> Integers:
     summed = shares[0].copy()
     for share in shares[1:]:
         summed += share
@@ -192,13 +192,13 @@ def total(shares: Sequence[Shares]) -> Integers:
 def add_shares(shares: Sequence[Shares]) -> Shares:
     """Add one party's shares of several numbers with CrypTen: its share of their sum."""
     load_crypten()
-    first, *others = map(_shared, shares)
+    first, *others = map(_wrap_share, shares)
     for other in others:
         first = first + other
-    return _words(first.share)
+    return _unwrap_words(first.share)
 
 
-def _shared(share: Shares) -> Any:
+def _wrap_share(share: Shares) -> Any:
     import torch
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
@@ -207,6 +207,6 @@ def _shared(share: Shares) -> Any:
     return ArithmeticSharedTensor.from_shares(words, precision=0)
 
 
-def _words(tensor: Any) -> Shares:
+def _unwrap_words(tensor: Any) -> Shares:
     words: Shares = tensor.numpy().view(_WORD)
     return words

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed import ReduceOp
 
-from apfed_protocols.crypten import Seat, seated
+from apfed_protocols.crypten import Seat, use_seat
 from apfed_protocols.errors import LocalProtocolError
 
 Words = NDArray[np.uint64]
@@ -22,7 +22,7 @@ _Triple = tuple[Words, Words, Words]
 Take = Callable[[tuple[int, ...]], _Triple]
 
 
-def shared_bits(words: Words) -> Any:
+def wrap_bits(words: Words) -> Any:
     from crypten.mpc.primitives import BinarySharedTensor
 
     # torch takes no memory that it must not write to.
@@ -51,7 +51,7 @@ class DealtTriples:
                 f"and {tuple(size1)} on {device}"
             )
         a, b, c = self._take(tuple(size0))
-        return shared_bits(a), shared_bits(b), shared_bits(c)
+        return wrap_bits(a), wrap_bits(b), wrap_bits(c)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -75,26 +75,26 @@ class CryptenAnd:
     def __init__(
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
     ) -> None:
-        self._x = shared_bits(x)
-        self._y = shared_bits(y)
+        self._x = wrap_bits(x)
+        self._y = wrap_bits(y)
         self._leads = leads
         self._triple = DealtTriples(lambda _: triple)
 
-    def masked(self) -> Words:
+    def mask_inputs(self) -> Words:
         opening = _Opening(leads=self._leads)
         try:
-            self._run(opening)
+            self._run_gate(opening)
         except _BrokenOffError:
             return bits_of(torch.stack(opening.sent))
         raise LocalProtocolError("CrypTen's AND opened nothing; another release than 0.4.1?")
 
-    def share(self, opened: Words) -> Words:
-        return bits_of(self._run(_Opening(leads=self._leads, answer=opened)).share)
+    def compute_share(self, opened: Words) -> Words:
+        return bits_of(self._run_gate(_Opening(leads=self._leads, answer=opened)).share)
 
-    def _run(self, opening: "_Opening") -> Any:
+    def _run_gate(self, opening: "_Opening") -> Any:
         from crypten.mpc.primitives import beaver
 
-        with seated(Seat(opening, self._triple)):
+        with use_seat(Seat(opening, self._triple)):
             return beaver.AND(self._x, self._y)
 
 
@@ -119,4 +119,4 @@ class _Opening:
         self.sent = list(shares)
         if self._answer is None:
             raise _BrokenOffError
-        return list(shared_bits(self._answer).share)
+        return list(wrap_bits(self._answer).share)

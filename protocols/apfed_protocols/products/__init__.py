@@ -46,13 +46,13 @@ from apfed_protocols.products.ring import (
     ProductHeadroom,
     Ring,
     Words,
-    inverse,
+    invert_transform,
     row_limit,
     solve_products,
-    transform,
+    transform_polynomials,
 )
 from apfed_protocols.randomness import derive_key, fresh_key, keystream
-from apfed_protocols.sums.fixed_point import checked_matrix
+from apfed_protocols.sums.fixed_point import check_matrix
 from apfed_protocols.sums.frames import AgreedFrames, Frame, FrameKind
 from apfed_protocols.sums.homomorphic import centred_binomial, ternary
 from apfed_protocols.sums.interface import (
@@ -131,13 +131,13 @@ class SumOfProducts(DescribedSum):
         powers = found.stride + found.folds * self.products.columns
         return found.rows // 2 * len(found.widths) * powers * _COMPLEX_BYTES
 
-    def receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
+    def make_receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
         return ProductReceiver(self, labels_nK)
 
-    def contributor(self, me: str) -> "ProductContributor":
+    def make_contributor(self, me: str) -> "ProductContributor":
         return ProductContributor(self, me)
 
-    def combiner(self) -> "ProductCombiner":
+    def make_combiner(self) -> "ProductCombiner":
         return ProductCombiner(self)
 
     @property
@@ -169,11 +169,11 @@ class SumOfProducts(DescribedSum):
         first = int(block) * self.block_rows
         return range(first, min(first + self.block_rows, self.products.people))
 
-    def parameters(self) -> Mapping[str, object]:
+    def list_parameters(self) -> Mapping[str, object]:
         found = self.headroom
         agreed = self.products
         return {
-            **super().parameters(),
+            **super().list_parameters(),
             "people": agreed.people,
             "columns": agreed.columns,
             "labelled": agreed.labelled,
@@ -187,7 +187,7 @@ class SumOfProducts(DescribedSum):
             "block_people": self.block_rows,
         }
 
-    def rounding(self) -> float:
+    def compute_rounding_error(self) -> float:
         return self.fixed_point.rounding * self.products.labelled
 
     @property
@@ -209,7 +209,7 @@ class SumOfProducts(DescribedSum):
         return self.products.columns * max(0.0, bits)
 
     @property
-    def answered_bits(self) -> int:
+    def answer_bits(self) -> int:
         """The bits of the combined answer about one person: no active reads more by any message."""
         found = self.headroom
         return (self.products.columns + found.stride) * found.kept_bits
@@ -232,21 +232,21 @@ class SumOfProducts(DescribedSum):
             "Multiples of labels give several columns in the digits of one number, fractions of a "
             "step give some that noise on votes does not hide: together "
             f"{self.readable_bits:.0f} bits of one person at most, and a key that is none "
-            f"{self.answered_bits} bits, all words of the combined answer."
+            f"{self.answer_bits} bits, all words of the combined answer."
         )
 
     @property
     def word_bytes(self) -> int:
         return self.headroom.kept_bits // 8
 
-    def words(self, block: int) -> Sequence[int]:
+    def count_words(self, block: int) -> Sequence[int]:
         """Return the words of each ciphertext of a block: K for each of its people, and N."""
         people = len(self.people_of(block))
         rows = self.headroom.rows
         counts = (min(rows, people - first) for first in range(0, people, rows))
         return [count * self.products.columns + self.ring.degree for count in counts]
 
-    def binding(self, block: int, request_digest: bytes) -> StepBinding:
+    def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
         people = self.people_of(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
@@ -256,15 +256,15 @@ class SumOfProducts(DescribedSum):
             message=request_digest,
         )
 
-    def pack(self, words: Words, block: int) -> list[bytes]:
+    def pack_words(self, words: Words, block: int) -> list[bytes]:
         octets = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
-        stops = np.cumsum(self.words(block))
+        stops = np.cumsum(self.count_words(block))
         parts = np.split(octets[:, : self.word_bytes], stops[:-1])
         return [part.tobytes() for part in parts]
 
-    def parse(self, frame: Frame, block: int, *, sender: str) -> Words:
+    def parse_words(self, frame: Frame, block: int, *, sender: str) -> Words:
         people = len(self.people_of(block))
-        counts = self.words(block)
+        counts = self.count_words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
             raise RemoteProtocolError(
                 f"{sender} sent block {frame.step} of shape {frame.shape}, expected block {block} "
@@ -287,9 +287,9 @@ class SumOfProducts(DescribedSum):
     @cached_property
     def _empty_request(self) -> Frame:
         shape = self.products.labelled, self.products.columns
-        return self.frames().of_all(FrameKind.REQUEST, shape)
+        return self.make_frames().make_frame(FrameKind.REQUEST, shape)
 
-    def request(self, blobs: Sequence[bytes]) -> bytes:
+    def pack_request(self, blobs: Sequence[bytes]) -> bytes:
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
     def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
@@ -315,12 +315,12 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
-    return ring.expand(seed, b"products key")
+    return ring.expand_seed(seed, b"products key")
 
 
 def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
     """Return the uniform half of the label at this place."""
-    return ring.expand(seed, b"products label", place.to_bytes(4, "big"))
+    return ring.expand_seed(seed, b"products label", place.to_bytes(4, "big"))
 
 
 def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
@@ -333,22 +333,24 @@ def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> 
     A root is used once.
     """
     ring, seed = described.ring, derive_key(root, b"products seed")
-    secret_H = transform(_secret_of(described, root))
+    secret_H = transform_polynomials(_secret_of(described, root))
     step = ring.bits - described.headroom.plain_bits
 
-    def zero(uniform_LN: Digits, place: int) -> Digits:
+    def encrypt_zero(uniform_LN: Digits, place: int) -> Digits:
         """Return -a s + e for this a, with e the error of this place."""
-        product_LN = inverse(transform(ring.centred(uniform_LN)) * secret_H)
+        product_LN = invert_transform(
+            transform_polynomials(ring.centre_digits(uniform_LN)) * secret_H
+        )
         zero_LN = -np.rint(product_LN).astype(np.int64)
         key = derive_key(root, b"products error", place.to_bytes(4, "big"))
         zero_LN[0] += centred_binomial(ring.degree, key)
         return zero_LN
 
-    blobs = [seed, ring.pack(zero(_expand_key(ring, seed), 0))]
+    blobs = [seed, ring.pack_digits(encrypt_zero(_expand_key(ring, seed), 0))]
     for place, bits_K in enumerate(bits_nK):
-        label_LN = zero(expand_label(ring, seed, place), place + 1)
+        label_LN = encrypt_zero(expand_label(ring, seed, place), place + 1)
         ring.add_at(label_LN[:, : len(bits_K)], step, bits_K)
-        blobs.append(ring.pack(label_LN))
+        blobs.append(ring.pack_digits(label_LN))
     return blobs
 
 
@@ -368,7 +370,7 @@ class LabelValues(KeepsSecrets):
     labels: NDArray[np.complex128]
 
     @classmethod
-    def of(
+    def from_request(
         cls,
         described: SumOfProducts,
         request: bytes,
@@ -384,30 +386,30 @@ class LabelValues(KeepsSecrets):
             raise RemoteProtocolError(
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
             )
-        key = ring.parse(blobs[1], sender=sender), _expand_key(ring, seed)
-        spread_2N = np.stack([ring.rounded(half_LN, found.kept_bits) for half_LN in key])
+        key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
+        spread_2N = np.stack([ring.round_digits(half_LN, found.kept_bits) for half_LN in key])
         require_spread(spread_2N, 1 << found.kept_bits, sender=sender)
         asked = found.folds * described.products.columns
         count = len(ring.widths) * (found.stride + asked)
         values_HnF = np.empty((found.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
         for place, blob in enumerate(blobs[2:]):
-            halves = expand_label(ring, seed, place), ring.parse(blob, sender=sender)
+            halves = expand_label(ring, seed, place), ring.parse_digits(blob, sender=sender)
             a, b = (
-                _shifted(ring.centred(half_LN), shifts[place] if shifts else 0).reshape(
-                    -1, found.rows, found.stride
-                )
+                _multiply_by_power(
+                    ring.centre_digits(half_LN), shifts[place] if shifts else 0
+                ).reshape(-1, found.rows, found.stride)
                 for half_LN in halves
             )
             digits_LFU = np.concatenate((a, b[:, :, :asked]), axis=2).swapaxes(1, 2)
-            values_HnF[:, place] = transform(digits_LFU).reshape(count, -1).T
+            values_HnF[:, place] = transform_polynomials(digits_LFU).reshape(count, -1).T
         return cls(
             digest=hashlib.sha256(request).digest(),
-            key=transform(np.stack([ring.centred(half_LN) for half_LN in key])),
+            key=transform_polynomials(np.stack([ring.centre_digits(half_LN) for half_LN in key])),
             labels=values_HnF,
         )
 
 
-def _shifted(numbers_LN: Digits, power: int) -> Digits:
+def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
     """Multiply the polynomials by X^power, where X^N is -1."""
     shifted_LN = np.roll(numbers_LN, power, axis=1)
     shifted_LN[:, :power] *= -1
@@ -439,13 +441,13 @@ class Candidates(KeepsSecrets):
         self._roots = [fresh_key() for _ in range(described.products.candidates or 0)]
         hashes = [_hash_of(described, root) for root in self._roots]
         self._hashes = b"".join(hashes)
-        self.commitment = described.request((self._hashes,))
+        self.commitment = described.pack_request((self._hashes,))
 
-    def opened(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
+    def open_candidates(self, challenges: Mapping[str, bytes]) -> tuple[bytes, IntArray]:
         """Return the message of step 3 and the secret key of the request that is kept; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
-        kept = _agreed_challenge(described, self._frames, challenges, self._hashes)
+        kept = _parse_challenges(described, self._frames, challenges, self._hashes)
         with self._opening:
             if not self._roots:
                 raise LocalProtocolError("the candidates of this request were opened already")
@@ -457,7 +459,7 @@ class Candidates(KeepsSecrets):
         shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
         blobs = encrypt_labels(described, root, np.eye(columns, dtype=np.int64)[classes_n])
         parts = (b"".join(roots), shifts_n.tobytes(), *blobs)
-        return described.request(parts), _secret_of(described, root)
+        return described.pack_request(parts), _secret_of(described, root)
 
 
 class PublicCoin(KeepsSecrets):
@@ -479,7 +481,7 @@ class PublicCoin(KeepsSecrets):
         self._promised: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        return self._to_all(self._promise(self.me, self._drawn[self.me]))
+        return self._to_all(self._hash_promise(self.me, self._drawn[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
         if sender not in self._names or sender == self.me or sender in self._drawn:
@@ -489,7 +491,7 @@ class PublicCoin(KeepsSecrets):
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
         drawn = frame.blobs[0]
         if sender in self._promised:
-            if self._promise(sender, drawn) != self._promised[sender]:
+            if self._hash_promise(sender, drawn) != self._promised[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
@@ -502,33 +504,33 @@ class PublicCoin(KeepsSecrets):
         return self._to_all(self._drawn[self.me]) if bound else ()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self._drawn) == len(self._names)
 
     @property
-    def kept(self) -> int:
-        if not self.finished:
+    def chosen_candidate(self) -> int:
+        if not self.is_finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
         drawn = b"".join(self._drawn[name] for name in self._names)
         number = hashlib.sha256(b"products coin" + self.hashes + drawn).digest()
         return int.from_bytes(number, "big") % self._candidates
 
-    def challenge(self) -> bytes:
-        return self._frames.setup(_challenge(self.kept, self.hashes))
+    def pack_challenge(self) -> bytes:
+        return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
 
-    def _promise(self, name: str, drawn: bytes) -> bytes:
+    def _hash_promise(self, name: str, drawn: bytes) -> bytes:
         parts = (b"products promise", name.encode(), self.hashes, drawn)
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
     def _to_all(self, drawn: bytes) -> Sequence[Outgoing]:
-        message = self._frames.setup(drawn)
+        message = self._frames.pack_setup(drawn)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
-def _open_audited(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
+def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
     agreed = described.products
-    kept = coin.kept
+    kept = coin.chosen_candidate
     parts = described.open_request(request, 4 + agreed.labelled)
     roots = parts[0]
     shifts = np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
@@ -542,13 +544,13 @@ def _open_audited(described: SumOfProducts, coin: PublicCoin, request: bytes) ->
         _hash_of(described, roots[start : start + _BYTES]) for start in range(0, len(roots), _BYTES)
     ]
     blobs = parts[2:]
-    hashes.insert(kept, _hash(described.request(blobs)))
+    hashes.insert(kept, _hash_request(described.pack_request(blobs)))
     if b"".join(hashes) != coin.hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
             "not those that it committed to; nothing is answered"
         )
-    return LabelValues.of(described, request, blobs, [int(shift) for shift in shifts])
+    return LabelValues.from_request(described, request, blobs, [int(shift) for shift in shifts])
 
 
 def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
@@ -562,18 +564,18 @@ def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
 def _hash_of(described: SumOfProducts, root: bytes) -> bytes:
     bits_nK = np.eye(described.products.columns, dtype=np.int64)[_classes_of(described, root)]
     blobs = encrypt_labels(described, root, bits_nK)
-    return _hash(described.request(blobs))
+    return _hash_request(described.pack_request(blobs))
 
 
-def _hash(request: bytes) -> bytes:
+def _hash_request(request: bytes) -> bytes:
     return hashlib.sha256(b"products candidate" + request).digest()
 
 
-def _challenge(kept: int, hashes: bytes) -> bytes:
+def _encode_challenge(kept: int, hashes: bytes) -> bytes:
     return kept.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
 
 
-def _agreed_challenge(
+def _parse_challenges(
     described: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
 ) -> int:
     agreed = described.products
@@ -586,7 +588,7 @@ def _agreed_challenge(
         b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
         for name, body in challenges.items()
     }
-    possible = {_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
+    possible = {_encode_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
     if len(named) != 1 or not named <= set(possible):
         raise RemoteProtocolError(
             "the passives do not name one of the requests that were committed to, all the same; "
@@ -601,24 +603,24 @@ class ProductReceiver(SumReceiver):
     _sum: SumOfProducts
 
     def __init__(self, described: SumOfProducts, labels_nK: NDArray[Any]) -> None:
-        frames = described.frames()
+        frames = described.make_frames()
         super().__init__(described, frames, NoSetup())
         self._secret: NDArray[np.complex128] | None = None
         self._request = self._digest = b""
         self._candidates: Candidates | None = None
-        bits_nK = _checked_bits(labels_nK, described.products)
+        bits_nK = _check_bits(labels_nK, described.products)
         if described.products.candidates is not None:
             self._candidates = Candidates(described, frames, bits_nK.argmax(axis=1))
             return
         root = fresh_key()
         blobs = encrypt_labels(described, root, bits_nK)
-        self._made(described.request(blobs), _secret_of(described, root))
+        self._store_request(described.pack_request(blobs), _secret_of(described, root))
 
-    def commitment(self) -> bytes:
+    def get_commitment(self) -> bytes:
         """Return the hashes of all candidates, the same bytes for every passive."""
-        return self._audited().commitment
+        return self._require_candidates().commitment
 
-    def request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
+    def make_request(self, challenges: Mapping[str, bytes] | None = None) -> bytes:
         """Return the encrypted labels, the same bytes for every passive.
 
         Args:
@@ -627,47 +629,47 @@ class ProductReceiver(SumReceiver):
         """
         self._require_no_refusal()
         if challenges is not None:
-            self._made(*self._audited().opened(challenges))
+            self._store_request(*self._require_candidates().open_candidates(challenges))
         if not self._request:
             raise LocalProtocolError("the labels are sent once the passives' challenges came")
         return self._request
 
-    def _audited(self) -> Candidates:
+    def _require_candidates(self) -> Candidates:
         if self._candidates is None:
             raise LocalProtocolError("this agreement has no candidates: request the labels")
         return self._candidates
 
-    def _made(self, request: bytes, secret_N: IntArray) -> None:
+    def _store_request(self, request: bytes, secret_N: IntArray) -> None:
         self._request = request
-        self._secret = transform(secret_N)
+        self._secret = transform_polynomials(secret_N)
         self._digest = hashlib.sha256(request).digest()
 
-    def open(self, block: int, combined: bytes) -> FloatArray:
+    def open_block(self, block: int, combined: bytes) -> FloatArray:
         """Decrypt the sum of products of one block's people, (people, K) in float64."""
         described = self._sum
-        self.request()  # where it is due still, there is nothing to open
+        self.make_request()  # where it is due still, there is nothing to open
         shape = len(described.people_of(block)), described.products.columns
-        return self.decode(combined, shape, described.binding(block, self._digest))
+        return self.decode(combined, shape, described.make_binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         described = self._sum
         found = self._sum.headroom
         columns = described.products.columns
-        words = described.parse(frame, binding.step, sender=described.agreement.combiner)
+        words = described.parse_words(frame, binding.step, sender=described.agreement.combiner)
         integers_BK = np.empty(frame.shape, dtype=np.int64)
         start = 0
-        for place, count in enumerate(described.words(binding.step)):
+        for place, count in enumerate(described.count_words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
             phase_US = self._times_secret(c1_N).reshape(found.rows, found.stride)
-            phase_UK = c0.reshape(people, columns) + self._folded(phase_US[:people])
+            phase_UK = c0.reshape(people, columns) + self._fold_classes(phase_US[:people])
             first = place * found.rows
             start = start + count
             integers_BK[first : first + people] = self._step_of(phase_UK, binding)
         self._require_range(integers_BK, binding)
-        return described.fixed_point.dequantise(integers_BK)
+        return described.fixed_point.dequantise_sum(integers_BK)
 
-    def _folded(self, phase_US: Words) -> Words:
+    def _fold_classes(self, phase_US: Words) -> Words:
         """Add, for each class, the numbers at its one or two powers of X."""
         folds = self._sum.headroom.folds
         columns = self._sum.products.columns
@@ -681,7 +683,9 @@ class ProductReceiver(SumReceiver):
         total_N = np.zeros_like(c1_N)
         for shift in range(0, self._sum.headroom.kept_bits, 16):
             part_N = (c1_N >> np.uint64(shift)) & np.uint64(2**16 - 1)
-            product_N = np.rint(inverse(transform(part_N) * self._secret)).astype(np.int64)
+            product_N = np.rint(
+                invert_transform(transform_polynomials(part_N) * self._secret)
+            ).astype(np.int64)
             total_N += product_N.view(np.uint64) << np.uint64(shift)
         return total_N
 
@@ -705,15 +709,15 @@ class ProductReceiver(SumReceiver):
         if not -limit <= integers_BK.min() <= integers_BK.max() <= limit:
             raise self._beyond_range(binding)
 
-    def _forget(self) -> None:
+    def _forget_secrets(self) -> None:
         self._secret = None
 
 
 class ProductContributor(Role):
     def __init__(self, described: SumOfProducts, me: str) -> None:
-        frames = described.frames()
+        frames = described.make_frames()
         others = [name for name in described.agreement.contributors if name != me]
-        described.agreement.position(me)
+        described.agreement.find_position(me)
         self.me = me
         self._products = described
         self._seeds = PairwiseSeeds(me, others, frames)
@@ -721,7 +725,7 @@ class ProductContributor(Role):
         self._labels: LabelValues | None = None
         super().__init__(frames, self._seeds)
 
-    def toss(self, commitment: bytes) -> Conversation:
+    def toss_coin(self, commitment: bytes) -> Conversation:
         """Start the conversation among the passives that draws which candidate is kept."""
         described = self._products
         if described.products.candidates is None:
@@ -733,16 +737,16 @@ class ProductContributor(Role):
         self._coin = PublicCoin(self.me, described, self._frames, commitment)
         return self._coin
 
-    def challenge(self) -> bytes:
+    def pack_challenge(self) -> bytes:
         """Return the challenge that tells the active which candidate is kept."""
-        return self._tossed().challenge()
+        return self._require_coin().pack_challenge()
 
-    def _tossed(self) -> PublicCoin:
+    def _require_coin(self) -> PublicCoin:
         if self._coin is None:
             raise LocalProtocolError(f"{self.me} has tossed no coin yet")
         return self._coin
 
-    def accept(self, request: bytes) -> None:
+    def accept_request(self, request: bytes) -> None:
         """Take the encrypted labels, once; with candidates, check those that were opened."""
         described = self._products
         if self._labels is not None:
@@ -750,12 +754,14 @@ class ProductContributor(Role):
                 f"{described.agreement.receiver} sent a second request to {self.me}"
             )
         if described.products.candidates is not None:
-            self._labels = _open_audited(described, self._tossed(), request)
+            self._labels = _audit_request(described, self._require_coin(), request)
             return
         blobs = described.open_request(request, 2 + described.products.labelled)
-        self._labels = LabelValues.of(described, request, blobs)
+        self._labels = LabelValues.from_request(described, request, blobs)
 
-    def answer(self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None) -> bytes:
+    def answer_block(
+        self, block: int, rows_Bn: FloatArray, noise_BK: IntArray | None = None
+    ) -> bytes:
         """Return the protected products of one block's people; blocks rise, each is answered once.
 
         Args:
@@ -766,28 +772,36 @@ class ProductContributor(Role):
         """
         described = self._products
         shape = len(described.people_of(block)), described.products.columns
-        integers_Bn = self._quantised(rows_Bn, shape[0])
+        integers_Bn = self._quantise_rows(rows_Bn, shape[0])
         agreed = noise_BK is not None or described.agreement.noise is not None
-        noise_BK = described.fixed_point.checked_noise(noise_BK, shape) if agreed else None
+        noise_BK = described.fixed_point.check_noise(noise_BK, shape) if agreed else None
         if self._labels is None:
             raise LocalProtocolError(f"{self.me} has no labels yet; accept the request first")
-        self._seeds.require_finished()
-        binding = described.binding(block, self._labels.digest)
+        self._seeds.require_completion()
+        binding = described.make_binding(block, self._labels.digest)
         self._frames.begin_step(binding)
-        words = self._flattened(*self._ciphertexts(integers_Bn, self._labels), noise_BK, shape)
+        words = self._round_to_words(
+            *self._compute_ciphertexts(integers_Bn, self._labels), noise_BK, shape
+        )
         self._seeds.add_cancelling(binding, words)
-        return self._frames.contribution(self.me, binding, shape, described.pack(words, block))
+        return self._frames.pack_contribution(
+            self.me, binding, shape, described.pack_words(words, block)
+        )
 
-    def answers(self, rows_Un: FloatArray, noise_UK: IntArray | None = None) -> Iterator[bytes]:
+    def answer_blocks(
+        self, rows_Un: FloatArray, noise_UK: IntArray | None = None
+    ) -> Iterator[bytes]:
         for block in range(self._products.blocks):
             people = self._products.people_of(block)
             taken = slice(people.start, people.stop)
-            yield self.answer(block, rows_Un[taken], None if noise_UK is None else noise_UK[taken])
+            yield self.answer_block(
+                block, rows_Un[taken], None if noise_UK is None else noise_UK[taken]
+            )
 
-    def _quantised(self, rows_Bn: FloatArray, people: int) -> IntArray:
+    def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
         agreed = self._products.products
         levels = self._products.fixed_point.levels
-        if checked_matrix(rows_Bn).shape != (people, agreed.labelled):
+        if check_matrix(rows_Bn).shape != (people, agreed.labelled):
             raise LocalProtocolError(
                 f"the block has rows of shape {(people, agreed.labelled)}, got {rows_Bn.shape}"
             )
@@ -800,7 +814,9 @@ class ProductContributor(Role):
             )
         return scaled_Bn.astype(np.int64)
 
-    def _ciphertexts(self, integers_Bn: IntArray, labels: LabelValues) -> tuple[Digits, Digits]:
+    def _compute_ciphertexts(
+        self, integers_Bn: IntArray, labels: LabelValues
+    ) -> tuple[Digits, Digits]:
         """Return the digits of smudged c0, where a number is asked for, and of c1.
 
         Their shapes are (L, C, U, K) and (L, C, N).
@@ -811,10 +827,10 @@ class ProductContributor(Role):
         columns = self._products.products.columns
         padded = np.zeros((count * found.rows, integers_Bn.shape[1]))
         padded[: len(integers_Bn)] = integers_Bn
-        values_CnH = transform(padded.reshape(count, found.rows, -1).swapaxes(1, 2))
+        values_CnH = transform_polynomials(padded.reshape(count, found.rows, -1).swapaxes(1, 2))
         products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
-        products_CFU = inverse(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
-        zeros_2LCN = self._zeros(labels, count)
+        products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
+        zeros_2LCN = self._encrypt_zeros(labels, count)
         places = (len(ring.widths), count, found.rows, -1)
         sums_LCUF = products_CFU.reshape(count, len(ring.widths), -1, found.rows).transpose(
             1, 0, 3, 2
@@ -828,25 +844,25 @@ class ProductContributor(Role):
         self._smudge(c0_LCUK)
         return c0_LCUK, c1_LCN
 
-    def _zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
+    def _encrypt_zeros(self, labels: LabelValues, count: int) -> NDArray[np.float64]:
         """Return fresh (b u, a u) for so many ciphertexts; the errors come later, in digits."""
         u_CN = ternary(count * self._products.ring.degree).reshape(count, -1)
-        return inverse(labels.key[:, :, None] * transform(u_CN))
+        return invert_transform(labels.key[:, :, None] * transform_polynomials(u_CN))
 
     def _smudge(self, c0_LCUK: Digits) -> None:
         """Add the noise that drowns what is left of A and of this party's own errors."""
         self._products.ring.add_uniform(c0_LCUK, self._products.headroom.smudging_bits)
 
-    def _flattened(
+    def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
         found = self._products.headroom
         ring = self._products.ring
-        c0_BK = ring.rounded(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
+        c0_BK = ring.round_digits(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
         if noise_BK is not None:
             step = np.uint64(found.kept_bits - found.plain_bits)
             c0_BK = c0_BK + (noise_BK.view(np.uint64) << step)
-        c1_CN = ring.rounded(c1_LCN, found.kept_bits)
+        c1_CN = ring.round_digits(c1_LCN, found.kept_bits)
         parts: list[Words] = []
         for place, c1_N in enumerate(c1_CN):
             first = place * found.rows
@@ -857,21 +873,21 @@ class ProductContributor(Role):
 class ProductCombiner(Role):
     def __init__(self, described: SumOfProducts) -> None:
         self._products = described
-        super().__init__(described.frames(), NoSetup())
+        super().__init__(described.make_frames(), NoSetup())
 
-    def combine(self, block: int, answers: Mapping[str, bytes]) -> bytes:
+    def combine_block(self, block: int, answers: Mapping[str, bytes]) -> bytes:
         """Add one answer of each passive for one block; blocks go up."""
         described = self._products
         described.people_of(block)
         frames = self._frames.open_contributions(answers, None)
         total: Words | int = 0
         for name, frame in zip(described.agreement.contributors, frames, strict=True):
-            total = total + described.parse(frame, block, sender=name)
+            total = total + described.parse_words(frame, block, sender=name)
         assert not isinstance(total, int)
-        return self._frames.sum_of(frames, described.pack(total, block))
+        return self._frames.sum_of(frames, described.pack_words(total, block))
 
 
-def _checked_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
+def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
     shape = agreement.labelled, agreement.columns
     if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:
         raise LocalProtocolError(

@@ -48,7 +48,7 @@ _SECURITY = (20, 64)
 _CANDIDATES = (2, 1024)
 
 
-def split(bits: int, widest: int) -> tuple[int, ...]:
+def split_widths(bits: int, widest: int) -> tuple[int, ...]:
     """Return the fewest widths, nearly equal and none above `widest`, that sum to `bits`."""
     count = -(-bits // widest)
     return tuple(bits * (k + 1) // count - bits * k // count for k in range(count))
@@ -77,14 +77,14 @@ class Ring:
     def _octets(self) -> int:
         return -(-self.bits // 8)
 
-    def expand(self, seed: bytes, *context: bytes) -> Digits:
+    def expand_seed(self, seed: bytes, *context: bytes) -> Digits:
         """Expand a public seed into its uniform polynomial, by AES-256 in counter mode."""
         octets = np.frombuffer(keystream(seed, *context, length=self.size), np.uint8)
         octets_CO = octets.reshape(self.degree, -1).copy()
         octets_CO[:, -1] >>= 8 * self._octets - self.bits
-        return self._digits(octets_CO)
+        return self._split_digits(octets_CO)
 
-    def parse(self, blob: bytes, *, sender: str) -> Digits:
+    def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -94,18 +94,18 @@ class Ring:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} holds coefficients beyond 2^{self.bits}"
             )
-        return self._digits(octets_CO)
+        return self._split_digits(octets_CO)
 
-    def pack(self, numbers_LC: Digits) -> bytes:
+    def pack_digits(self, numbers_LC: Digits) -> bytes:
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
-        for digit_C, offset in zip(self.carried(numbers_LC), self.offsets, strict=True):
+        for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
             words_CW[:, word] |= digit_C.astype(np.uint64) << np.uint64(shift)
             if shift:
                 words_CW[:, word + 1] |= digit_C.astype(np.uint64) >> np.uint64(64 - shift)
         return words_CW.view(np.uint8)[:, : self._octets].tobytes()
 
-    def _digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
+    def _split_digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
         padded = np.zeros((len(octets_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
         padded[:, : self._octets] = octets_CO
         words_CW = padded.view(_WORD)
@@ -118,7 +118,7 @@ class Ring:
             digit_C[:] = part_C & np.uint64((1 << width) - 1)
         return digits_LC
 
-    def carried(self, numbers_L: Digits) -> Digits:
+    def carry_digits(self, numbers_L: Digits) -> Digits:
         """Return the same numbers with each digit in [0, 2^width)."""
         carried_L = numbers_L.copy()
         carry = np.int64(0)
@@ -128,9 +128,9 @@ class Ring:
             digit &= (1 << width) - 1
         return carried_L
 
-    def centred(self, numbers_L: Digits) -> Digits:
+    def centre_digits(self, numbers_L: Digits) -> Digits:
         """Return them with digits in [-2^(width - 1), 2^(width - 1)], small in products."""
-        centred_L = self.carried(numbers_L)
+        centred_L = self.carry_digits(numbers_L)
         carry = np.int64(0)
         for digit, width in zip(centred_L, self.widths, strict=True):
             digit += carry
@@ -153,7 +153,7 @@ class Ring:
                 digit += drawn & ((1 << min(width, bits - offset)) - 1)
         self.add_at(numbers_L, bits - 1, -1)
 
-    def rounded(self, numbers_L: Digits, kept: int) -> Words:
+    def round_digits(self, numbers_L: Digits, kept: int) -> Words:
         """Divide the numbers by 2^(k - kept) and round, modulo 2^kept; a digit begins there."""
         first = self.offsets.index(self.bits - kept)
         carry: Any = np.int64(0)
@@ -168,14 +168,14 @@ class Ring:
 
 
 @lru_cache(maxsize=8)
-def _twist(size: int) -> Spectrum:
+def _compute_twist(size: int) -> Spectrum:
     """Return the first half of the powers of exp(i pi / size): their power size / 2 is i."""
     turns: Spectrum = np.exp(1j * np.pi * np.arange(size // 2) / size)
     turns.setflags(write=False)
     return turns
 
 
-def transform(polynomial_U: NDArray[Any]) -> Spectrum:
+def transform_polynomials(polynomial_U: NDArray[Any]) -> Spectrum:
     """Evaluate real polynomials modulo Y^U + 1, along the last axis, at half of the roots.
 
     Y^U + 1 = (Y^(U/2) - i) (Y^(U/2) + i), and what a real one is modulo the second factor follows
@@ -185,14 +185,14 @@ def transform(polynomial_U: NDArray[Any]) -> Spectrum:
     folded: Spectrum = np.empty((*polynomial_U.shape[:-1], size // 2), dtype=np.complex128)
     folded.real = polynomial_U[..., : size // 2]
     folded.imag = polynomial_U[..., size // 2 :]
-    folded *= _twist(size)
+    folded *= _compute_twist(size)
     return np.fft.fft(folded)
 
 
-def inverse(values_H: Spectrum) -> NDArray[np.float64]:
+def invert_transform(values_H: Spectrum) -> NDArray[np.float64]:
     """Return the polynomials that have these values along the last axis."""
     folded = np.fft.ifft(values_H)
-    folded *= _twist(2 * values_H.shape[-1]).conj()
+    folded *= _compute_twist(2 * values_H.shape[-1]).conj()
     return np.concatenate((folded.real, folded.imag), axis=-1)
 
 
@@ -348,7 +348,7 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
     for degree in _DEGREES:
-        found = _fit(agreement, degree)
+        found = _fit_degree(agreement, degree)
         if found is not None:
             return found
     raise LocalProtocolError(
@@ -358,7 +358,7 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
     )
 
 
-def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
+def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
     folds = 2 if agreement.candidates else 1
     stride = 1 << (folds * agreement.columns - 1).bit_length()
     rows = degree // stride
@@ -393,7 +393,7 @@ def _fit(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
         folds=folds,
         stride=stride,
         ciphertexts=max(1, _WORDS // degree),
-        widths=split(modulus - kept, widest) + split(kept, widest),
+        widths=split_widths(modulus - kept, widest) + split_widths(kept, widest),
     )
 
 

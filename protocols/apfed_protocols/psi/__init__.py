@@ -123,7 +123,9 @@ def align(
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
     output = Output.HUB_ROWS if hub_only else Output.ROWS
-    aligners = _play(ids_by_party, hub, protocol, normalisation, output, agreed, threads, progress)
+    aligners = _run_parties(
+        ids_by_party, hub, protocol, normalisation, output, agreed, threads, progress
+    )
     opened = [hub] if hub_only else ids_by_party
     return {party: aligners[party].rows for party in opened}
 
@@ -141,7 +143,7 @@ def count_common(
 ) -> int:
     """Return how many IDs all parties share; no party learns which. See `align`."""
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
-    played = _play(
+    played = _run_parties(
         ids_by_party, hub, protocol, normalisation, Output.SIZE, agreed, threads, progress
     )
     return played[hub].size
@@ -162,13 +164,13 @@ def share_membership(
     Nobody learns them; they are for further protocols on shares. See `align`.
     """
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
-    aligners = _play(
+    aligners = _run_parties(
         ids_by_party, hub, "circuit", normalisation, Output.SHARED, agreed, threads, progress
     )
     return {party: aligner.membership for party, aligner in aligners.items()}
 
 
-def _play(
+def _run_parties(
     ids_by_party: Mapping[str, IdColumn],
     hub: str,
     name: str,
@@ -209,9 +211,9 @@ def _play(
             threads=threads,
             progress=progress,
         )
-        aligners = {hub: protocol.hub(hub, members, ids[hub])}
-        aligners |= {member: protocol.member(member, hub, ids[member]) for member in members}
-        helpers = {_DEALER: protocol.dealer(hub, members)} if protocol.needs_dealer else {}
+        aligners = {hub: protocol.make_hub(hub, members, ids[hub])}
+        aligners |= {member: protocol.make_member(member, hub, ids[member]) for member in members}
+        helpers = {_DEALER: protocol.make_dealer(hub, members)} if protocol.needs_dealer else {}
         converse(aligners | helpers)
         _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
     except IntersectionTooSmallError as error:

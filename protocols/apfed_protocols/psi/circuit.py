@@ -66,9 +66,9 @@ from apfed_protocols.psi.interface import (
     Guesses,
     Inbox,
     IntersectionAgreement,
+    IntersectionResult,
     IntersectionTooSmallError,
     Membership,
-    Opened,
     Output,
     Script,
     Turn,
@@ -192,49 +192,51 @@ class CircuitIntersection(DealtIntersection):
         return Guesses(hub=bins, member=bins * slots_for(maximum_ids, bins))
 
     @classmethod
-    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
         """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
 
         A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
         Where the hub has few IDs, a large set takes many slots of each of its few bins.
         """
         bins = bins_for(size)
-        table = WORD.itemsize * cls.slots(own, bins) * bins
-        compared = max(CHUNK_SLOTS // BITS, cls.slots(size, bins_for(own)))
+        table = WORD.itemsize * cls.count_slots(own, bins) * bins
+        compared = max(CHUNK_SLOTS // BITS, cls.count_slots(size, bins_for(own)))
         return max(table, compared * cls._count_slot_bytes(members))
 
     @classmethod
     def _count_slot_bytes(cls, members: int) -> int:
         return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
 
-    def _gate(self) -> type[And]:
+    def _load_gate(self) -> type[And]:
         return BeaverAnd
 
-    def _desk(self, me: str) -> Desk:
+    def _make_desk(self, me: str) -> Desk:
         return Desk(me, self.agreement, self.progress, version=self.version)
 
-    def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+    def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own=0, members=len(members))
-        return self._role(me, [hub, *members], self.serve(self._desk(me), hub, members))
+        return self._make_aligner(
+            me, [hub, *members], self.run_dealer(self._make_desk(me), hub, members)
+        )
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
-        desk = self._desk(me)
-        gate = self._gate()
+        desk = self._make_desk(me)
+        gate = self._load_gate()
         meeting = yield from _meet_as_hub(desk, self, members, ids)
-        tags_MB = yield from self.at_hub(desk, members, meeting)
+        tags_MB = yield from self.tag_hub_bins(desk, members, meeting)
         dealer = self.agreement.dealer
         shares = []
         seed_bytes = KEY_BYTES * (len(members) + 1)
         bins = tags_MB.shape[-1]
-        for chunk in chunks(bins, meeting.slots):
+        for chunk in split_bins(bins, meeting.slots):
             words = (chunk.stop - chunk.start) // BITS
             pair_words, all_words = _triple_words(words, meeting.slots)
             order = deal_request(words, meeting.slots)
-            inbox = yield desk.turn(Kind.DEAL, {dealer: order}, [dealer])
+            inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
             length = seed_bytes + WORD.itemsize * all_words
-            dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
+            dealt = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
             *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
             planes = {}
             triples = {}
@@ -243,54 +245,54 @@ class CircuitIntersection(DealtIntersection):
             ):
                 planes_1W = ~bit_planes(tags_B[chunk])[:, None]
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
-                triples[member] = TripleShares.expand(seed, count)
+                triples[member] = TripleShares.from_seed(seed, count)
             bits = yield from _any_slot_equals(desk, planes, triples, leads=True, gate=gate)
-            all_triples = TripleShares.expand(all_seed, all_words, dealt[seed_bytes:])
+            all_triples = TripleShares.from_seed(all_seed, all_words, dealt[seed_bytes:])
             bits_MW = np.stack([bits[member] for member in members])
             share = yield from _all_members_agree(
                 desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
             )
             shares.append(share)
-            desk.report(chunk.stop, bins)
+            desk.report_progress(chunk.stop, bins)
         share = np.concatenate(shares)
         return (yield from _open_at_hub(desk, members, meeting, ids, share))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
-        desk = self._desk(me)
-        gate = self._gate()
+        desk = self._make_desk(me)
+        gate = self._load_gate()
         meeting = yield from _meet_as_member(desk, self, hub, ids)
-        tags = yield from self.at_member(desk, hub, meeting)
+        tags = yield from self.tag_member_bins(desk, hub, meeting)
         dealer = self.agreement.dealer
         place = meeting.place
         shares = []
         bins = tags.shape[-1]
-        for chunk in chunks(bins, meeting.slots):
+        for chunk in split_bins(bins, meeting.slots):
             tags_KB = tags[:, chunk]
             words = tags_KB.shape[1] // BITS
             pair_words, all_words = _triple_words(words, meeting.slots)
             inbox = yield Turn((), [dealer])
             length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-            dealt = desk.read(inbox, dealer, Kind.TRIPLES, length)
+            dealt = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
             seed = dealt[:KEY_BYTES]
             all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
-            triples = TripleShares.expand(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+            triples = TripleShares.from_seed(seed, pair_words[place], dealt[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
             bits = yield from _any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
             bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
             bits_MW[place] = bits[hub]
-            all_triples = TripleShares.expand(all_seed, all_words)
+            all_triples = TripleShares.from_seed(all_seed, all_words)
             share = yield from _all_members_agree(
                 desk, bits_MW, all_triples, hub=hub, members=(), gate=gate
             )
             shares.append(share)
-            desk.report(chunk.stop, bins)
+            desk.report_progress(chunk.stop, bins)
         return (yield from _open_at_member(desk, hub, meeting, ids, np.concatenate(shares)))
 
     @classmethod
-    def slots(cls, member_size: int, bins: int) -> int:
+    def count_slots(cls, member_size: int, bins: int) -> int:
         return hashing.slots_for(member_size, bins)
 
-    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+    def make_table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         """Return the tags in all slots, shape (K, B), or None where they do not fit."""
         return hashing.member_table(prints, bins_of, bins, slots)
 
@@ -302,22 +304,24 @@ class CircuitIntersection(DealtIntersection):
         of each member; a message counts at most 2^16 of them.
         """
         most = self.agreement.largest_size
-        slots = max(CHUNK_SLOTS, BITS * self.slots(most, hashing.bins_for(0)))
+        slots = max(CHUNK_SLOTS, BITS * self.count_slots(most, hashing.bins_for(0)))
         return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
 
-    def at_hub(
+    def tag_hub_bins(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         """Return the tag in each bin for each member, shape (M, B)."""
         yield from ()
         return np.broadcast_to(meeting.tags, (len(members), *meeting.tags.shape))
 
-    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
+    def tag_member_bins(
+        self, desk: Desk, hub: str, meeting: Meeting
+    ) -> Generator[Turn, Inbox, Words]:
         """Return the tags in each bin, shape (K, B)."""
         yield from ()
         return meeting.tags
 
-    def serve(
+    def run_dealer(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
         """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer."""
@@ -334,17 +338,17 @@ class CircuitIntersection(DealtIntersection):
                     "IDs take"
                 )
             inbox = yield turn
-        verdict = yield from _count(desk, hub, members, inbox, total)
-        yield desk.turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
-        return Opened()
+        verdict = yield from _count_bits(desk, hub, members, inbox, total)
+        yield desk.make_turn(Kind.VERDICT, dict.fromkeys([hub, *members], verdict), ())
+        return IntersectionResult()
 
     def _fill_order(
         self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
-        order = desk.read(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
+        order = desk.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
-        most = self.slots(self.agreement.maximum_ids, hashing.bins_for(0))
+        most = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
         too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
         if not words or not min(slots) or too_many or max(slots) > most:
             raise RemoteProtocolError(
@@ -360,7 +364,7 @@ class CircuitIntersection(DealtIntersection):
             hub_seeds += hub_seed
             bodies[member] = seed + all_seed + correction
         bodies[hub] = hub_seeds + all_seeds[-1] + all_correction
-        return words, desk.turn(Kind.TRIPLES, bodies, [hub])
+        return words, desk.make_turn(Kind.TRIPLES, bodies, [hub])
 
 
 class CryptenCircuitIntersection(CircuitIntersection):
@@ -370,7 +374,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
         load_crypten()
         super().__init__(agreement, **choices)
 
-    def _gate(self) -> type[And]:
+    def _load_gate(self) -> type[And]:
         # torch takes a second to load, and only here is it needed
         from apfed_protocols.crypten.tensors import CryptenAnd
 
@@ -382,17 +386,17 @@ def _meet_as_hub(
 ) -> Generator[Turn, Inbox, Meeting]:
     own = fresh_key()
     count = len(members)
-    size = desk.agreement.announced_by(desk.me, len(ids))
+    size = desk.agreement.compute_announced_size(desk.me, len(ids))
     commitment = hashlib.sha256(own).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
-    inbox = yield desk.turn(Kind.COMMIT, commits, members)
-    joins = [_JOIN.unpack(desk.read(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
+    inbox = yield desk.make_turn(Kind.COMMIT, commits, members)
+    joins = [_JOIN.unpack(desk.parse_message(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
     for member, (_, _, announced) in zip(members, joins, strict=True):
-        desk.agreement.check_announced(member, [announced], [member])
+        desk.agreement.check_announced_sizes(member, [announced], [member])
     parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
-    yield desk.turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
+    yield desk.make_turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
     bins = hashing.bins_for(size)
-    keys = [_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
+    keys = [_derive_attempt_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
     key, (prints, bins_of, tokens), row_of_bin = yield from _fill_bins(
         desk, members, ids, keys, bins
     )
@@ -400,7 +404,7 @@ def _meet_as_hub(
         key=key,
         masks=[mask for _, mask, _ in joins],
         place=0,
-        slots=[backend.slots(announced, bins) for _, _, announced in joins],
+        slots=[backend.count_slots(announced, bins) for _, _, announced in joins],
         sizes=[size, *(announced for _, _, announced in joins)],
         tags=hashing.hub_tags(prints, row_of_bin),
         bins_of=bins_of,
@@ -420,10 +424,12 @@ def _fill_bins(
         row_of_bin = hashing.cuckoo_table(bins_n3, bins)
         if row_of_bin is None:
             continue
-        inbox = yield desk.turn(Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members)
-        refused = [m for m in members if desk.read(inbox, m, Kind.PLACED, 1) != b"\1"]
+        inbox = yield desk.make_turn(
+            Kind.PLACE, dict.fromkeys(members, _PLACE.pack(attempt)), members
+        )
+        refused = [m for m in members if desk.parse_message(inbox, m, Kind.PLACED, 1) != b"\1"]
         if not refused:
-            yield desk.turn(Kind.AGREED, dict.fromkeys(members, b""), ())
+            yield desk.make_turn(Kind.AGREED, dict.fromkeys(members, b""), ())
             return key, (tags, bins_n3, tokens), row_of_bin
     if refused:
         raise RemoteProtocolError(
@@ -440,9 +446,9 @@ def _meet_as_member(
     desk: Desk, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
     inbox = yield Turn((), [hub])
-    commit = desk.read(inbox, hub, Kind.COMMIT, _COMMIT.size)
+    commit = desk.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
-    desk.agreement.check_announced(hub, [hub_size], [hub])
+    desk.agreement.check_announced_sizes(hub, [hub_size], [hub])
     if place >= count:
         raise RemoteProtocolError(f"{hub} gives place {place} among {count} members")
     if desk.agreement.sizes and count != len(desk.agreement.sizes) - 1:
@@ -452,9 +458,9 @@ def _meet_as_member(
         )
     own = fresh_key()
     mask = fresh_key()
-    own_size = desk.agreement.announced_by(desk.me, len(ids))
-    inbox = yield desk.turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
-    reveal = desk.read(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
+    own_size = desk.agreement.compute_announced_size(desk.me, len(ids))
+    inbox = yield desk.make_turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
+    reveal = desk.parse_message(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part = reveal[:KEY_BYTES]
     parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
@@ -463,18 +469,18 @@ def _meet_as_member(
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
     members = [party for party in desk.agreement.sizes if party != hub]
-    desk.agreement.check_announced(hub, sizes, members)
+    desk.agreement.check_announced_sizes(hub, sizes, members)
     bins = hashing.bins_for(hub_size)
-    slots = [backend.slots(size, bins) for size in sizes]
-    keys = [_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
+    slots = [backend.count_slots(size, bins) for size in sizes]
+    keys = [_derive_attempt_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
 
-    def fill(key: bytes) -> _Filled | None:
+    def fill_table(key: bytes) -> _Filled | None:
         """Return the fingerprints and the tags (K, B); None where this key does not do."""
         prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
-        table = backend.table(prints, bins_of, bins, slots[place])
+        table = backend.make_table(prints, bins_of, bins, slots[place])
         return None if table is None else ((prints, bins_of, tokens), table)
 
-    key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill)
+    key, ((prints, bins_of, tokens), tags_KB) = yield from _fill_slots(desk, hub, keys, fill_table)
     return Meeting(
         key=key,
         masks=[mask],
@@ -499,7 +505,7 @@ def _fill_slots(
     filled_by = 0
     inbox = yield Turn((), [hub])
     while True:
-        (attempt,) = _PLACE.unpack(desk.read(inbox, hub, Kind.PLACE, _PLACE.size))
+        (attempt,) = _PLACE.unpack(desk.parse_message(inbox, hub, Kind.PLACE, _PLACE.size))
         if not previous < attempt < len(keys):
             raise RemoteProtocolError(
                 f"{hub} proposes hash key {attempt} after {previous}; keys are numbered upwards "
@@ -509,13 +515,13 @@ def _fill_slots(
         if attempt != filled_by:
             filled = fill(keys[attempt])
             filled_by = attempt
-        inbox = yield desk.turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
+        inbox = yield desk.make_turn(Kind.PLACED, {hub: bytes([filled is not None])}, [hub])
         if filled is not None and desk.kind_of(inbox, hub) is Kind.AGREED:
-            desk.read(inbox, hub, Kind.AGREED, 0)
+            desk.parse_message(inbox, hub, Kind.AGREED, 0)
             return keys[attempt], filled
 
 
-def _key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
+def _derive_attempt_key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
 
 
@@ -536,15 +542,17 @@ def _any_slot_equals(
     """
     for half in (32, 16, 8, 4, 2, 1):
         gates = {
-            peer: gate(x[:half], x[half:], triples[peer].take(x[:half].shape), leads=leads)
+            peer: gate(x[:half], x[half:], triples[peer].take_triple(x[:half].shape), leads=leads)
             for peer, x in planes.items()
         }
-        sent = {peer: each.masked() for peer, each in gates.items()}
-        inbox = yield desk.turn(
+        sent = {peer: each.mask_inputs() for peer, each in gates.items()}
+        inbox = yield desk.make_turn(
             Kind.MASKED, {peer: words.tobytes() for peer, words in sent.items()}, sent.keys()
         )
         planes = {
-            peer: gates[peer].share(words ^ desk.read_words(inbox, peer, Kind.MASKED, words.shape))
+            peer: gates[peer].compute_share(
+                words ^ desk.parse_words(inbox, peer, Kind.MASKED, words.shape)
+            )
             for peer, words in sent.items()
         }
     return {peer: np.bitwise_xor.reduce(x[0], axis=0) for peer, x in planes.items()}
@@ -569,17 +577,17 @@ def _all_members_agree(
         left = shares[:half]
         right = shares[half : 2 * half]
         rest = shares[2 * half :]
-        each = gate(left, right, triples.take(left.shape), leads=bool(members))
-        opened = each.masked()
+        each = gate(left, right, triples.take_triple(left.shape), leads=bool(members))
+        opened = each.mask_inputs()
         if members:
             inbox = yield Turn((), members)
             for member in members:
-                opened ^= desk.read_words(inbox, member, Kind.MASKED, opened.shape)
-            yield desk.turn(Kind.OPENED, dict.fromkeys(members, opened.tobytes()), ())
+                opened ^= desk.parse_words(inbox, member, Kind.MASKED, opened.shape)
+            yield desk.make_turn(Kind.OPENED, dict.fromkeys(members, opened.tobytes()), ())
         else:
-            inbox = yield desk.turn(Kind.MASKED, {hub: opened.tobytes()}, [hub])
-            opened = desk.read_words(inbox, hub, Kind.OPENED, opened.shape)
-        shares = np.concatenate([each.share(opened), rest])
+            inbox = yield desk.make_turn(Kind.MASKED, {hub: opened.tobytes()}, [hub])
+            opened = desk.parse_words(inbox, hub, Kind.OPENED, opened.shape)
+        shares = np.concatenate([each.compute_share(opened), rest])
     bits_W: Words = shares[0]
     return bits_W
 
@@ -588,43 +596,43 @@ def _open_at_hub(
     desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
     row_of_bin = meeting.row_of_bin
-    opened = yield from _counted(desk, meeting, len(ids), share, row_of_bin)
+    opened = yield from _request_count(desk, meeting, len(ids), share, row_of_bin)
     if opened is not None:
         return opened
     inbox = yield Turn((), members)
     for member in members:
-        share = share ^ desk.read_words(inbox, member, Kind.SHARE, share.shape)
-    found = row_of_bin[_bits(share)]
+        share = share ^ desk.parse_words(inbox, member, Kind.SHARE, share.shape)
+    found = row_of_bin[_unpack_bits(share)]
     if (found < 0).any():
         raise RemoteProtocolError(
             f"{', '.join(members)} opened bins in which {desk.me} has no ID; a share is wrong"
         )
     rows = found[random_permutation(len(found))]
     if desk.agreement.output is Output.HUB_ROWS:
-        return Opened(rows=rows)
+        return IntersectionResult(rows=rows)
     tokens = meeting.tokens[rows].tobytes()
-    yield desk.turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
-    return Opened(rows=rows)
+    yield desk.make_turn(Kind.TOKENS, dict.fromkeys(members, tokens), ())
+    return IntersectionResult(rows=rows)
 
 
 def _open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
-    opened = yield from _counted(desk, meeting, len(ids), share, None)
+    opened = yield from _request_count(desk, meeting, len(ids), share, None)
     if opened is not None:
         return opened
     if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, ())
-        return Opened()
-    inbox = yield desk.turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
-    body = desk.read(inbox, hub, Kind.TOKENS)
-    return Opened(rows=_rows_of(desk, hub, meeting, body))
+        yield desk.make_turn(Kind.SHARE, {hub: share.tobytes()}, ())
+        return IntersectionResult()
+    inbox = yield desk.make_turn(Kind.SHARE, {hub: share.tobytes()}, [hub])
+    body = desk.parse_message(inbox, hub, Kind.TOKENS)
+    return IntersectionResult(rows=_rows_of(desk, hub, meeting, body))
 
 
 def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
-    place = vole.match(meeting.tokens, tokens, sender=hub)
+    place = vole.match_tags(meeting.tokens, tokens, sender=hub)
     found = np.flatnonzero(place >= 0)
     minimum = desk.agreement.minimum_rows
     if len(found) != whole or len(body) % TOKEN_BYTES or whole < minimum:
@@ -635,9 +643,9 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     return found[np.argsort(place[found])]
 
 
-def _counted(
+def _request_count(
     desk: Desk, meeting: Meeting, own_size: int, share: Words, row_of_bin: Rows | None
-) -> Generator[Turn, Inbox, Opened | IntersectionTooSmallError | None]:
+) -> Generator[Turn, Inbox, IntersectionResult | IntersectionTooSmallError | None]:
     """Let the dealer count the bits; return what is known then, None where rows are to open.
 
     It says the number only where this is the output, else -1.
@@ -646,17 +654,17 @@ def _counted(
     every member's share is masked with a seed that it has in common with the hub. It does
     not know the order of the bins either: it learns the number of common IDs only.
     """
-    bits = _bits(share)
+    bits = _unpack_bits(share)
     agreement = desk.agreement
     keys = random_words(derive_key(meeting.key, b"order"), b"order", len(bits))
     body = np.packbits(bits[np.argsort(keys, kind="stable")], bitorder="little").view(WORD)
     for seed in meeting.masks:
         body = body ^ random_words(seed, b"count", len(body))
     dealer = agreement.dealer
-    inbox = yield desk.turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
-    (size,) = _VERDICT.unpack(desk.read(inbox, dealer, Kind.VERDICT, _VERDICT.size))
+    inbox = yield desk.make_turn(Kind.COUNT, {dealer: body.tobytes()}, [dealer])
+    (size,) = _VERDICT.unpack(desk.parse_message(inbox, dealer, Kind.VERDICT, _VERDICT.size))
     if size == _TOO_FEW and agreement.minimum_rows:
-        return IntersectionTooSmallError.of(desk.me, agreement.minimum_rows)
+        return IntersectionTooSmallError.for_party(desk.me, agreement.minimum_rows)
     counted = agreement.output is Output.SIZE
     if size < agreement.minimum_rows if counted else size != _ENOUGH:
         raise RemoteProtocolError(f"{dealer} announces {size} common IDs, which was not agreed")
@@ -665,13 +673,13 @@ def _counted(
             f"{dealer} announces {size} common IDs, {desk.me} has only {own_size}"
         )
     if counted:
-        return Opened(size=int(size))
+        return IntersectionResult(size=int(size))
     if agreement.output is Output.SHARED:
-        return Opened(membership=Membership(shares=bits, row_of_place=row_of_bin))
+        return IntersectionResult(membership=Membership(shares=bits, row_of_place=row_of_bin))
     return None
 
 
-def _bits(words: Words) -> NDArray[np.bool_]:
+def _unpack_bits(words: Words) -> NDArray[np.bool_]:
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
@@ -679,20 +687,20 @@ def deal_request(words: int, slots: Sequence[int]) -> bytes:
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
-def _count(
+def _count_bits(
     desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
-    bits = desk.read_words(inbox, hub, Kind.COUNT, (words,))
+    bits = desk.parse_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
-        bits = bits ^ desk.read_words(inbox, member, Kind.COUNT, (words,))
+        bits = bits ^ desk.parse_words(inbox, member, Kind.COUNT, (words,))
     size = int(np.bitwise_count(bits).sum())
     if size < desk.agreement.minimum_rows:
         return _VERDICT.pack(_TOO_FEW)
     return _VERDICT.pack(size if desk.agreement.output is Output.SIZE else _ENOUGH)
 
 
-def chunks(bins: int, slots: Sequence[int]) -> Sequence[slice]:
+def split_bins(bins: int, slots: Sequence[int]) -> Sequence[slice]:
     """Cut the bins so that no pair compares many more than CHUNK_SLOTS slots at once.
 
     Nor do all members together combine more words than that many slots have: their number is
@@ -765,70 +773,76 @@ class OpprfIntersection(CircuitIntersection):
         return max(dealt, super().longest)
 
     @classmethod
-    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
         """Return the circuit's bytes, or more if the dealer's take more.
 
         The dealer makes an element for each bin, for one member at once.
         """
         dealt = vole.DEALING_ELEMENT_BYTES * bins_for(size)
-        return max(dealt, super().announced_bytes(size, own=own, members=members))
+        return max(dealt, super().count_announced_bytes(size, own=own, members=members))
 
     @classmethod
-    def slots(cls, member_size: int, bins: int) -> int:
+    def count_slots(cls, member_size: int, bins: int) -> int:
         return 1
 
-    def table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
+    def make_table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
         return np.empty((slots, 0), np.uint64)
 
-    def at_hub(
+    def tag_hub_bins(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
         hub_size, *sizes = meeting.sizes
-        inbox = yield _CORRELATING.ordered(desk, hub_size)
+        inbox = yield _CORRELATING.make_order(desk, hub_size)
         shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
-        used, own, choice = _placed(meeting)
-        digests = _digests(meeting.tokens[own], meeting.key)
+        used, own, choice = _place_rows(meeting)
+        digests = _hash_tokens(meeting.tokens[own], meeting.key)
         points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
         points[used] = store.targets_of(digests)
-        vectors = {member: share.masked(points) for member, share in shares.items()}
-        inbox = yield desk.turn(Kind.VECTOR, vectors, members)
+        vectors = {member: share.mask_vector(points) for member, share in shares.items()}
+        inbox = yield desk.make_turn(Kind.VECTOR, vectors, members)
         tags_MB = random_words(fresh_key(), b"empty", len(members) * len(meeting.row_of_bin))
         tags_MB = tags_MB.reshape(len(members), -1).copy()
         for (member, share), size, tags_B in zip(shares.items(), sizes, tags_MB, strict=True):
             shape = store.cells_for(size) + store.DENSE, PLACES
-            hints = desk.read_words(inbox, member, Kind.HINT, shape)
-            hinted = store.decode(hints, store.Rows.of(digests, store.cells_for(size)))
+            hints = desk.parse_words(inbox, member, Kind.HINT, shape)
+            hinted = store.decode_rows(
+                hints, store.Rows.from_digests(digests, store.cells_for(size))
+            )
             own_hint = np.take_along_axis(hinted, choice[:, None], axis=1)[:, 0]
-            tags_B[used] = own_hint ^ _function(share.c[used], meeting.key)
+            tags_B[used] = own_hint ^ _evaluate_prf(share.c[used], meeting.key)
         return tags_MB
 
-    def at_member(self, desk: Desk, hub: str, meeting: Meeting) -> Generator[Turn, Inbox, Words]:
+    def tag_member_bins(
+        self, desk: Desk, hub: str, meeting: Meeting
+    ) -> Generator[Turn, Inbox, Words]:
         hub_size = meeting.sizes[0]
         size = meeting.sizes[1 + meeting.place]
         # what takes no message of others is done while it comes
-        digests = _digests(meeting.tokens, meeting.key)
-        hints = store.Encoder(store.Rows.of(digests, store.cells_for(size)), store.cells_for(size))
+        digests = _hash_tokens(meeting.tokens, meeting.key)
+        hints = store.Encoder(
+            store.Rows.from_digests(digests, store.cells_for(size)), store.cells_for(size)
+        )
         inbox = yield Turn((), [hub, desk.agreement.dealer])
         share = _CORRELATING.member_share(desk, inbox)
-        vector = desk.read(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
-        values_B = share.unmasked(hub, vector)
-        addends = share.delta.times(store.targets_of(digests))
+        vector = desk.parse_message(inbox, hub, Kind.VECTOR, vole.vector_bytes(bins_for(hub_size)))
+        values_B = share.unmask_vector(hub, vector)
+        addends = share.delta.multiply_elements(store.targets_of(digests))
         tags_B = random_words(fresh_key(), b"bins", bins_for(hub_size))
         programmed = tags_B[meeting.bins_of]
         for choice, bins in enumerate(meeting.bins_of.T):
-            programmed[:, choice] ^= _function(values_B[bins] ^ addends, meeting.key)
-        sent = vole.encoded(desk.me, hints, programmed).astype(WORD, copy=False)
-        yield desk.turn(Kind.HINT, {hub: sent.tobytes()}, ())
+            programmed[:, choice] ^= _evaluate_prf(values_B[bins] ^ addends, meeting.key)
+        sent = vole.encode_values(desk.me, hints, programmed).astype(WORD, copy=False)
+        yield desk.make_turn(Kind.HINT, {hub: sent.tobytes()}, ())
         return tags_B[None]
 
-    def serve(
+    def run_dealer(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
-        hub_size = yield from _CORRELATING.deal(desk, hub, members)
-        return (yield from super().serve(desk, hub, members, hub_size=hub_size))
+        hub_size = yield from _CORRELATING.deal_shares(desk, hub, members)
+        return (yield from super().run_dealer(desk, hub, members, hub_size=hub_size))
 
 
-def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
+def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
     used = np.flatnonzero(meeting.row_of_bin >= 0)
     own = meeting.row_of_bin[used]
     bins_of = meeting.bins_of.take(own, axis=0)
@@ -836,7 +850,7 @@ def _placed(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
     return used, own, choice
 
 
-def _digests(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
+def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     """Return the digests that give the rows of IDs, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
@@ -849,5 +863,5 @@ def _digests(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     return found.reshape(len(elements), 2 * _BLOCKS)
 
 
-def _function(values: store.Elements, key: bytes) -> Words:
+def _evaluate_prf(values: store.Elements, key: bytes) -> Words:
     return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

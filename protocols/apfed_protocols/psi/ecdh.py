@@ -83,7 +83,7 @@ from apfed_protocols.psi.interface import (
     digest_each,
     message_bytes,
     open_rows,
-    opened_rows,
+    parse_opened_rows,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
@@ -158,15 +158,15 @@ class _EcdhRole(Aligner, ABC):
         self._desk = Desk(me, agreement)
         self._size = len(ids)
         self._digests = np.frombuffer(digest_ids(ids, session=agreement.digest), np.uint8)
-        self._blindings = {peer: self._blinding(me, peer) for peer in peers}
+        self._blindings = {peer: self._make_blinding(me, peer) for peer in peers}
         # how long messages are, follows from how many items they may have
-        super().__init__(me, peers, agreement.output, self._play(), longest=sys.maxsize)
+        super().__init__(me, peers, agreement.output, self._run_role(), longest=sys.maxsize)
 
     @abstractmethod
-    def _play(self) -> Script:
+    def _run_role(self) -> Script:
         """Play the role from the first message to the last."""
 
-    def _blinding(self, me: str, peer: str) -> _Blinding:
+    def _make_blinding(self, me: str, peer: str) -> _Blinding:
         secret = self._backend.secret
         if secret is None:
             return _Blinding(fresh_key(), random_permutation(self._size))
@@ -174,21 +174,21 @@ class _EcdhRole(Aligner, ABC):
         order = random_permutation(self._size, key=derive_key(key, b"order"))
         return _Blinding(derive_key(key, b"scalar"), order)
 
-    def _blinded(self, awaited: Collection[str] = ()) -> Turn:
+    def _blind_ids(self, awaited: Collection[str] = ()) -> Turn:
         """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
         for peer, own in self._blindings.items():
             blocks = digests[own.order].tobytes()
-            work = partial(blind, own.scalar)
-            bodies[peer] = self._computed("blinding its own IDs", work, blocks)
-        return self._desk.turn(Kind.BLINDED, bodies, awaited)
+            work = partial(blind_digests, own.scalar)
+            bodies[peer] = self._map_blocks("blinding its own IDs", work, blocks)
+        return self._desk.make_turn(Kind.BLINDED, bodies, awaited)
 
-    def _tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
-        points = self._desk.read(inbox, sender, Kind.BLINDED)
+    def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
+        points = self._desk.parse_message(inbox, sender, Kind.BLINDED)
         check_points(sender, points)
-        by_scalar = partial(multiply, self._blindings[sender].scalar)
-        found = self._computed(f"blinding the IDs of {sender}", by_scalar, points)
+        by_scalar = partial(multiply_points, self._blindings[sender].scalar)
+        found = self._map_blocks(f"blinding the IDs of {sender}", by_scalar, points)
         if len(set(split_points(found))) * POINT_BYTES < len(found):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
@@ -196,14 +196,14 @@ class _EcdhRole(Aligner, ABC):
             )
         return np.frombuffer(found, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
-    def _computed(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
+    def _map_blocks(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
         backend, total = self._backend, len(blocks) // POINT_BYTES
 
-        def report(done: int) -> None:
+        def report_progress(done: int) -> None:
             if backend.progress is not None:
                 backend.progress(Progress(self._me, what, done, total))
 
-        return in_threads(work, blocks, threads=backend.threads, report=report)
+        return map_in_threads(work, blocks, threads=backend.threads, report=report_progress)
 
 
 class EcdhIntersection(SetIntersection):
@@ -254,22 +254,22 @@ class EcdhIntersection(SetIntersection):
     def longest(self) -> int:
         return self.longest_message(self.agreement.maximum_ids)
 
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
+    def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
             raise LocalProtocolError(
                 f"ecdh counts the IDs common to two parties, here are {1 + len(members)}; "
                 "circuit counts those of more"
             )
-        self._enter(me, members, ids)
+        self._check_inputs(me, members, ids)
         return EcdhHub(me, members, ids, self)
 
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> "EcdhMember":
+    def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> "EcdhMember":
         check_parties(hub, [me])
-        self._enter(me, [hub], ids)
+        self._check_inputs(me, [hub], ids)
         return EcdhMember(me, hub, ids, self)
 
-    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
+    def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         raise LocalProtocolError(
             f"an ecdh intersection has no dealer, only hub {hub} and members {', '.join(members)}"
         )
@@ -293,20 +293,20 @@ class EcdhHub(_EcdhRole):
         rows = self.rows
         return {member: place[rows] for member, place in self._places.items()}
 
-    def _play(self) -> Script:
+    def _run_role(self) -> Script:
         theirs = {}
         members = list(self._blindings)
-        yield self._blinded()
+        yield self._blind_ids()
         for member in members:
             inbox = yield Turn((), [member])
-            theirs[member] = split_points(self._tags(inbox, member).tobytes(), TAG_BYTES)
+            theirs[member] = split_points(self._compute_tags(inbox, member).tobytes(), TAG_BYTES)
         for member in members:
             inbox = yield Turn((), [member])
-            tags = split_points(self._desk.read(inbox, member, Kind.TAGS), TAG_BYTES)
-            self._places[member] = self._match(member, tags, theirs[member])
+            tags = split_points(self._desk.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
+            self._places[member] = self._match_rows(member, tags, theirs[member])
         return (yield from open_rows(self._desk, self._places))
 
-    def _match(self, sender: str, tags: list[bytes], theirs: list[bytes]) -> Rows:
+    def _match_rows(self, sender: str, tags: list[bytes], theirs: list[bytes]) -> Rows:
         """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
         row_of_tag = dict(zip(tags, self._blindings[sender].order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._size:
@@ -330,13 +330,13 @@ class EcdhMember(_EcdhRole):
     def order(self) -> Rows:
         return self._blindings[self._hub].order
 
-    def _play(self) -> Script:
-        inbox = yield self._blinded([self._hub])
-        tags = self._tags(inbox, self._hub)
+    def _run_role(self) -> Script:
+        inbox = yield self._blind_ids([self._hub])
+        tags = self._compute_tags(inbox, self._hub)
         if self._output is Output.SIZE:
             tags = tags[random_permutation(len(tags))]
-        inbox = yield self._desk.turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
-        return opened_rows(self._desk, inbox, self._hub, self.order, len(tags))
+        inbox = yield self._desk.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
+        return parse_opened_rows(self._desk, inbox, self._hub, self.order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:
@@ -401,15 +401,15 @@ def to_curve(digests: bytes) -> list[bytes]:
     return points
 
 
-def blind(scalar: bytes, digests: bytes) -> bytes:
+def blind_digests(scalar: bytes, digests: bytes) -> bytes:
     return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
-def multiply(scalar: bytes, points: bytes) -> bytes:
+def multiply_points(scalar: bytes, points: bytes) -> bytes:
     return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 
-def in_threads(
+def map_in_threads(
     work: Callable[[bytes], bytes],
     blocks: bytes,
     *,
@@ -426,16 +426,18 @@ def in_threads(
     given = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
     several = min(pieces, threads or os.cpu_count() or 1)
     if several == 1:
-        return b"".join(_counted(map(work, given), report))
+        return b"".join(_report_results(map(work, given), report))
     with ThreadPoolExecutor(several) as pool:
         try:
-            return b"".join(_counted(pool.map(work, given), report))
+            return b"".join(_report_results(pool.map(work, given), report))
         finally:
             # where this ends early, pieces that no thread has begun are not done any more
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _counted(results: Iterable[bytes], report: Callable[[int], None] | None) -> Iterator[bytes]:
+def _report_results(
+    results: Iterable[bytes], report: Callable[[int], None] | None
+) -> Iterator[bytes]:
     done = 0
     for result in results:
         yield result

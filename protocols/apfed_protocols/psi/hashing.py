@@ -70,7 +70,7 @@ def slots_for(member_size: int, bins: int) -> int:
     share = PLACES / bins
     mean = member_size * share
 
-    def fits(slots: int) -> bool:
+    def is_large_enough(slots: int) -> bool:
         k = slots + 1
         ways = math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
         term = ways + k * math.log(share) + (member_size - k) * math.log1p(-share)
@@ -79,7 +79,7 @@ def slots_for(member_size: int, bins: int) -> int:
 
     # above the mean the tail falls with k, so that halving finds the first that fits
     candidates = range(math.floor(mean) + 1, member_size)
-    found = bisect.bisect_left(candidates, True, key=fits)
+    found = bisect.bisect_left(candidates, True, key=is_large_enough)
     return candidates[found] if found < len(candidates) else max(member_size, 1)
 
 
@@ -195,7 +195,7 @@ class TripleShares:
     used: int = 0
 
     @classmethod
-    def expand(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
+    def from_seed(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
         a = random_words(seed, b"a", count)
         b = random_words(seed, b"b", count)
         c = (
@@ -205,7 +205,7 @@ class TripleShares:
         )
         return cls((a, b, c))
 
-    def take(self, shape: tuple[int, ...]) -> Triple:
+    def take_triple(self, shape: tuple[int, ...]) -> Triple:
         start = self.used
         self.used = self.used + int(np.prod(shape))
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
@@ -234,11 +234,11 @@ class And(Protocol):
         """Take this party's shares; exactly one party leads."""
         ...
 
-    def masked(self) -> Words:
+    def mask_inputs(self) -> Words:
         """Return this party's shares of d and e, stacked: shape (2, ...)."""
         ...
 
-    def share(self, opened: Words) -> Words:
+    def compute_share(self, opened: Words) -> Words:
         """Return this party's share of x AND y from the opened (d, e); call it once."""
         ...
 
@@ -252,11 +252,11 @@ class BeaverAnd:
         self._triple = triple
         self._leads = leads
 
-    def masked(self) -> Words:
+    def mask_inputs(self) -> Words:
         a, b, _ = self._triple
         return np.stack([self._x ^ a, self._y ^ b])
 
-    def share(self, opened: Words) -> Words:
+    def compute_share(self, opened: Words) -> Words:
         (a, b, c), (d, e) = self._triple, opened
         share: Words = c ^ (d & b) ^ (e & a)
         return share ^ (d & e) if self._leads else share

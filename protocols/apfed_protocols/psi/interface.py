@@ -38,9 +38,9 @@ __all__ = [
     "Guesses",
     "Inbox",
     "IntersectionAgreement",
+    "IntersectionResult",
     "IntersectionTooSmallError",
     "Membership",
-    "Opened",
     "Output",
     "Progress",
     "Script",
@@ -50,7 +50,7 @@ __all__ = [
     "digest_each",
     "message_bytes",
     "open_rows",
-    "opened_rows",
+    "parse_opened_rows",
     "three_different",
 ]
 
@@ -77,7 +77,7 @@ class IntersectionTooSmallError(LocalProtocolError):
     """The parties share fewer IDs than they agreed on as a minimum; nothing was opened."""
 
     @classmethod
-    def of(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
+    def for_party(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
             "nothing was opened. Check that all parties use the same ID column and the same "
@@ -200,7 +200,7 @@ class IntersectionAgreement:
             )
         return self.sizes[party]
 
-    def announced_by(self, me: str, true_size: int) -> int:
+    def compute_announced_size(self, me: str, true_size: int) -> int:
         """Return how many IDs this party announces if it has `true_size` of them.
 
         Raises LocalProtocolError: it has more than it agreed to announce.
@@ -212,7 +212,9 @@ class IntersectionAgreement:
             )
         return agreed
 
-    def check_announced(self, sender: str, sizes: Sequence[int], parties: Sequence[str]) -> None:
+    def check_announced_sizes(
+        self, sender: str, sizes: Sequence[int], parties: Sequence[str]
+    ) -> None:
         """Refuse sizes of these parties other than the agreed ones, or above the limit."""
         for size in sizes:
             if size > self.maximum_ids:
@@ -240,7 +242,7 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class IntersectionResult:
     """The outcome that one party learned; None where it did not."""
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
@@ -256,7 +258,7 @@ class Turn:
     awaited: Collection[str]
 
 
-Script = Generator[Turn, Mapping[str, bytes], Opened | IntersectionTooSmallError]
+Script = Generator[Turn, Mapping[str, bytes], IntersectionResult | IntersectionTooSmallError]
 """Ends with what its party learned, or with the reason why it is nothing."""
 
 
@@ -274,7 +276,7 @@ class Aligner:
     ) -> None:
         self._me = me
         self._output = output
-        self._outcome: Opened | IntersectionTooSmallError | None = None
+        self._outcome: IntersectionResult | IntersectionTooSmallError | None = None
         self._script = script
         self._longest = longest
         self._fork_check = ForkCheck(f"{me}: this role of an intersection")
@@ -283,19 +285,19 @@ class Aligner:
         self._started = self._failed = False
 
     def start(self) -> Iterable[Outgoing]:
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
         self._started = True
-        return self._run(None)
+        return self._run_turn(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
         if sender not in self._inbox:
             raise RemoteProtocolError(f"{sender} takes no part in this intersection")
-        if self.finished or self._failed or len(self._inbox[sender]) >= _MESSAGES_AHEAD:
+        if self.is_finished or self._failed or len(self._inbox[sender]) >= _MESSAGES_AHEAD:
             raise RemoteProtocolError(
                 f"{sender} sent a message when the protocol does not expect it: the intersection "
                 f"is over, or {sender} is too far ahead"
@@ -308,20 +310,20 @@ class Aligner:
         self._inbox[sender].append(body)
         if not all(self._inbox[peer] for peer in self._awaited):
             return []
-        return self._run(self._taken())
+        return self._run_turn(self._pop_messages())
 
-    def _taken(self) -> Mapping[str, bytes]:
+    def _pop_messages(self) -> Mapping[str, bytes]:
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
-    def _run(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
+    def _run_turn(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
         """Play up to the next turn at once; do what need not wait as the messages are read."""
-        return itertools.chain(self._resume(messages), self._rest())
+        return itertools.chain(self._resume_script(messages), self._run_rest())
 
-    def _rest(self) -> Iterator[Outgoing]:
-        while not self.finished and all(self._inbox[peer] for peer in self._awaited):
-            yield from self._resume(self._taken())
+    def _run_rest(self) -> Iterator[Outgoing]:
+        while not self.is_finished and all(self._inbox[peer] for peer in self._awaited):
+            yield from self._resume_script(self._pop_messages())
 
-    def _resume(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+    def _resume_script(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
         self._failed = True  # unless the script gets to its next turn or its end
         try:
             turn = next(self._script) if messages is None else self._script.send(messages)
@@ -333,7 +335,7 @@ class Aligner:
         return turn.outgoing
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self._outcome is not None
 
     @property
@@ -342,37 +344,37 @@ class Aligner:
 
         `rows[k]` of every party belongs to the same ID, for each k of the intersection.
         """
-        rows = self._opened().rows
+        rows = self._require_result().rows
         if rows is None:
-            raise self._not_opened("rows")
+            raise self._make_output_error("rows")
         return rows
 
     @property
     def size(self) -> int:
         """The number of IDs that all parties share."""
-        opened = self._opened()
+        opened = self._require_result()
         if opened.size is not None:
             return opened.size
         if opened.rows is not None:
             return len(opened.rows)
-        raise self._not_opened("size")
+        raise self._make_output_error("size")
 
     @property
     def membership(self) -> Membership:
         """This party's shares of which IDs are common."""
-        membership = self._opened().membership
+        membership = self._require_result().membership
         if membership is None:
-            raise self._not_opened("shared membership")
+            raise self._make_output_error("shared membership")
         return membership
 
-    def _opened(self) -> Opened:
+    def _require_result(self) -> IntersectionResult:
         if self._outcome is None:
             raise LocalProtocolError(f"{self._me}: the intersection is not finished")
         if isinstance(self._outcome, IntersectionTooSmallError):
             raise self._outcome
         return self._outcome
 
-    def _not_opened(self, what: str) -> LocalProtocolError:
+    def _make_output_error(self, what: str) -> LocalProtocolError:
         return LocalProtocolError(
             f"{self._me} has no {what} of this intersection; the parties agreed on the output "
             f"{self._output.value!r}"
@@ -406,20 +408,22 @@ class Desk(Generic[_Kind]):
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
         self._most = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
-    def report(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
-    def turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
-        packed = {party: self._packed(kind, body) for party, body in bodies.items()}
+    def make_turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
+        packed = {party: self._pack_message(kind, body) for party, body in bodies.items()}
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
     def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
-        return self.kinds(self._unpacked(sender, inbox[sender])[0])
+        return self.kinds(self._unpack_message(sender, inbox[sender])[0])
 
-    def read(self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None) -> bytes:
+    def parse_message(
+        self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
+    ) -> bytes:
         """Return the body of the message of `sender`, of this kind and length."""
-        found, body = self._unpacked(sender, inbox[sender])
+        found, body = self._unpack_message(sender, inbox[sender])
         if found != kind:
             raise RemoteProtocolError(
                 f"{sender} sent {self.kinds(found).name.lower()} when the protocol expects "
@@ -431,13 +435,13 @@ class Desk(Generic[_Kind]):
             )
         return body
 
-    def read_words(
+    def parse_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
-        body = self.read(inbox, sender, kind, 8 * int(np.prod(shape)))
+        body = self.parse_message(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
-    def _packed(self, kind: int, items: bytes) -> bytes:
+    def _pack_message(self, kind: int, items: bytes) -> bytes:
         count = len(items) // self._items[kind] if items else 0
         if count > self._most:
             raise LocalProtocolError(
@@ -447,7 +451,7 @@ class Desk(Generic[_Kind]):
         digest = self.agreement.digest[:_DIGEST_BYTES]
         return _HEADER.pack(self._version, kind, digest, count) + items
 
-    def _unpacked(self, sender: str, message: bytes) -> tuple[int, bytes]:
+    def _unpack_message(self, sender: str, message: bytes) -> tuple[int, bytes]:
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
         version, kind, digest, count = _HEADER.unpack_from(message)
@@ -526,7 +530,7 @@ def _common_rows(
     if len(common) < minimum:
         found = ", ".join(f"{int(with_it.sum())} with {name}" for name, with_it in shared.items())
         detail = f" ({len(common)} in common to all; {found})"
-        return IntersectionTooSmallError.of(me, minimum, detail)
+        return IntersectionTooSmallError.for_party(me, minimum, detail)
     return common[random_permutation(len(common))]
 
 
@@ -557,43 +561,43 @@ def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
     """
     rows = _common_rows(desk.me, places, desk.agreement.minimum_rows)
     if isinstance(rows, IntersectionTooSmallError):
-        yield desk.turn(desk.kinds["REFUSAL"], dict.fromkeys(places, b""), ())
+        yield desk.make_turn(desk.kinds["REFUSAL"], dict.fromkeys(places, b""), ())
         return rows
     if desk.agreement.output is Output.SIZE:
         size = len(rows).to_bytes(POSITION_BYTES, "big")
-        yield desk.turn(desk.kinds["SIZE"], dict.fromkeys(places, size), ())
-        return Opened(size=len(rows))
+        yield desk.make_turn(desk.kinds["SIZE"], dict.fromkeys(places, size), ())
+        return IntersectionResult(size=len(rows))
     if desk.agreement.output is Output.HUB_ROWS:
-        yield desk.turn(desk.kinds["DONE"], dict.fromkeys(places, b""), ())
+        yield desk.make_turn(desk.kinds["DONE"], dict.fromkeys(places, b""), ())
     else:
         opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
-        yield desk.turn(desk.kinds["ROWS"], opened, ())
-    return Opened(rows=rows)
+        yield desk.make_turn(desk.kinds["ROWS"], opened, ())
+    return IntersectionResult(rows=rows)
 
 
-def opened_rows(
+def parse_opened_rows(
     desk: Desk[_Kind], inbox: Inbox, hub: str, order: Rows, hub_size: int
-) -> Opened | IntersectionTooSmallError:
+) -> IntersectionResult | IntersectionTooSmallError:
     """Read the hub's last message; `order` is the own row at each place of the member's list."""
     minimum = desk.agreement.minimum_rows
     output = desk.agreement.output
     if minimum and desk.kind_of(inbox, hub) is desk.kinds["REFUSAL"]:
-        return IntersectionTooSmallError.of(desk.me, minimum)
+        return IntersectionTooSmallError.for_party(desk.me, minimum)
     if output is Output.HUB_ROWS:
-        desk.read(inbox, hub, desk.kinds["DONE"], 0)
-        return Opened()
+        desk.parse_message(inbox, hub, desk.kinds["DONE"], 0)
+        return IntersectionResult()
     if output is Output.SIZE:
-        items = desk.read(inbox, hub, desk.kinds["SIZE"])
+        items = desk.parse_message(inbox, hub, desk.kinds["SIZE"])
         most = min(len(order), hub_size)
         size = int.from_bytes(items, "big")
         if len(items) != POSITION_BYTES or not minimum <= size <= most:
             raise RemoteProtocolError(
                 f"{hub} announces {size} common IDs, expected {minimum} to {most}"
             )
-        return Opened(size=size)
-    items = desk.read(inbox, hub, desk.kinds["ROWS"])
+        return IntersectionResult(size=size)
+    items = desk.parse_message(inbox, hub, desk.kinds["ROWS"])
     places = _check_places(hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size)
-    return Opened(rows=order[places])
+    return IntersectionResult(rows=order[places])
 
 
 class SetIntersection(ABC):
@@ -658,7 +662,7 @@ class SetIntersection(ABC):
         """
 
     @classmethod
-    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
         """Return the memory that a role of `own` IDs takes by what a peer announces, at most.
 
         Messages that came are apart. None is taken where every array is as long as a message.
@@ -670,30 +674,30 @@ class SetIntersection(ABC):
         return 0
 
     @classmethod
-    def most_announced(cls, *, own: int = 0, members: int = 1) -> int:
+    def find_largest_size(cls, *, own: int = 0, members: int = 1) -> int:
         """Return the largest size that may be announced to such a role, 2^32 - 1 at most."""
 
         def too_many(size: int) -> bool:
-            return cls.announced_bytes(size, own=own, members=members) > MOST_ANNOUNCED_BYTES
+            return cls.count_announced_bytes(size, own=own, members=members) > MOST_ANNOUNCED_BYTES
 
         return bisect_left(range(_POSITIONS), True, lo=1, key=too_many) - 1
 
     @abstractmethod
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
+    def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         """Return the active's side."""
 
     @abstractmethod
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
+    def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         """Return a passive's side; as `hub`."""
 
     @abstractmethod
-    def dealer(self, hub: str, members: Sequence[str]) -> Conversation:
+    def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         """Return the dealer's side. Raises LocalProtocolError if the backend needs none."""
 
-    def _enter(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
+    def _check_inputs(self, me: str, peers: Sequence[str], ids: Sequence[bytes]) -> None:
         """Check all that can be checked before the first message."""
         check_ids(me, ids, self.agreement.maximum_ids)
-        self.agreement.announced_by(me, len(ids))
+        self.agreement.compute_announced_size(me, len(ids))
         self._require_memory(me, own=len(ids), members=len(peers))
         if self._admit is not None:
             self._admit(me, peers)
@@ -701,9 +705,9 @@ class SetIntersection(ABC):
     def _require_memory(self, me: str, *, own: int, members: int) -> None:
         """Refuse an agreement by which a size that is announced takes more than is allowed."""
         size = self.agreement.largest_size
-        needed = self.announced_bytes(size, own=own, members=members)
+        needed = self.count_announced_bytes(size, own=own, members=members)
         if needed > MOST_ANNOUNCED_BYTES:
-            most = self.most_announced(own=own, members=members)
+            most = self.find_largest_size(own=own, members=members)
             raise LocalProtocolError(
                 f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
                 f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at "
@@ -716,19 +720,19 @@ class DealtIntersection(SetIntersection):
 
     needs_dealer: ClassVar[bool] = True
 
-    def hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
+    def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
         check_parties(me, members, self.agreement.dealer)
-        self._enter(me, members, ids)
+        self._check_inputs(me, members, ids)
         script = self._hub_script(me, members, ids)
-        return self._role(me, [*members, self.agreement.dealer], script)
+        return self._make_aligner(me, [*members, self.agreement.dealer], script)
 
-    def member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
+    def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
         check_parties(hub, [me], self.agreement.dealer)
-        self._enter(me, [hub], ids)
+        self._check_inputs(me, [hub], ids)
         script = self._member_script(me, hub, ids)
-        return self._role(me, [hub, self.agreement.dealer], script)
+        return self._make_aligner(me, [hub, self.agreement.dealer], script)
 
-    def _role(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
+    def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
         return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
 
     @abstractmethod

@@ -20,17 +20,17 @@ from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi.ecdh import (
     POINT_BYTES,
     TAG_BYTES,
-    blind,
+    blind_digests,
     check_points,
     digest_ids,
-    in_threads,
-    multiply,
+    map_in_threads,
+    multiply_points,
     split_points,
 )
 from apfed_protocols.randomness import fresh_key, random_permutation
 
 
-def _tags(points: bytes) -> bytes:
+def _truncate_points(points: bytes) -> bytes:
     return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()
 
 
@@ -51,7 +51,7 @@ class Holder:
         self.order = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
         shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
-        self.published = in_threads(lambda piece: blind(self._scalar, piece), shuffled)
+        self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
 
     def answer(self, asked: bytes, *, sender: str, most: int) -> bytes:
         """Return a tag for each blinded ID, in the order received.
@@ -64,7 +64,9 @@ class Holder:
                 "are answered"
             )
         check_points(sender, asked)
-        return _tags(in_threads(lambda piece: multiply(self._scalar, piece), asked))
+        return _truncate_points(
+            map_in_threads(lambda piece: multiply_points(self._scalar, piece), asked)
+        )
 
 
 class Asker:
@@ -86,15 +88,17 @@ class Asker:
         self._holder = holder
         self._session = session
         self._scalar = fresh_key()
-        tags = _tags(in_threads(lambda piece: multiply(self._scalar, piece), published))
+        tags = _truncate_points(
+            map_in_threads(lambda piece: multiply_points(self._scalar, piece), published)
+        )
         self.size = len(published) // POINT_BYTES
         self._place_of = {tag: at for at, tag in enumerate(split_points(tags, TAG_BYTES))}
 
     def ask(self, ids: Sequence[bytes]) -> bytes:
         """Return what the holder is sent about these distinct IDs."""
-        return blind(self._scalar, digest_ids(ids, session=self._session))
+        return blind_digests(self._scalar, digest_ids(ids, session=self._session))
 
-    def read(self, answer: bytes, asked: int) -> NDArray[np.int64]:
+    def parse_answer(self, answer: bytes, asked: int) -> NDArray[np.int64]:
         """Return the published place of each ID that was asked about; -1: the holder lacks it.
 
         Raises RemoteProtocolError: not one tag for each, or two IDs with one.

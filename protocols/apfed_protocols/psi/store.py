@@ -78,17 +78,17 @@ class Rows:
     dense: NDArray[np.uint64]
 
     @classmethod
-    def of(cls, digests: Digests, size: int) -> "Rows":
+    def from_digests(cls, digests: Digests, size: int) -> "Rows":
         narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), narrow)
-        for chunk in _chunks(len(digests)):
+        for chunk in _split_chunks(len(digests)):
             cells[chunk] = three_different(digests[chunk, :_ONES], size)
         return cls(cells=cells, dense=digests[:, _ONES : _ONES + 1] & np.uint64((1 << DENSE) - 1))
 
     def __getitem__(self, chunk: slice) -> "Rows":
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
 
-    def at(self, places: Places) -> "Rows":
+    def pick_rows(self, places: Places) -> "Rows":
         return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
@@ -105,20 +105,20 @@ def targets_of(digests: Digests) -> Elements:
     return np.ascontiguousarray(digests[:, _ONES + 1 :])
 
 
-def _chunks(rows: int) -> Iterator[slice]:
+def _split_chunks(rows: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
 
 
-def decode(store: Elements, rows: Rows) -> Elements:
+def decode_rows(store: Elements, rows: Rows) -> Elements:
     """Return the value of each row, of as many words as a cell of the store; shape (n, w)."""
     dense = _subset_sums(store[-DENSE:])
     found = np.empty((len(rows), store.shape[1]), np.uint64)
-    for chunk in _chunks(len(rows)):
-        found[chunk] = _sums(store, dense, rows[chunk])
+    for chunk in _split_chunks(len(rows)):
+        found[chunk] = _sum_cells(store, dense, rows[chunk])
     return found
 
 
-def _sums(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
+def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
     found = _gather_sums(dense, rows.dense)
     for place in range(_ONES):
         found ^= store.take(rows.cells[:, place], axis=0)
@@ -131,7 +131,7 @@ class Encoder:
     def __init__(self, rows: Rows, cells: int) -> None:
         self._rows = rows
         self._cells = cells
-        self._rounds, self._left = _peel(rows.cells, cells)
+        self._rounds, self._left = _peel_rows(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
         """Return a store in which each row has its value, (cells + DENSE, w).
@@ -141,20 +141,22 @@ class Encoder:
         rows = self._rows
         cells = self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
-        _solve(store, rows, values, self._left)
+        _solve_cells(store, rows, values, self._left)
         dense = _subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
-            for chunk in _chunks(len(places)):
+            for chunk in _split_chunks(len(places)):
                 peeled = all_peeled[chunk]
                 at = places[chunk]
-                value = values.take(peeled, axis=0) ^ _sums(store, dense, rows.at(peeled))
+                value = values.take(peeled, axis=0) ^ _sum_cells(
+                    store, dense, rows.pick_rows(peeled)
+                )
                 value ^= store.take(at, axis=0)  # what was there, which its row has summed up, too
-                whole(store)[at] = whole(value)
+                view_as_items(store)[at] = view_as_items(value)
         return store
 
 
-def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
+def _peel_rows(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Places]:
     """Take away rows that have a cell of their own, round after round.
 
     Returns for each round the rows, and the cell of each; and the rows that are left.
@@ -170,16 +172,16 @@ def _peel(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]], Pl
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
     alone = np.flatnonzero(users >> _SUM_BITS == 1)
     while len(alone):
-        peeled, first = _once(users[alone] - _ONE_USER, scratch)
+        peeled, first = _find_unique(users[alone] - _ONE_USER, scratch)
         rounds.append((peeled, alone[first]))
         there[peeled] = False
         touched = cells_n3[peeled].ravel()
         np.subtract.at(users, touched, np.repeat(numbered[peeled], _ONES))
-        alone, _ = _once(touched[users[touched] >> _SUM_BITS == 1], scratch)
+        alone, _ = _find_unique(touched[users[touched] >> _SUM_BITS == 1], scratch)
     return rounds, np.flatnonzero(there)
 
 
-def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
+def _find_unique(numbers: Places, scratch: Places) -> tuple[Places, Places]:
     """Return each of these numbers once, and where it is, without sorting."""
     index = np.arange(len(numbers))
     scratch[numbers] = index
@@ -187,7 +189,7 @@ def _once(numbers: Places, scratch: Places) -> tuple[Places, Places]:
     return numbers[kept], kept
 
 
-def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
+def _solve_cells(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
     """Set the cells that the rows which could not be peeled need, by elimination."""
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []
@@ -205,7 +207,7 @@ def _solve(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
         pivots.append((pattern.bit_length() - 1, pattern, value))
     # a pivot's row has no cell of an earlier pivot, so the last is solved first
     for bit, pattern, value in reversed(pivots):
-        for cell in _bits(pattern ^ (1 << bit)):
+        for cell in _list_bits(pattern ^ (1 << bit)):
             value ^= _as_int(store[cell])
         store[bit] = np.frombuffer(value.to_bytes(8 * store.shape[1], "little"), "<u8")
 
@@ -214,7 +216,7 @@ def _as_int(element: NDArray[np.uint64]) -> int:
     return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
 
-def _bits(pattern: int) -> list[int]:
+def _list_bits(pattern: int) -> list[int]:
     found = []
     while pattern:
         low = pattern & -pattern
@@ -267,11 +269,11 @@ class Multiplier:
         content = b"".join(power.to_bytes(ELEMENT_BYTES, "little") for power in powers)
         self._tables = _subset_sums(from_bytes(content))
 
-    def times(self, elements: Elements) -> Elements:
+    def multiply_elements(self, elements: Elements) -> Elements:
         return _gather_sums(self._tables, elements)
 
 
-def whole(elements: NDArray[np.uint64]) -> NDArray[Any]:
+def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
     """View rows of words as one item each, which numpy moves as a whole.
 
     Rows are put in place several times as fast so. Nothing is computed with these items.

@@ -87,7 +87,7 @@ def align_with(
         RemoteProtocolError: the peer holds other terms (says which), is another party, fell
             silent, or sent what the protocol does not allow.
     """
-    send, receive = _ends(link)
+    send, receive = _find_ends(link)
     me = me or getattr(link, "me", None)
     hub = hub or getattr(link, "hub", None)
     leads = (getattr(link, "me", me), getattr(link, "peer", peer))
@@ -120,7 +120,7 @@ def align_with(
     compared = _Terms(terms, shared)
     take_part(compared, **carry)
     protocol = EcdhIntersection(replace(agreed, session=compared.session), threads=threads)
-    role = protocol.hub(me, [peer], own) if hub == me else protocol.member(me, peer, own)
+    role = protocol.make_hub(me, [peer], own) if hub == me else protocol.make_member(me, peer, own)
     take_part(role, **carry)
     try:
         return role.rows
@@ -129,7 +129,7 @@ def align_with(
         raise DataError(f"{error}. {shown}") from error
 
 
-def _ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
+def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
     names = ("send", "receive")
     pair: Any = link
     if not isinstance(link, tuple):
@@ -168,11 +168,11 @@ class _Terms:
         return [Outgoing(self._terms["peer"], self._sent)]
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        theirs = self._parsed(sender, body)
+        theirs = self._parse_terms(sender, body)
         me = self._terms["me"]
         if (theirs["me"], theirs["peer"]) != (sender, me):
             raise RemoteProtocolError(
@@ -199,7 +199,7 @@ class _Terms:
         self.session = f"two parties {hashlib.sha256(both).hexdigest()}"
         return ()
 
-    def _parsed(self, sender: str, body: bytes) -> dict[str, Any]:
+    def _parse_terms(self, sender: str, body: bytes) -> dict[str, Any]:
         """Parse terms with the same fields, of the same types, as this party's own."""
         found = dict[str, Any]()
         fits = False

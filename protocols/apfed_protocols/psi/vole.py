@@ -51,14 +51,14 @@ from apfed_protocols.psi.interface import (
     Guesses,
     Inbox,
     IntersectionAgreement,
-    Opened,
+    IntersectionResult,
     Output,
     Script,
     Turn,
     check_parties,
     message_bytes,
     open_rows,
-    opened_rows,
+    parse_opened_rows,
 )
 from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.psi.store import (
@@ -72,7 +72,7 @@ from apfed_protocols.psi.store import (
     Rows,
     add_random,
     cells_for,
-    decode,
+    decode_rows,
     digest_ids,
     from_bytes,
     random_elements,
@@ -150,7 +150,7 @@ class VoleIntersection(DealtIntersection):
         return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
 
     @classmethod
-    def announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
         """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
 
         The dealer makes a vector for as many IDs as the hub orders, for one member at once; the hub
@@ -167,37 +167,40 @@ class VoleIntersection(DealtIntersection):
         desk = Desk(me, self.agreement, self.progress)
         agreement = desk.agreement
         key = fresh_key()
-        size = agreement.announced_by(desk.me, len(ids))
-        hello = desk.turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
-        order = _DEALING.ordered(desk, size)
+        size = agreement.compute_announced_size(desk.me, len(ids))
+        hello = desk.make_turn(Kind.HELLO, dict.fromkeys(members, HELLO.pack(key, size)), members)
+        order = _DEALING.make_order(desk, size)
         yield Turn([*hello.outgoing, *order.outgoing], ())
-        rows, store = _encoded(desk.me, ids, key, cells_for(size))  # while the dealer works
+        rows, store = _encode_ids(desk.me, ids, key, cells_for(size))  # while the dealer works
         inbox = yield Turn((), [*members, *order.awaited])
-        commits = {m: COMMIT.unpack(desk.read(inbox, m, Kind.COMMIT, COMMIT.size)) for m in members}
+        commits = {
+            m: COMMIT.unpack(desk.parse_message(inbox, m, Kind.COMMIT, COMMIT.size))
+            for m in members
+        }
         for member, (_, announced) in commits.items():
-            agreement.check_announced(member, [announced], [member])
+            agreement.check_announced_sizes(member, [announced], [member])
         shares = yield from _DEALING.hub_shares(desk, size, members, inbox)
         parts = {member: fresh_key() for member in members}
-        sending = desk.turn(
-            Kind.VECTOR, {m: shares[m].masked(store, head=parts[m]) for m in members}, members
+        sending = desk.make_turn(
+            Kind.VECTOR, {m: shares[m].mask_vector(store, head=parts[m]) for m in members}, members
         )
         del store
         yield Turn(sending.outgoing, ())
         del sending
         # while the members work; from here on C serves for nothing else
-        known = {member: evaluated(shares.pop(member).c, rows) for member in members}
+        known = {member: evaluate_rows(shares.pop(member).c, rows) for member in members}
         del shares, rows
         inbox = yield Turn((), members)
         places = {}
         for member, (commitment, announced) in commits.items():
             length = tag_bytes(size, announced)
-            body = desk.read(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
-            part = _shown(member, body, commitment)
+            body = desk.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
+            part = _parse_key_part(member, body, commitment)
             output = _output_key(agreement, member, parts[member], part)
             own = hash_values(known.pop(member), output, length)
             theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
-            places[member] = match(own, theirs, sender=member)
-            desk.report(len(places), len(members))
+            places[member] = match_tags(own, theirs, sender=member)
+            desk.report_progress(len(places), len(members))
             del body, theirs, own
         del inbox
         return (yield from open_rows(desk, places))
@@ -206,44 +209,48 @@ class VoleIntersection(DealtIntersection):
         desk = Desk(me, self.agreement, self.progress)
         agreement = desk.agreement
         part = fresh_key()
-        size = agreement.announced_by(desk.me, len(ids))
+        size = agreement.compute_announced_size(desk.me, len(ids))
         commit = COMMIT.pack(hashlib.sha256(part).digest(), size)
-        inbox = yield desk.turn(Kind.COMMIT, {hub: commit}, [hub])
-        key, hub_size = HELLO.unpack(desk.read(inbox, hub, Kind.HELLO, HELLO.size))
-        agreement.check_announced(hub, [hub_size], [hub])
+        inbox = yield desk.make_turn(Kind.COMMIT, {hub: commit}, [hub])
+        key, hub_size = HELLO.unpack(desk.parse_message(inbox, hub, Kind.HELLO, HELLO.size))
+        agreement.check_announced_sizes(hub, [hub_size], [hub])
         digests = digest_ids(ids, key)
         inbox = yield Turn((), [hub, agreement.dealer])
         share = _DEALING.member_share(desk, inbox)
-        body = desk.read(
+        body = desk.parse_message(
             inbox, hub, Kind.VECTOR, KEY_BYTES + vector_bytes(vector_elements(hub_size))
         )
-        store = share.unmasked(hub, memoryview(body)[KEY_BYTES:])
+        store = share.unmask_vector(hub, memoryview(body)[KEY_BYTES:])
         output = _output_key(agreement, desk.me, body[:KEY_BYTES], part)
         del inbox, body
         length = tag_bytes(hub_size, size)
-        tags = _member_tags(digests, store, share.delta, output, length, report=desk.report)
+        tags = _member_tags(
+            digests, store, share.delta, output, length, report=desk.report_progress
+        )
         del digests, store
         order = random_permutation(size)
-        tags = _filled_up(tags, size).take(order, axis=0)
-        inbox = yield desk.turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
-        opened = opened_rows(desk, inbox, hub, order, hub_size)
+        tags = _add_random_tags(tags, size).take(order, axis=0)
+        inbox = yield desk.make_turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
+        opened = parse_opened_rows(desk, inbox, hub, order, hub_size)
         if (
-            isinstance(opened, Opened)
+            isinstance(opened, IntersectionResult)
             and opened.rows is not None
             and (opened.rows >= len(ids)).any()
         ):
             raise RemoteProtocolError(f"{hub} opened a place at which {desk.me} has no ID")
         return opened
 
-    def dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+    def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own=0, members=len(members))
-        return self._role(me, [hub], self._dealer_script(Desk(me, self.agreement), hub, members))
+        return self._make_aligner(
+            me, [hub], self._dealer_script(Desk(me, self.agreement), hub, members)
+        )
 
     def _dealer_script(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
-        yield from _DEALING.deal(desk, hub, members)
-        return Opened()
+        yield from _DEALING.deal_shares(desk, hub, members)
+        return IntersectionResult()
 
 
 @dataclass(frozen=True)
@@ -260,32 +267,32 @@ class HubShare:
     c: Elements = field(repr=False)
 
     @classmethod
-    def of(cls, dealt: bytes | memoryview) -> "HubShare":
-        dealing, seed, c = _parts(dealt)
+    def from_message(cls, dealt: bytes | memoryview) -> "HubShare":
+        dealing, seed, c = _split_message(dealt)
         return cls(dealing, seed, from_bytes(c))
 
-    def masked(self, store: Elements, *, head: bytes = b"") -> bytes:
+    def mask_vector(self, store: Elements, *, head: bytes = b"") -> bytes:
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
 
 
-def _shown(member: str, body: bytes, commitment: bytes) -> bytes:
+def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
     return part
 
 
-def _encoded(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
+def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
     digests = digest_ids(ids, key)
-    rows = Rows.of(digests, cells)
+    rows = Rows.from_digests(digests, cells)
     targets = targets_of(digests)
     del digests
-    return rows, encoded(me, Encoder(rows, cells), targets)
+    return rows, encode_values(me, Encoder(rows, cells), targets)
 
 
-def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
+def encode_values(me: str, encoder: Encoder, values: Elements) -> Elements:
     try:
         return encoder.encode(values)
     except DependentRowsError as error:
@@ -295,7 +302,7 @@ def encoded(me: str, encoder: Encoder, values: Elements) -> Elements:
         ) from error
 
 
-def _filled_up(tags: Tags, size: int) -> Tags:
+def _add_random_tags(tags: Tags, size: int) -> Tags:
     count, length = tags.shape
     missing = keystream(fresh_key(), length=length * (size - count))
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
@@ -314,8 +321,8 @@ class MemberShare:
     delta: Multiplier = field(repr=False)
 
     @classmethod
-    def of(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
-        dealing, seed, delta = _parts(dealt)
+    def from_message(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
+        dealing, seed, delta = _split_message(dealt)
         if not any(delta):
             raise RemoteProtocolError(
                 f"{dealer} dealt a Delta of zero, which hides no ID; it does not follow the "
@@ -323,7 +330,7 @@ class MemberShare:
             )
         return cls(dealing, seed, Multiplier(bytes(delta)))
 
-    def unmasked(self, hub: str, sent: bytes | memoryview) -> Elements:
+    def unmask_vector(self, hub: str, sent: bytes | memoryview) -> Elements:
         """Return K = B + (A + P) Delta from the masked vector A + P that the hub sent."""
         content = memoryview(sent)
         if content[:DEALING_BYTES] != self.dealing:
@@ -331,18 +338,18 @@ class MemberShare:
                 f"{hub} uses what was dealt another time, so that no ID would be found; "
                 "deal again to all parties, under a new session"
             )
-        store = self.delta.times(from_bytes(content[DEALING_BYTES:]))
+        store = self.delta.multiply_elements(from_bytes(content[DEALING_BYTES:]))
         add_random(store, self.seed, b"b")
         return store
 
 
-def _parts(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
+def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
     content = memoryview(dealt)
     end = DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
 
 
-def deal(elements: int) -> tuple[bytes, bytes]:
+def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
     """Make one vector OLE so long; return what the hub gets, and what the member gets."""
     dealing = fresh_key()[:DEALING_BYTES]
     seed_a = fresh_key()
@@ -350,12 +357,12 @@ def deal(elements: int) -> tuple[bytes, bytes]:
     delta = bytes(ELEMENT_BYTES)
     while not any(delta):
         delta = fresh_key()[:ELEMENT_BYTES]
-    c = Multiplier(delta).times(random_elements(seed_a, b"a", elements))
+    c = Multiplier(delta).multiply_elements(random_elements(seed_a, b"a", elements))
     add_random(c, seed_b, b"b")
     return dealing + seed_a + to_bytes(c), dealing + seed_b + delta
 
 
-def _ordered_size(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
+def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     most = agreement.size_of(hub) if sizes else agreement.maximum_ids
@@ -391,12 +398,12 @@ def hash_elements(values: Elements, key: bytes) -> Elements:
     return hashed
 
 
-def evaluated(store: Elements, rows: Rows) -> Elements:
+def evaluate_rows(store: Elements, rows: Rows) -> Elements:
     """Return what the store holds for each of these rows, shape (n, 2)."""
     values = np.empty((len(rows), 2), "<u8")
     for start in range(0, len(rows), _EVALUATED):
         chunk = slice(start, start + _EVALUATED)
-        values[chunk] = decode(store, rows[chunk])
+        values[chunk] = decode_rows(store, rows[chunk])
     return values
 
 
@@ -414,33 +421,35 @@ def _member_tags(
     tags = np.empty((count, length), np.uint8)
     for start in range(0, count, _EVALUATED):
         part = digests[start : start + _EVALUATED]
-        values = decode(store, Rows.of(part, cells)) ^ delta.times(targets_of(part))
+        values = decode_rows(store, Rows.from_digests(part, cells)) ^ delta.multiply_elements(
+            targets_of(part)
+        )
         tags[start : start + len(part)] = hash_values(values, key, length)
         report(start + len(part), count)
     return tags
 
 
-def match(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
+def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
     """Return where each own tag is among those of `sender`, -1 for nowhere; shape (n,)."""
     place = np.full(len(own), -1, np.int64)
     parts = 1 + (len(own) + len(theirs)) // _MATCHED
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
-        of_own = _in_part(own, part, parts)
-        of_theirs = _in_part(theirs, part, parts)
-        found = _match(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
+        of_own = _select_part(own, part, parts)
+        of_theirs = _select_part(theirs, part, parts)
+        found = _match_part(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
         place[of_own] = np.append(of_theirs, -1)[found]
     return place
 
 
-def _in_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
+def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
     if parts == 1:
         return np.arange(len(tags))
     first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
     return np.flatnonzero(first % np.uint16(parts) == part)
 
 
-def _match(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
-    words = from_bytes(_padded(own) + _padded(theirs))
+def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
+    words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
     order = np.argsort(words[:, 0], kind="stable")
     same = words[order[1:], 0] == words[order[:-1], 0]
     if (same[1:] & same[:-1]).any():  # three that begin alike: look at the rest of them, too
@@ -461,7 +470,7 @@ def _match(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     return place
 
 
-def _padded(tags: Tags) -> bytes:
+def _widen_tags(tags: Tags) -> bytes:
     wide = np.zeros((len(tags), ELEMENT_BYTES), np.uint8)
     wide[:, : tags.shape[1]] = tags
     return wide.tobytes()
@@ -479,10 +488,10 @@ class Dealing(Generic[AnyKind]):
     dealt: AnyKind
     elements: Callable[[int], int]
 
-    def ordered(self, desk: AnyDesk[AnyKind], size: int) -> Turn:
+    def make_order(self, desk: AnyDesk[AnyKind], size: int) -> Turn:
         """Return the turn with the hub's order for one member."""
         dealer = desk.agreement.dealer
-        return desk.turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
+        return desk.make_turn(self.order, {dealer: DEAL.pack(size)}, [dealer])
 
     def hub_shares(
         self, desk: AnyDesk[AnyKind], size: int, members: Sequence[str], inbox: Inbox
@@ -496,16 +505,18 @@ class Dealing(Generic[AnyKind]):
         shares = dict[str, HubShare]()
         for member in members:
             if shares:
-                inbox = yield self.ordered(desk, size)
-            shares[member] = HubShare.of(desk.read(inbox, dealer, self.dealt, length))
+                inbox = yield self.make_order(desk, size)
+            shares[member] = HubShare.from_message(
+                desk.parse_message(inbox, dealer, self.dealt, length)
+            )
         return shares
 
     def member_share(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> MemberShare:
         dealer = desk.agreement.dealer
-        dealt = desk.read(inbox, dealer, self.dealt, member_dealt_bytes())
-        return MemberShare.of(dealt, dealer=dealer)
+        dealt = desk.parse_message(inbox, dealer, self.dealt, member_dealt_bytes())
+        return MemberShare.from_message(dealt, dealer=dealer)
 
-    def deal(
+    def deal_shares(
         self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
     ) -> Generator[Turn, Inbox, int]:
         """Answer the hub's order for each member; return for how many IDs they are."""
@@ -513,14 +524,14 @@ class Dealing(Generic[AnyKind]):
         sizes = set[int]()
         for member in members:
             inbox = yield Turn((), [hub])
-            order = desk.read(inbox, hub, self.order, DEAL.size)
-            sizes.add(_ordered_size(desk.agreement, hub, order))
+            order = desk.parse_message(inbox, hub, self.order, DEAL.size)
+            sizes.add(_parse_order(desk.agreement, hub, order))
             if len(sizes) > 1:
                 several = ", ".join(map(str, sorted(sizes)))
                 raise RemoteProtocolError(f"{hub} orders for sets of {several} IDs, it has one")
             (size,) = sizes
-            hubs, members_own = deal(self.elements(size))
-            yield desk.turn(self.dealt, {hub: hubs, member: members_own}, ())
+            hubs, members_own = deal_vector_ole(self.elements(size))
+            yield desk.make_turn(self.dealt, {hub: hubs, member: members_own}, ())
         return size
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from apfed_protocols.sums.crypten_sum import CryptenSum
 from apfed_protocols.sums.homomorphic import BfvSum, CkksSum, MaskedBfvSum
-from apfed_protocols.sums.interface import StepBinding, SumAgreement, spelled
+from apfed_protocols.sums.interface import StepBinding, SumAgreement, format_sum_name
 from apfed_protocols.sums.masked import MaskedSum
 from apfed_protocols.sums.plain import PlainSum
 from apfed_protocols.sums.recoverable import RecoverableSum
@@ -30,17 +30,17 @@ __all__ = [
     "SumCombiner",
     "SumContributor",
     "SumReceiver",
+    "format_sum_name",
     "join_sum",
-    "spelled",
 ]
 
 # The pairs that there are: scheme, masks; each class states the facts of its pair.
 SECURE_SUMS: Mapping[str, type[SecureSum]] = {
-    spelled("plain", "none"): PlainSum,
-    spelled("plain", "pairwise"): MaskedSum,
-    spelled("plain", "recoverable"): RecoverableSum,
-    spelled("ckks", "none"): CkksSum,
-    spelled("bfv", "none"): BfvSum,
-    spelled("bfv", "pairwise"): MaskedBfvSum,
-    spelled("crypten", "none"): CryptenSum,
+    format_sum_name("plain", "none"): PlainSum,
+    format_sum_name("plain", "pairwise"): MaskedSum,
+    format_sum_name("plain", "recoverable"): RecoverableSum,
+    format_sum_name("ckks", "none"): CkksSum,
+    format_sum_name("bfv", "none"): BfvSum,
+    format_sum_name("bfv", "pairwise"): MaskedBfvSum,
+    format_sum_name("crypten", "none"): CryptenSum,
 }

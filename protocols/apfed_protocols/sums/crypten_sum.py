@@ -29,7 +29,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from apfed_protocols.crypten import Shares, add_shares, complete, draw_share, load_crypten, total
+from apfed_protocols.crypten import (
+    Shares,
+    add_shares,
+    compute_last_share,
+    draw_share,
+    load_crypten,
+    reconstruct_sum,
+)
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import KEY_BYTES, derive_key, fresh_key
 from apfed_protocols.sums.frames import Frame
@@ -85,30 +92,30 @@ class CryptenSum(SecureSum):
         super().__post_init__()
         load_crypten()
 
-    def receiver(self) -> "CryptenReceiver":
+    def make_receiver(self) -> "CryptenReceiver":
         return CryptenReceiver(self)
 
-    def contributor(self, me: str) -> SumContributor:
+    def make_contributor(self, me: str) -> SumContributor:
         return CryptenContributor(self, me)
 
-    def combiner(self) -> SumCombiner:
+    def make_combiner(self) -> SumCombiner:
         return CryptenCombiner(self)
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "ring_bits": 64}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "ring_bits": 64}
 
 
 class CryptenContributor(SumContributor):
     def __init__(self, described: CryptenSum, me: str) -> None:
         agreement = described.agreement
-        frames = described.frames()
+        frames = described.make_frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
         self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
         super().__init__(described, me, frames, self._seals)
         self._secret = fresh_key()
         self._own: tuple[StepBinding, Shares] | None = None
 
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Seal the keys of the others' shares for their holders; keep the rest as the own share."""
         keys = {
             peer: derive_key(self._secret, b"share of", binding.digest, peer.encode())
@@ -116,7 +123,7 @@ class CryptenContributor(SumContributor):
         }
         rows, columns = numbers_BD.shape
         drawn = [draw_share(key, (rows, columns)) for key in keys.values()]
-        self._own = binding, complete(numbers_BD, drawn)
+        self._own = binding, compute_last_share(numbers_BD, drawn)
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
@@ -132,15 +139,15 @@ class CryptenContributor(SumContributor):
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
         binding, own = self._own
         received = [
-            self._received(peer, sealed, frame, binding)
+            self._open_share(peer, sealed, frame, binding)
             for peer, sealed in zip(self._others, frame.blobs, strict=True)
         ]
         self._own = None
         summed = add_shares([own, *received]).tobytes()
         sealed = self._seals.seal(agreement.receiver, binding, frame.shape, summed)
-        return self._frames.answer(self.me, (sealed,))
+        return self._frames.pack_answer(self.me, (sealed,))
 
-    def _received(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+    def _open_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
         key = self._seals.open(peer, binding, frame.shape, sealed)
         if len(key) != KEY_BYTES:
             raise RemoteProtocolError(f"{peer} sealed {len(key)} bytes, expected a key")
@@ -150,7 +157,7 @@ class CryptenContributor(SumContributor):
 class CryptenCombiner(SumCombiner):
     def __init__(self, described: CryptenSum) -> None:
         self._names = described.agreement.contributors
-        super().__init__(described.frames(), NoSetup())
+        super().__init__(described.make_frames(), NoSetup())
 
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
@@ -163,7 +170,7 @@ class CryptenCombiner(SumCombiner):
                     f"{len(self._names) - 1} others"
                 )
         return {
-            name: self._frames.request(
+            name: self._frames.pack_request(
                 name,
                 # the sender left itself out, so those after it are one place further to the front
                 [
@@ -188,29 +195,31 @@ class CryptenCombiner(SumCombiner):
 class CryptenReceiver(SumReceiver):
     def __init__(self, described: CryptenSum) -> None:
         agreement = described.agreement
-        frames = described.frames()
+        frames = described.make_frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
         super().__init__(described, frames, self._seals)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         agreement = self._sum.agreement
-        self._seals.require_finished()
+        self._seals.require_completion()
         if len(frame.blobs) != len(agreement.contributors):
             raise RemoteProtocolError(
                 f"{agreement.combiner} gathered {len(frame.blobs)} shares of the sum, expected "
                 f"{len(agreement.contributors)}"
             )
         shares = [
-            self._share(name, self._seals.open(name, binding, frame.shape, sealed), frame.shape)
+            self._parse_share(
+                name, self._seals.open(name, binding, frame.shape, sealed), frame.shape
+            )
             for name, sealed in zip(agreement.contributors, frame.blobs, strict=True)
         ]
-        return self._dequantised(total(shares), binding)
+        return self._dequantise_sum(reconstruct_sum(shares), binding)
 
     @staticmethod
-    def _share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
+    def _parse_share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")
         return np.frombuffer(body, _WORD).reshape(shape)
 
-    def _forget(self) -> None:
-        self._seals.forget()
+    def _forget_secrets(self) -> None:
+        self._seals.forget_secrets()

@@ -36,7 +36,7 @@ HomomorphicEncryption.org standard (Albrecht et al. 2018), table 1; SEAL enforce
 """
 
 
-def checked_matrix(values_BD: object) -> FloatArray:
+def check_matrix(values_BD: object) -> FloatArray:
     """Return `values_BD` if it is a finite, non-empty float32 or float64 matrix."""
     # Not a subclass: masked arrays and matrices add, reshape and copy in other ways.
     if type(values_BD) is not np.ndarray:
@@ -89,7 +89,7 @@ class Clipping:
     lost: int = 0
     too_small: int = 0
 
-    def count(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
+    def count_rows(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
         self.rows += len(norm_B)
         self.clipped += int(np.count_nonzero(norm_B > clip_norm))
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
@@ -102,11 +102,11 @@ class Clipping:
         if lost and lost >= TOO_MANY_LOST * numbers:
             self.too_small += 1
 
-    def warn(self, me: str, point: "FixedPoint", before: "Clipping") -> None:
+    def warn_of_clipping(self, me: str, point: "FixedPoint", before: "Clipping") -> None:
         """Warn where a count reached 1, 10, 100, ... since `before`."""
         if self.quiet:
             return
-        if reached_power_of_ten(before.clipped, self.clipped):
+        if passes_power_of_ten(before.clipped, self.clipped):
             warnings.warn(
                 f"{me} clipped {self.clipped} of {self.rows} rows to norm {point.clip_norm:g}, the "
                 f"largest of norm {self.largest_norm:.3g}: the sum is of what was left. Agree on a "
@@ -114,7 +114,7 @@ class Clipping:
                 ClippingWarning,
                 stacklevel=4,
             )
-        if reached_power_of_ten(before.too_small, self.too_small):
+        if passes_power_of_ten(before.too_small, self.too_small):
             warnings.warn(
                 f"{me}: {self.lost} of {self.numbers} numbers are below half a step of fixed "
                 f"point, {point.clip_norm / point.levels / 2:.3g}, and were added as 0; so were a "
@@ -125,7 +125,7 @@ class Clipping:
             )
 
 
-def reached_power_of_ten(before: int, after: int) -> bool:
+def passes_power_of_ten(before: int, after: int) -> bool:
     """Return whether a count that grew reached or passed one of 1, 10, 100, ..."""
     return after > 0 and len(str(after)) > (len(str(before)) if before else 0)
 
@@ -151,7 +151,7 @@ def clip_rows(
             squares_B += np.vecdot(part, part)
     norm_B = np.sqrt(squares_B)
     if clipping is not None:
-        clipping.count(norm_B, clip_norm)
+        clipping.count_rows(norm_B, clip_norm)
     huge_B = ~np.isfinite(norm_B)
     if huge_B.any():
         wide_BD[huge_B] /= np.abs(wide_BD[huge_B]).max(axis=1, keepdims=True)
@@ -181,7 +181,7 @@ class FixedPoint:
     noise: int = 0
 
     @classmethod
-    def of(cls, agreement: SumAgreement) -> "FixedPoint":
+    def from_agreement(cls, agreement: SumAgreement) -> "FixedPoint":
         return cls(
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,
@@ -189,7 +189,7 @@ class FixedPoint:
             noise=agreement.noise or 0,
         )
 
-    def with_bits(self, bits: int) -> "FixedPoint":
+    def replace_bits(self, bits: int) -> "FixedPoint":
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
@@ -222,7 +222,7 @@ class FixedPoint:
         """The largest error of one value of the sum, noise apart: half a step a contributor."""
         return self.contributors * self.clip_norm / self.levels / 2
 
-    def quantise(
+    def quantise_rows(
         self,
         values_BD: FloatArray,
         noise_BD: IntArray | None = None,
@@ -233,7 +233,7 @@ class FixedPoint:
 
         Integers of 32 bits serve sums modulo 2^32, for which adding them may wrap around.
         """
-        levels_BD = clip_rows(checked_matrix(values_BD), self.clip_norm, clipping)
+        levels_BD = clip_rows(check_matrix(values_BD), self.clip_norm, clipping)
         levels_BD *= self.levels / self.clip_norm
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
         np.rint(levels_BD, out=levels_BD)
@@ -242,10 +242,10 @@ class FixedPoint:
             clipping.count_lost(int(np.count_nonzero(values_BD)), kept)
         if noise_BD is None and not self.noise:
             return levels_BD.astype(width)
-        noise_BD = self.checked_noise(noise_BD, values_BD.shape)
+        noise_BD = self.check_noise(noise_BD, values_BD.shape)
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
-    def checked_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
+    def check_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "
@@ -266,7 +266,7 @@ class FixedPoint:
             )
         return np.ascontiguousarray(noise_BD)
 
-    def dequantise(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    def dequantise_sum(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -297,19 +297,19 @@ class Packing:
                 f"{EXACT_FLOAT_BITS} exact bits; use fewer bits or one field"
             )
 
-    def vectors(self, values: int) -> int:
+    def count_vectors(self, values: int) -> int:
         return -(-values // (self.fields * self.slots))
 
-    def pack(self, integers_BD: IntArray) -> IntArray:
+    def pack_fields(self, integers_BD: IntArray) -> IntArray:
         flat = integers_BD.reshape(-1)
-        padded = np.zeros((self.vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
+        padded = np.zeros((self.count_vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
         padded.reshape(-1)[: flat.size] = flat
         slots = padded[:, 0]
         if self.fields == 2:
             slots = slots + (padded[:, 1] << self.field_bits)
         return slots.reshape(-1, self.slots)
 
-    def unpack(self, slots_VS: IntArray) -> IntArray:
+    def unpack_fields(self, slots_VS: IntArray) -> IntArray:
         """Return all fields of the slots in order, padding included; signs carry over."""
         slots = slots_VS.reshape(-1)
         if self.fields == 1:

@@ -109,18 +109,22 @@ class Frame:
                 f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
             )
         if len(data) < _HEADER.size:
-            raise _malformed(sender, f"has {len(data)} bytes, its header alone {_HEADER.size}")
+            raise _make_frame_error(
+                sender, f"has {len(data)} bytes, its header alone {_HEADER.size}"
+            )
         magic, version, kind, party, name, *sizes, binding, fingerprint, count = (
             _HEADER.unpack_from(data)
         )
         step, rows, columns = sizes
         if magic != _MAGIC or version != _VERSION:
-            raise _malformed(sender, f"is no frame of version {_VERSION}; run the same release")
+            raise _make_frame_error(
+                sender, f"is no frame of version {_VERSION}; run the same release"
+            )
         if kind not in _KINDS or rows * columns > _MAX_VALUES:
-            raise _malformed(sender, "has an unknown kind or an impossible shape")
+            raise _make_frame_error(sender, "has an unknown kind or an impossible shape")
         name = name.rstrip(b"\0")
         if not name or not name.isascii() or not name.decode("ascii").isprintable():
-            raise _malformed(sender, "names no sum")
+            raise _make_frame_error(sender, "names no sum")
         return cls(
             kind=FrameKind(kind),
             name=name.decode("ascii"),
@@ -130,7 +134,7 @@ class Frame:
             columns=columns,
             binding=binding,
             fingerprint=fingerprint,
-            blobs=_read_blobs(data, count, sender),
+            blobs=_parse_blobs(data, count, sender),
         )
 
     def require_blobs(self, sender: str, count: int) -> None:
@@ -140,17 +144,17 @@ class Frame:
             )
 
 
-def _malformed(sender: str, what: str) -> RemoteProtocolError:
+def _make_frame_error(sender: str, what: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"a frame of a secure sum from {sender} {what}")
 
 
-def _read_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
+def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
     start = _HEADER.size + _SIZE.size * count
     if count > _MAX_BLOBS or start > len(data):
-        raise _malformed(sender, f"announces {count} blobs in {len(data)} bytes")
+        raise _make_frame_error(sender, f"announces {count} blobs in {len(data)} bytes")
     sizes = struct.unpack_from(f">{count}I", data, _HEADER.size)
     if start + sum(sizes) != len(data):
-        raise _malformed(
+        raise _make_frame_error(
             sender,
             f"announces {start + sum(sizes)} bytes and has {len(data)}; it was cut or padded",
         )
@@ -161,7 +165,7 @@ def _read_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
     return tuple(blobs)
 
 
-def fingerprint(
+def compute_fingerprint(
     agreement: SumAgreement, parameters: Mapping[str, object], key: bytes = b""
 ) -> bytes:
     """Return SHA-256 over agreement, parameters and public key: equal at all parties."""
@@ -200,7 +204,7 @@ class AgreedFrames:
         self._closed = False
         self._underway: Frame | None = None
         # Raises LocalProtocolError in a process that holds a copy of this role by a fork.
-        self.require_own_process = ForkCheck(f"this role of {name}").require
+        self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
 
     def begin_step(self, binding: StepBinding) -> None:
         self.require_here()
@@ -222,23 +226,25 @@ class AgreedFrames:
         if self._closed:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
-    def leave(self) -> int:
+    def export_step(self) -> int:
         """Close these frames and return their last step, for the role that goes on elsewhere."""
         self._closed = True
         return self._last_step
 
-    def enter(self, last_step: int) -> None:
+    def import_step(self, last_step: int) -> None:
         self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
         """Return the binding of this party's next step, to what is added alone."""
         session = self.agreement.session
-        return StepBinding.of(session, self._last_step + 1, rows=flat.digest, message=b"")
+        return StepBinding.from_contents(
+            session, self._last_step + 1, rows=flat.digest, message=b""
+        )
 
-    def setup(self, *blobs: bytes) -> bytes:
-        return replace(self.of_all(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
+    def pack_setup(self, *blobs: bytes) -> bytes:
+        return replace(self.make_frame(FrameKind.SETUP, (0, 0)), blobs=blobs).pack()
 
-    def of_all(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
+    def make_frame(self, kind: FrameKind, shape: tuple[int, int]) -> Frame:
         """Return a frame without blobs that belongs to no step and to no single contributor."""
         return Frame(
             kind=kind,
@@ -255,7 +261,7 @@ class AgreedFrames:
     def open_setup(self, body: bytes, sender: str) -> Frame:
         """Return the frame of a setup message; its sender and fingerprint are unchecked."""
         frame = Frame.parse(body, sender=sender)
-        self._check(frame, sender, FrameKind.SETUP, None)
+        self._check_frame(frame, sender, FrameKind.SETUP, None)
         if frame.binding != self.agreement.digest:
             raise RemoteProtocolError(
                 f"{sender} sets up a sum under another agreement; compare the two configurations"
@@ -271,12 +277,12 @@ class AgreedFrames:
             )
         return frame
 
-    def contribution(
+    def pack_contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
         self._underway = replace(
-            self.of_all(FrameKind.CONTRIBUTION, shape),
-            party=self.agreement.position(me),
+            self.make_frame(FrameKind.CONTRIBUTION, shape),
+            party=self.agreement.find_position(me),
             step=binding.step,
             binding=binding.digest,
         )
@@ -285,12 +291,12 @@ class AgreedFrames:
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        names = self._present(contributions, self.agreement.contributors, "contribution")
+        names = self._check_senders(contributions, self.agreement.contributors, "contribution")
         frames = []
         for name in names:
             frame = Frame.parse(contributions[name], sender=name)
-            self._check(frame, name, FrameKind.CONTRIBUTION, self.fingerprint)
-            position = self.agreement.position(name)
+            self._check_frame(frame, name, FrameKind.CONTRIBUTION, self.fingerprint)
+            position = self.agreement.find_position(name)
             if frame.party != position:
                 raise RemoteProtocolError(
                     f"{name} is contributor {position} and sent the contribution of {frame.party}"
@@ -314,7 +320,7 @@ class AgreedFrames:
         """Return the frame of the sum that answers `binding`; its step is used then."""
         sender = self.agreement.combiner
         frame = Frame.parse(combined, sender=sender)
-        self._check(frame, sender, FrameKind.SUM, self.fingerprint)
+        self._check_frame(frame, sender, FrameKind.SUM, self.fingerprint)
         if not self.least <= frame.party <= len(self.agreement.contributors):
             raise RemoteProtocolError(
                 f"{sender} sent a sum of {frame.party} contributions, expected "
@@ -332,7 +338,7 @@ class AgreedFrames:
         self.begin_step(binding)
         return frame
 
-    def request(self, to: str, blobs: Sequence[bytes]) -> bytes:
+    def pack_request(self, to: str, blobs: Sequence[bytes]) -> bytes:
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
@@ -342,7 +348,7 @@ class AgreedFrames:
         self._check_about_underway(frame, sender, FrameKind.REQUEST, me)
         return frame
 
-    def answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
+    def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
         self._underway = None
@@ -351,18 +357,18 @@ class AgreedFrames:
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
-        names = self._present(answers, asked, "answer")
+        names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
         for name, frame in zip(names, frames, strict=True):
             self._check_about_underway(frame, name, FrameKind.ANSWER, name)
-        if binding_digest is not None and self._waiting().binding != binding_digest:
+        if binding_digest is not None and self._require_underway().binding != binding_digest:
             raise RemoteProtocolError(
-                f"the answers to step {self._waiting().step} are about another message than the "
-                "one agreed"
+                f"the answers to step {self._require_underway().step} are about another message "
+                "than the one agreed"
             )
         return frames
 
-    def _present(
+    def _check_senders(
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
     ) -> tuple[str, ...]:
         present = tuple(filter(bodies.__contains__, expected))
@@ -376,7 +382,7 @@ class AgreedFrames:
             )
         return present
 
-    def _check(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
+    def _check_frame(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
@@ -408,7 +414,7 @@ class AgreedFrames:
                     "representations"
                 )
 
-    def _waiting(self) -> Frame:
+    def _require_underway(self) -> Frame:
         if self._underway is None:
             raise LocalProtocolError(
                 "no contribution waits for a second round; each step is answered once"
@@ -416,13 +422,15 @@ class AgreedFrames:
         return self._underway
 
     def _about_underway(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
-        position = self.agreement.position(party)
-        return replace(self._waiting(), kind=kind, party=position, blobs=tuple(blobs)).pack()
+        position = self.agreement.find_position(party)
+        return replace(
+            self._require_underway(), kind=kind, party=position, blobs=tuple(blobs)
+        ).pack()
 
     def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
-        underway = self._waiting()
-        position = self.agreement.position(party)
-        self._check(frame, sender, kind, self.fingerprint)
+        underway = self._require_underway()
+        position = self.agreement.find_position(party)
+        self._check_frame(frame, sender, kind, self.fingerprint)
         about = (frame.step, frame.binding, frame.shape)
         if about != (underway.step, underway.binding, underway.shape):
             raise RemoteProtocolError(

@@ -30,7 +30,7 @@ from apfed_protocols.sums.interface import (
     Reading,
     StepBinding,
     SumLeaks,
-    spelled,
+    format_sum_name,
 )
 from apfed_protocols.sums.masked import PairwiseSeeds
 from apfed_protocols.sums.roles import (
@@ -143,31 +143,33 @@ class HomomorphicSum(SecureSum, ABC):
         ciphertext = 2 * DEGREE * math.ceil(self.headroom.primes[0] / 8)
         return ciphertext / (self.packing.slots * self.packing.fields)
 
-    def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
+    def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         return slots.astype(np.int64, copy=False)
 
-    def parameters(self) -> Mapping[str, object]:
+    def list_parameters(self) -> Mapping[str, object]:
         return {
-            **super().parameters(),
+            **super().list_parameters(),
             "poly_degree": DEGREE,
             "primes": list(self.headroom.primes),
             "fields": self.packing.fields,
             "field_bits": self.packing.field_bits,
         }
 
-    def receiver(self) -> "KeyHolder":
+    def make_receiver(self) -> "KeyHolder":
         return KeyHolder(self)
 
-    def contributor(self, me: str) -> "Encrypter":
+    def make_contributor(self, me: str) -> "Encrypter":
         return Encrypter(self, me)
 
-    def combiner(self) -> "CiphertextAdder":
+    def make_combiner(self) -> "CiphertextAdder":
         return CiphertextAdder(self)
 
-    def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+    def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
         names = self.agreement.contributors
-        vectors = self.packing.vectors(frames[0].rows * frames[0].columns)
-        return self.cipher.add({names[frame.party]: frame.blobs for frame in frames}, vectors)
+        vectors = self.packing.count_vectors(frames[0].rows * frames[0].columns)
+        return self.cipher.add_ciphertexts(
+            {names[frame.party]: frame.blobs for frame in frames}, vectors
+        )
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
@@ -187,7 +189,7 @@ class KeyHolder(SumReceiver):
         self._context: SealContext | None = context
         self._public_key = described.cipher.public_key(context)
         self._started = False
-        super().__init__(described, described.frames(self._public_key), NoSetup())
+        super().__init__(described, described.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
         self._require_no_refusal()
@@ -195,15 +197,15 @@ class KeyHolder(SumReceiver):
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
         self._started = True
         agreement = self._sum.agreement
-        with_key = self._frames.setup(self._public_key)
-        without_key = self._frames.setup()
+        with_key = self._frames.pack_setup(self._public_key)
+        without_key = self._frames.pack_setup()
         return (
             *(Outgoing(name, with_key) for name in agreement.contributors),
             Outgoing(agreement.combiner, without_key),
         )
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self._started
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
@@ -213,15 +215,15 @@ class KeyHolder(SumReceiver):
         slots = described.cipher.decrypt(
             self._context,
             frame.blobs,
-            described.packing.vectors(values),
+            described.packing.count_vectors(values),
             sender=described.agreement.combiner,
         )
-        fields = described.packing.unpack(described.integers(slots))
+        fields = described.packing.unpack_fields(described.round_slots(slots))
         if fields[values:].any():
             raise self._beyond_range(binding)
-        return self._dequantised(fields[:values].reshape(frame.shape), binding)
+        return self._dequantise_sum(fields[:values].reshape(frame.shape), binding)
 
-    def _forget(self) -> None:
+    def _forget_secrets(self) -> None:
         self._context = None
 
 
@@ -229,7 +231,7 @@ class Encrypter(SumContributor):
     _sum: HomomorphicSum
 
     def __init__(self, described: HomomorphicSum, me: str) -> None:
-        frames = described.frames()
+        frames = described.make_frames()
         others = [name for name in described.agreement.contributors if name != me]
         masked = described.masks == "pairwise"
         self._seeds = PairwiseSeeds(me, others, frames) if masked else None
@@ -244,7 +246,7 @@ class Encrypter(SumContributor):
         frame = _key_setup(self._frames, body, sender)
         if len(frame.blobs) != 1:
             raise RemoteProtocolError(f"{sender} sent {len(frame.blobs)} public keys, expected one")
-        frames = self._sum.frames(frame.blobs[0])
+        frames = self._sum.make_frames(frame.blobs[0])
         if frames.fingerprint != frame.fingerprint:
             raise RemoteProtocolError(
                 f"the public key from {sender} does not match its fingerprint; the parties hold "
@@ -258,35 +260,35 @@ class Encrypter(SumContributor):
         self._frames = frames
         self._key = context
 
-    def _leave(self) -> dict[str, Any]:
+    def _export_secrets(self) -> dict[str, Any]:
         public_key = self._key and self._sum.cipher.public_key(self._key).hex()
         self._key = None
-        return {"key": public_key, "seeds": self._seeds and self._seeds.leave()}
+        return {"key": public_key, "seeds": self._seeds and self._seeds.export_secrets()}
 
-    def _enter(self, state: Mapping[str, Any]) -> None:
+    def _import_secrets(self, state: Mapping[str, Any]) -> None:
         if state["key"] is not None:
             public_key = bytes.fromhex(state["key"])
-            self._take_key(self._sum.frames(public_key), public_key, self.me)
+            self._take_key(self._sum.make_frames(public_key), public_key, self.me)
         if self._seeds is not None:
-            self._seeds.enter(state["seeds"])
+            self._seeds.import_secrets(state["seeds"])
 
     @property
-    def finished(self) -> bool:
-        return self._key is not None and self._setup.finished
+    def is_finished(self) -> bool:
+        return self._key is not None and self._setup.is_finished
 
     def _require_setup(self) -> None:
-        self._ready()
+        self._require_key()
         if self._seeds is not None:
-            self._seeds.require_finished()
+            self._seeds.require_completion()
 
-    def _ready(self) -> SealContext:
+    def _require_key(self) -> SealContext:
         if self._key is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._key
 
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
-        context = self._ready()
-        slots_VS = self._sum.packing.pack(numbers_BD)
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        context = self._require_key()
+        slots_VS = self._sum.packing.pack_fields(numbers_BD)
         if self._seeds is not None:
             # Modulo 2^64; the cipher takes these integers modulo its power of two.
             self._seeds.add_cancelling(binding, slots_VS.view(np.uint64))
@@ -295,7 +297,7 @@ class Encrypter(SumContributor):
 
 class CiphertextAdder(OneRoundCombiner):
     def __init__(self, described: HomomorphicSum) -> None:
-        super().__init__(described.frames(), described.add)
+        super().__init__(described.make_frames(), described.add_frames)
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -309,7 +311,7 @@ class CiphertextAdder(OneRoundCombiner):
         return ()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self._set_up
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
@@ -343,14 +345,16 @@ def fresh_slot_noise(contributors: int) -> float:
     return fresh_noise(contributors) * math.sqrt(DEGREE / 2)
 
 
-def _peak(fixed_point: FixedPoint, fields: int) -> int:
+def _compute_peak(fixed_point: FixedPoint, fields: int) -> int:
     return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
 Fit = Callable[[FixedPoint, int, tuple[int, ...]], Headroom | None]
 
 
-def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]]) -> Headroom:
+def _find_headroom(
+    fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]]
+) -> Headroom:
     """Return the headroom of two fields a slot, or else of one, with the first primes that fit.
 
     Raises LocalProtocolError: none fit; it says how many bits would.
@@ -359,7 +363,7 @@ def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]
         found = fit(fixed_point, fields, chain)
         if found is not None:
             return found
-    fewer = (fixed_point.with_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
+    fewer = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
     would = next(f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains))
     raise LocalProtocolError(
         f"sums of {fixed_point.contributors} values of {fixed_point.bits} bits do not fit a data "
@@ -368,10 +372,14 @@ def _densest(fixed_point: FixedPoint, fit: Fit, chains: Sequence[tuple[int, ...]
 
 
 def solve_ckks(fixed_point: FixedPoint) -> Headroom:
-    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+    def fit_headroom(
+        fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
+    ) -> Headroom | None:
         # No coefficient exceeds the largest slot.
         room = 2 ** (primes[0] - 1) / _MARGIN
-        scale_bits = min(_MAX_SCALE_BITS, math.floor(math.log2(room / _peak(fixed_point, fields))))
+        scale_bits = min(
+            _MAX_SCALE_BITS, math.floor(math.log2(room / _compute_peak(fixed_point, fields)))
+        )
         noise = (
             _FRESH_TAIL * fresh_slot_noise(fixed_point.contributors)
             if len(primes) == 1
@@ -384,7 +392,7 @@ def solve_ckks(fixed_point: FixedPoint) -> Headroom:
         packing = Packing(fields=fields, field_bits=width, slots=DEGREE // 2)
         return Headroom(primes=primes, bits=scale_bits, packing=packing, deviation=deviation)
 
-    return _densest(fixed_point, fit, _CKKS_PRIMES)
+    return _find_headroom(fixed_point, fit_headroom, _CKKS_PRIMES)
 
 
 class CkksCipher(SealCipher):
@@ -448,10 +456,10 @@ class CkksSum(HomomorphicSum):
     def headroom(self) -> Headroom:
         return solve_ckks(self.fixed_point)
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "scale_bits": self.headroom.bits}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "scale_bits": self.headroom.bits}
 
-    def integers(self, slots: NDArray[Any]) -> NDArray[np.int64]:
+    def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
         return nearest_integers(slots, sender=self.agreement.combiner)
 
 
@@ -504,7 +512,7 @@ class BfvCipher(SealCipher):
         super().__init__(primes, bits)
         self._mask = (1 << bits) - 1
         self._half = 1 << (bits - 1)
-        self._plaintext_form = SealForm.of(seal.Plaintext(f"1x^{DEGREE - 1}"), DEGREE)
+        self._plaintext_form = SealForm.from_sample(seal.Plaintext(f"1x^{DEGREE - 1}"), DEGREE)
         self._modulus = self.residues.modulus
         plain = 1 << bits
         self._whole = self._modulus // plain
@@ -517,26 +525,28 @@ class BfvCipher(SealCipher):
     def encode(self, numbers_S: NDArray[np.int64], plain: Any, scratch: ScratchFile) -> None:
         """Encode any integers; they count modulo t."""
         words_S = (numbers_S & self._mask).astype(_WORD, copy=False)
-        self._plaintext_form.load(plain, self._seal, words_S.tobytes(), scratch)
+        self._plaintext_form.load_numbers(plain, self._seal, words_S.tobytes(), scratch)
 
     def decode(self, plain: Any, scratch: ScratchFile) -> NDArray[np.int64]:
         """Decode integers in [-t/2, t/2); SEAL leaves out leading zeros."""
         count = plain.coeff_count()
-        words = np.frombuffer(SealForm.content(scratch.save(plain))[-8 * count :], dtype=_WORD)
+        words = np.frombuffer(
+            SealForm.decompress_object(scratch.save(plain))[-8 * count :], dtype=_WORD
+        )
         numbers = np.zeros(self.slots, dtype=np.int64)
         numbers[:count] = words
         return ((numbers + self._half) & self._mask) - self._half
 
     def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
-        fresh = self._zeros(context, len(slots_VS))
+        fresh = self._encrypt_zeros(context, len(slots_VS))
         blobs = []
         for numbers, slots_S in zip(fresh, slots_VS, strict=True):
             c0_N = numbers[: self.slots]
-            c0_N[:] = self._reduced(c0_N.view(np.int64) + self._scaled(slots_S))
+            c0_N[:] = self._reduce_numbers(c0_N.view(np.int64) + self._scale_integers(slots_S))
             blobs.append(self.residues.pack(numbers))
         return blobs
 
-    def _zeros(self, context: SealContext, count: int) -> Numbers:
+    def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
         u_VN = ternary(count * self.slots).reshape(count, -1)
         numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
         u = seal.Plaintext()
@@ -547,16 +557,16 @@ class BfvCipher(SealCipher):
                 self._evaluator.transform_to_ntt_inplace(u, self._level)
                 self._evaluator.multiply_plain(context.public_key.data(), u, product)
                 self._evaluator.transform_from_ntt_inplace(product)
-                numbers_R += self.ciphertext_form.numbers(product, scratch).view(np.int64)
-        return self._reduced(numbers_VR)
+                numbers_R += self.ciphertext_form.extract_numbers(product, scratch).view(np.int64)
+        return self._reduce_numbers(numbers_VR)
 
-    def _scaled(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _scale_integers(self, integers_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Scale integers m, modulo t, to q m / t: to within one, below q."""
         m_N = integers_N & self._mask
         scaled_N: NDArray[np.int64] = m_N * self._whole + (m_N * self._rest).astype(np.int64)
         return scaled_N
 
-    def _reduced(self, numbers: NDArray[np.int64]) -> Numbers:
+    def _reduce_numbers(self, numbers: NDArray[np.int64]) -> Numbers:
         """Reduce numbers in [-q, 2q) modulo q, in place."""
         numbers -= self._modulus
         for _ in range(2):
@@ -565,19 +575,24 @@ class BfvCipher(SealCipher):
 
 
 def solve_bfv(fixed_point: FixedPoint) -> Headroom:
-    def fit(fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]) -> Headroom | None:
+    def fit_headroom(
+        fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
+    ) -> Headroom | None:
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
         contributors = fixed_point.contributors
         width = fixed_point.field_bits
         noise = _BFV_TAIL * fresh_noise(contributors) + contributors
         plain_bits = math.floor(math.log2(2 ** (primes[0] - 1) / _MARGIN / noise))
-        if 2 * _peak(fixed_point, fields) >= 2**plain_bits or fields * width > EXACT_FLOAT_BITS:
+        if (
+            2 * _compute_peak(fixed_point, fields) >= 2**plain_bits
+            or fields * width > EXACT_FLOAT_BITS
+        ):
             return None
         packing = Packing(fields=fields, field_bits=width, slots=DEGREE)
         return Headroom(primes=primes, bits=plain_bits, packing=packing)
 
-    return _densest(fixed_point, fit, _BFV_PRIMES)
+    return _find_headroom(fixed_point, fit_headroom, _BFV_PRIMES)
 
 
 @dataclass(frozen=True)
@@ -603,8 +618,8 @@ class BfvSum(HomomorphicSum):
     def headroom(self) -> Headroom:
         return solve_bfv(self.fixed_point)
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "plain_bits": self.headroom.bits}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "plain_bits": self.headroom.bits}
 
 
 @dataclass(frozen=True)
@@ -619,7 +634,7 @@ class MaskedBfvSum(BfvSum):
     """
 
     masks: ClassVar[str] = "pairwise"
-    name: ClassVar[str] = spelled(BfvSum.scheme, masks)
+    name: ClassVar[str] = format_sum_name(BfvSum.scheme, masks)
     opened_with_others: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
         "ring learning with errors at 128-bit security or, should active and aggregator work "

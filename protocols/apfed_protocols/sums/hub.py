@@ -19,7 +19,7 @@ from typing import Any
 from apfed_protocols.conversation import Outgoing
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.gradients import refuse_gradients
-from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify
+from apfed_protocols.seal import SIGNATURE_BYTES, Identity, verify_signature
 from apfed_protocols.sums.interface import StepBinding, SumAgreement
 from apfed_protocols.sums.readers import require_no_single_reader, warn_of_unsigned_hub
 from apfed_protocols.sums.roles import (
@@ -27,9 +27,9 @@ from apfed_protocols.sums.roles import (
     SumCombiner,
     SumContributor,
     SumReceiver,
-    template,
+    make_template,
 )
-from apfed_protocols.trees import flatten
+from apfed_protocols.trees import flatten_tree
 
 __all__ = ["Hub", "answer_hub", "hub_pump"]
 
@@ -110,29 +110,29 @@ class Hub:
             warn_of_unsigned_hub(ends[0].described, stacklevel=4)
 
     def set_up(self) -> None:
-        asked = {name: _packed(_START) for name in self._agreement.contributors}
+        asked = {name: _pack_parts(_START) for name in self._agreement.contributors}
         held: list[tuple[str, str, bytes]] = []  # from, to, body
         for name, role in self._roles.items():
-            held += self._signer.letters(self._agreement, name, role.start())
+            held += self._signer.sign_letters(self._agreement, name, role.start())
         for _ in range(_MOST_ROUNDS):
             if not asked and not held:
                 break
-            for sender, parts in self._answers(asked, _LETTERS).items():
-                held += [(sender, to, letter) for to, letter in _letters(parts, sender)]
+            for sender, parts in self._collect_answers(asked, _LETTERS).items():
+                held += [(sender, to, letter) for to, letter in _parse_letters(parts, sender)]
             asked = {}
             letters: dict[str, list[bytes]] = {}
             while held:
                 sender, to, letter = held.pop(0)
                 if to in self._roles:
-                    body = self._signer.opened(self._agreement, sender, to, letter)
+                    body = self._signer.open_letter(self._agreement, sender, to, letter)
                     answers = self._roles[to].receive(sender, body)
-                    held += self._signer.letters(self._agreement, to, answers)
+                    held += self._signer.sign_letters(self._agreement, to, answers)
                 elif to in self._agreement.contributors:
                     letters.setdefault(to, []).extend((sender.encode(), letter))
                 else:
                     raise RemoteProtocolError(f"{sender} wrote to {to!r:.80}, who takes no part")
-            asked = {to: _packed(_LETTERS, *parts) for to, parts in letters.items()}
-        waiting = [name for name, role in self._roles.items() if not role.finished]
+            asked = {to: _pack_parts(_LETTERS, *parts) for to, parts in letters.items()}
+        waiting = [name for name, role in self._roles.items() if not role.is_finished]
         if waiting:
             raise RemoteProtocolError(
                 f"the hosts fell silent before {', '.join(waiting)} was set up"
@@ -152,24 +152,30 @@ class Hub:
             RemoteProtocolError: as `SumCombiner.combine` and `SumReceiver.decode`.
         """
         agreement = self._agreement
-        flat = template(like)[0]
-        binding = StepBinding.of(agreement.session, self._steps, rows=flat.digest, message=message)
+        flat = make_template(like)[0]
+        binding = StepBinding.from_contents(
+            agreement.session, self._steps, rows=flat.digest, message=message
+        )
         self._steps += 1
-        packet = _packed(_STEP, binding.step.to_bytes(8, "big"), message)
-        bodies = self._bodies(dict.fromkeys(agreement.contributors, packet))
+        packet = _pack_parts(_STEP, binding.step.to_bytes(8, "big"), message)
+        bodies = self._collect_bodies(dict.fromkeys(agreement.contributors, packet))
         if self._two_rounds:
             requests = self._combiner.ask(bodies, binding.digest)
-            bodies = self._bodies({to: _packed(_REQUEST, asked) for to, asked in requests.items()})
+            bodies = self._collect_bodies(
+                {to: _pack_parts(_REQUEST, asked) for to, asked in requests.items()}
+            )
         return self._receiver.decode(self._combiner.combine(bodies, binding.digest), like, binding)
 
-    def _bodies(self, asked: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        answers = self._answers(asked, _STEP)
+    def _collect_bodies(self, asked: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        answers = self._collect_answers(asked, _STEP)
         for sender, parts in answers.items():
             if len(parts) != 1:
                 raise RemoteProtocolError(f"{sender} answered a step in {len(parts)} parts, not 1")
         return {sender: parts[0] for sender, parts in answers.items()}
 
-    def _answers(self, asked: Mapping[str, bytes], kind: bytes) -> Mapping[str, Sequence[bytes]]:
+    def _collect_answers(
+        self, asked: Mapping[str, bytes], kind: bytes
+    ) -> Mapping[str, Sequence[bytes]]:
         for name, packet in asked.items():
             self._send(name, packet)
         answers: dict[str, Sequence[bytes]] = {}
@@ -182,7 +188,7 @@ class Hub:
                 break
             if sender not in asked or sender in answers:
                 raise RemoteProtocolError(f"{sender!r:.80} answered the hub unasked, or twice")
-            answers[sender] = _unpacked(packet, sender, kind)
+            answers[sender] = _unpack_packet(packet, sender, kind)
         return answers
 
 
@@ -212,18 +218,20 @@ def answer_hub(
     agreement = role.described.agreement
     signer = _Signer(identity, peers)
     hub = agreement.combiner
-    kind, *parts = _parts(packet, hub)
+    kind, *parts = _split_packet(packet, hub)
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         if values is None:
             raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
         own = values(parts[1])
         step = int.from_bytes(parts[0], "big")
         refuse_gradients(own, role.me)
-        flat = flatten(own)
-        binding = StepBinding.of(agreement.session, step, rows=flat.digest, message=parts[1])
-        return _packed(_STEP, role.contribute(flat.matrix, binding))
+        flat = flatten_tree(own)
+        binding = StepBinding.from_contents(
+            agreement.session, step, rows=flat.digest, message=parts[1]
+        )
+        return _pack_parts(_STEP, role.contribute(flat.matrix, binding))
     if kind == _REQUEST and len(parts) == 1:
-        return _packed(_STEP, role.answer(parts[0]))
+        return _pack_parts(_STEP, role.answer(parts[0]))
     if kind == _START and not parts:
         require_no_single_reader(role.described, hub=True)
         if not signer.signs:
@@ -231,14 +239,14 @@ def answer_hub(
         out = list(role.start())
     elif kind == _LETTERS:
         letters = [
-            (sender, signer.opened(agreement, sender, role.me, letter))
-            for sender, letter in _letters(parts, hub)
+            (sender, signer.open_letter(agreement, sender, role.me, letter))
+            for sender, letter in _parse_letters(parts, hub)
         ]
         out = [answer for sender, body in letters for answer in role.receive(sender, body)]
     else:
         raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
-    signed = signer.letters(agreement, role.me, out)
-    return _packed(_LETTERS, *(part for _, to, body in signed for part in (to.encode(), body)))
+    signed = signer.sign_letters(agreement, role.me, out)
+    return _pack_parts(_LETTERS, *(part for _, to, body in signed for part in (to.encode(), body)))
 
 
 class _Signer:
@@ -254,18 +262,18 @@ class _Signer:
     def signs(self) -> bool:
         return self._identity is not None
 
-    def letters(
+    def sign_letters(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
     ) -> list[tuple[str, str, bytes]]:
-        return [(me, out.receiver, self._signed(agreement, me, out)) for out in outgoing]
+        return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
-    def _signed(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
+    def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
         if self._identity is None:
             return out.body
         names = agreement.digest, me.encode(), out.receiver.encode()
         return self._identity.sign(_PURPOSE, *names, out.body) + out.body
 
-    def opened(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
+    def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
         if self._identity is None:
             return letter
         if sender not in self._peers:
@@ -273,15 +281,15 @@ class _Signer:
         signature = letter[:SIGNATURE_BYTES]
         body = letter[SIGNATURE_BYTES:]
         names = agreement.digest, sender.encode(), me.encode()
-        verify(self._peers[sender], signature, _PURPOSE, *names, body, signer=sender)
+        verify_signature(self._peers[sender], signature, _PURPOSE, *names, body, signer=sender)
         return body
 
 
-def _packed(*parts: bytes) -> bytes:
+def _pack_parts(*parts: bytes) -> bytes:
     return b"".join(_SIZE.pack(len(part)) + part for part in parts)
 
 
-def _parts(packet: bytes, sender: str) -> Sequence[bytes]:
+def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
     if type(packet) is not bytes:
         raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
     parts: list[bytes] = []
@@ -295,14 +303,14 @@ def _parts(packet: bytes, sender: str) -> Sequence[bytes]:
     return parts
 
 
-def _unpacked(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
-    kind, *parts = _parts(packet, sender)
+def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
+    kind, *parts = _split_packet(packet, sender)
     if kind != expected:
         raise RemoteProtocolError(f"{sender} answered {kind!r:.20}, expected {expected!r}")
     return parts
 
 
-def _letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
+def _parse_letters(parts: Sequence[bytes], sender: str) -> Sequence[tuple[str, bytes]]:
     """Return the names and bodies in a message's parts.
 
     Raises RemoteProtocolError: they come in no pairs, or are no names.

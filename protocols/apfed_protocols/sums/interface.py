@@ -126,7 +126,7 @@ class SumAgreement:
         canonical = json.dumps(fields, sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
-    def position(self, me: str) -> int:
+    def find_position(self, me: str) -> int:
         """Return the place of this contributor. Raises LocalProtocolError: nobody has that name."""
         if me not in self.contributors:
             raise LocalProtocolError(
@@ -136,7 +136,7 @@ class SumAgreement:
 
     def pack_names(self, names: Collection[str]) -> bytes:
         """Pack a set of contributors for the wire: their positions, rising, two bytes each."""
-        positions = sorted(self.position(name) for name in names)
+        positions = sorted(self.find_position(name) for name in names)
         return struct.pack(f">{len(positions)}H", *positions)
 
     def parse_names(self, data: bytes, *, sender: str) -> tuple[str, ...]:
@@ -186,7 +186,9 @@ class StepBinding:
                 )
 
     @classmethod
-    def of(cls, session: str, step: int, *, rows: bytes, message: bytes) -> "StepBinding":
+    def from_contents(
+        cls, session: str, step: int, *, rows: bytes, message: bytes
+    ) -> "StepBinding":
         """Bind to the bytes of the row positions and of the message themselves."""
         rows = hashlib.sha256(rows).digest()
         message = hashlib.sha256(message).digest()
@@ -254,7 +256,7 @@ def count_telling_sessions(number_bits: int, *, steps: int, names_step: bool) ->
     return number_bits if names_step else math.ceil(number_bits / math.log2(steps + 1))
 
 
-def _told_of(bits: int, *, names_step: bool) -> int:
+def _count_example_sessions(bits: int, *, names_step: bool) -> int:
     """Return the same of three contributors without noise, in sessions of a thousand steps."""
     number_bits = count_number_bits(3 * (2 ** (bits - 1) - 1))
     return count_telling_sessions(number_bits, steps=1000, names_step=names_step)
@@ -263,19 +265,20 @@ def _told_of(bits: int, *, names_step: bool) -> int:
 ALTERED_SUM = (
     "Each reaction to an altered sum tells of the sum of one step, and each is about another "
     "number: as many sessions tell one as it has bits, ceil(log2(2 L + 1)) for sums up to L. With "
-    f"three passives these are {_told_of(MOST_BITS, names_step=True)} at {MOST_BITS} bits a value, "
-    f"{_told_of(USUAL_BITS, names_step=True)} at {USUAL_BITS}."
+    f"three passives these are {_count_example_sessions(MOST_BITS, names_step=True)} at "
+    f"{MOST_BITS} bits a value, "
+    f"{_count_example_sessions(USUAL_BITS, names_step=True)} at {USUAL_BITS}."
 )
 """`SumLeaks.altered` where what is sent belongs to one step."""
 ALTERED_CIPHERTEXT = (
     "and all of them may be about one number, since a ciphertext names no step: of n bits, "
     "ceil(n / log2(S + 1)) sessions of S steps tell it. With three passives and a thousand steps "
-    f"these are {_told_of(19, names_step=False)} at 19 bits a value, "
-    f"{_told_of(USUAL_BITS, names_step=False)} at {USUAL_BITS}."
+    f"these are {_count_example_sessions(19, names_step=False)} at 19 bits a value, "
+    f"{_count_example_sessions(USUAL_BITS, names_step=False)} at {USUAL_BITS}."
 )
 """How `SumLeaks.altered` ends where it does not."""
 
 
-def spelled(scheme: str, masks: str) -> str:
+def format_sum_name(scheme: str, masks: str) -> str:
     """Return the one name of a pair: "bfv + pairwise masks", and "bfv" without masks."""
     return scheme if masks == "none" else f"{scheme} + {masks} masks"

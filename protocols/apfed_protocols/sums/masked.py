@@ -37,7 +37,7 @@ from apfed_protocols.sums.interface import (
     StepBinding,
     SumAgreement,
     SumLeaks,
-    spelled,
+    format_sum_name,
 )
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
@@ -76,11 +76,11 @@ class PairwiseSeeds(KeepsSecrets):
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        message = self._frames.setup(self._own_key().public)
+        message = self._frames.pack_setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
                 f"{sender} sent a mask key to {self.me}, who expects one from each of "
@@ -97,10 +97,10 @@ class PairwiseSeeds(KeepsSecrets):
         return ()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return len(self._seeds) == len(self._peers)
 
-    def require_finished(self) -> None:
+    def require_completion(self) -> None:
         if self._key is None:
             self._own_key()  # which says why there is none
         if len(self._seeds) < len(self._peers):
@@ -109,25 +109,25 @@ class PairwiseSeeds(KeepsSecrets):
                 f"{self.me} has no mask key of {', '.join(missing)} yet; run the setup first"
             )
 
-    def leave(self) -> dict[str, str]:
+    def export_secrets(self) -> dict[str, str]:
         """Return the secrets by peer, and the own one under no name, in hexadecimal; forget all."""
         secrets = {"": self._own_key().secret_bytes(), **self._seeds}
-        self.forget()
+        self.forget_secrets()
         return {name: secret.hex() for name, secret in secrets.items()}
 
-    def enter(self, secrets: Mapping[str, str]) -> None:
+    def import_secrets(self, secrets: Mapping[str, str]) -> None:
         held = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
-        self._key = RunKey.restored(held.pop(""))
+        self._key = RunKey.from_secret_bytes(held.pop(""))
         self._seeds = held
 
-    def forget(self) -> None:
+    def forget_secrets(self) -> None:
         self._peers = ()
         self._seeds = {}
         self._key = None
 
     def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
         """Add the masks of one step that cancel in the sum over all contributors, in place."""
-        mine = self._frames.agreement.position(self.me)
+        mine = self._frames.agreement.find_position(self.me)
         for position, peer in enumerate(self._frames.agreement.contributors):
             if position != mine:
                 # The earlier of two passives adds what the later one subtracts.
@@ -137,11 +137,11 @@ class PairwiseSeeds(KeepsSecrets):
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]
     ) -> None:
         """Add the mask that this party and `peer` share for one step, or subtract it, in place."""
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _own_key(self) -> RunKey:
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         if self._key is None:
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
         return self._key
@@ -166,13 +166,15 @@ class StepSeals(PairwiseSeeds):
                 f"sealed for {peer}; a nonce is never used twice"
             )
         self._last[peer] = binding.step
-        associated = self._associated(self.me, peer, binding, shape)
-        return self._cipher(self.me, peer).encrypt(_nonce(binding), text, associated)
+        associated = self._make_associated_data(self.me, peer, binding, shape)
+        return self._make_cipher(self.me, peer).encrypt(_make_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
-        associated = self._associated(peer, self.me, binding, shape)
+        associated = self._make_associated_data(peer, self.me, binding, shape)
         try:
-            return self._cipher(peer, self.me).decrypt(_nonce(binding), sealed, associated)
+            return self._make_cipher(peer, self.me).decrypt(
+                _make_nonce(binding), sealed, associated
+            )
         except InvalidTag as error:
             raise RemoteProtocolError(
                 f"what {peer} sealed for {self.me} in step {binding.step} does not authenticate: "
@@ -180,13 +182,13 @@ class StepSeals(PairwiseSeeds):
                 "different representations"
             ) from error
 
-    def _cipher(self, sender: str, recipient: str) -> AESGCM:
+    def _make_cipher(self, sender: str, recipient: str) -> AESGCM:
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         return AESGCM(derive_key(self._seeds[peer], b"step seal", *names))
 
-    def _associated(
+    def _make_associated_data(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
         sizes = (size.to_bytes(8, "big") for size in shape)
@@ -195,7 +197,7 @@ class StepSeals(PairwiseSeeds):
         return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def _nonce(binding: StepBinding) -> bytes:
+def _make_nonce(binding: StepBinding) -> bytes:
     return binding.step.to_bytes(_NONCE_BYTES, "big")
 
 
@@ -204,7 +206,7 @@ def pair_seed(
 ) -> bytes:
     """Derive the seed that the holders of two keys share for one use, whatever their order."""
     ordered = b"".join(len(n.encode()).to_bytes(2, "big") + n.encode() for n in sorted(names))
-    return key.agree(peer_public, salt=agreement.digest, info=use + ordered)
+    return key.derive_shared_key(peer_public, salt=agreement.digest, info=use + ordered)
 
 
 def add_keystream(
@@ -242,7 +244,7 @@ class MaskedSum(SecureSum):
     scheme: ClassVar[str] = "plain"
     unsafe: ClassVar[bool] = False
     masks: ClassVar[str] = "pairwise"
-    name: ClassVar[str] = spelled(scheme, masks)
+    name: ClassVar[str] = format_sum_name(scheme, masks)
     opened_with_receiver: ClassVar[bool] = True
     opened_with_others: ClassVar[bool] = True
     rests_on: ClassVar[str] = (
@@ -277,43 +279,43 @@ class MaskedSum(SecureSum):
     def value_bytes(self) -> float:
         return self.word.itemsize
 
-    def receiver(self) -> "MaskedReceiver":
+    def make_receiver(self) -> "MaskedReceiver":
         return MaskedReceiver(self)
 
-    def contributor(self, me: str) -> SumContributor:
+    def make_contributor(self, me: str) -> SumContributor:
         return _MaskedContributor(self, me)
 
-    def combiner(self) -> SumCombiner:
-        return OneRoundCombiner(self.frames(), self.add)
+    def make_combiner(self) -> SumCombiner:
+        return OneRoundCombiner(self.make_frames(), self.add_frames)
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "ring_bits": self.ring_bits}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "ring_bits": self.ring_bits}
 
-    def numbers(
+    def encode_contribution(
         self,
         values_BD: FloatArray,
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> Elements:
         # Of 32 bits, since adding them may wrap around: the ring is at least as wide.
-        narrow_BD = self.fixed_point.quantise(values_BD, noise_BD, np.int32, clipping)
+        narrow_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
         fits = narrow_BD.dtype.itemsize == self.word.itemsize
         return narrow_BD.view(self.word) if fits else narrow_BD.astype(self.word)
 
-    def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+    def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
         for frame in frames:
             frame.require_blobs(self.agreement.contributors[frame.party], 1)
-        return (self.added(frames).tobytes(),)
+        return (self.add_elements(frames).tobytes(),)
 
-    def added(self, frames: Sequence[Frame]) -> Elements:
+    def add_elements(self, frames: Sequence[Frame]) -> Elements:
         """Add, in the ring, what contributions carry in their first blobs."""
         names = self.agreement.contributors
-        total = self.elements(frames[0], names[frames[0].party]).copy()
+        total = self.parse_elements(frames[0], names[frames[0].party]).copy()
         for frame in frames[1:]:
-            total += self.elements(frame, names[frame.party])
+            total += self.parse_elements(frame, names[frame.party])
         return total
 
-    def elements(self, frame: Frame, sender: str) -> Elements:
+    def parse_elements(self, frame: Frame, sender: str) -> Elements:
         """Return the ring elements in the first blob of a frame, which stays as it is.
 
         Raises RemoteProtocolError: there are none, or not as many as the frame's shape says.
@@ -329,21 +331,21 @@ class MaskedSum(SecureSum):
 class _MaskedContributor(SumContributor):
     def __init__(self, masked: MaskedSum, me: str) -> None:
         agreement = masked.agreement
-        frames = masked.frames()
+        frames = masked.make_frames()
         others = [name for name in agreement.contributors if name != me]
         self._seeds = PairwiseSeeds(me, (*others, agreement.receiver), frames)
         super().__init__(masked, me, frames, self._seeds)
 
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         self._seeds.add_cancelling(binding, numbers_BD)
         self._seeds.add_stream(self._sum.agreement.receiver, binding, numbers_BD, sign=1)
         return (numbers_BD.tobytes(),)
 
-    def _leave(self) -> dict[str, Any]:
-        return {"seeds": self._seeds.leave()}
+    def _export_secrets(self) -> dict[str, Any]:
+        return {"seeds": self._seeds.export_secrets()}
 
-    def _enter(self, state: Mapping[str, Any]) -> None:
-        self._seeds.enter(state["seeds"])
+    def _import_secrets(self, state: Mapping[str, Any]) -> None:
+        self._seeds.import_secrets(state["seeds"])
 
 
 class MaskedReceiver(SumReceiver):
@@ -353,20 +355,22 @@ class MaskedReceiver(SumReceiver):
 
     def __init__(self, masked: MaskedSum) -> None:
         agreement = masked.agreement
-        frames = masked.frames()
+        frames = masked.make_frames()
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
         super().__init__(masked, frames, self._seeds)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
-        self._seeds.require_finished()
-        total_BD = self._sum.elements(frame, self._sum.agreement.combiner).copy()
-        for peer in self._counted(frame):
+        self._seeds.require_completion()
+        total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()
+        for peer in self._list_contributors(frame):
             self._seeds.add_stream(peer, binding, total_BD, sign=-1)
-        return self._dequantised(total_BD.view(np.dtype(f"<i{self._sum.word.itemsize}")), binding)
+        return self._dequantise_sum(
+            total_BD.view(np.dtype(f"<i{self._sum.word.itemsize}")), binding
+        )
 
-    def _counted(self, frame: Frame) -> Sequence[str]:
+    def _list_contributors(self, frame: Frame) -> Sequence[str]:
         frame.require_blobs(self._sum.agreement.combiner, 1)
         return self._sum.agreement.contributors
 
-    def _forget(self) -> None:
-        self._seeds.forget()
+    def _forget_secrets(self) -> None:
+        self._seeds.forget_secrets()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError, UnsafeChoiceWarning
-from apfed_protocols.sums.fixed_point import Clipping, checked_matrix, clip_rows
+from apfed_protocols.sums.fixed_point import Clipping, check_matrix, clip_rows
 from apfed_protocols.sums.frames import Frame
 from apfed_protocols.sums.interface import (
     ALTERED_SUM,
@@ -80,26 +80,26 @@ class PlainSum(SecureSum):
             stacklevel=3,
         )
 
-    def receiver(self) -> "PlainReceiver":
-        return PlainReceiver(self, self.frames(), NoSetup())
+    def make_receiver(self) -> "PlainReceiver":
+        return PlainReceiver(self, self.make_frames(), NoSetup())
 
-    def contributor(self, me: str) -> "PlainContributor":
-        return PlainContributor(self, me, self.frames(), NoSetup())
+    def make_contributor(self, me: str) -> "PlainContributor":
+        return PlainContributor(self, me, self.make_frames(), NoSetup())
 
-    def combiner(self) -> OneRoundCombiner:
-        return OneRoundCombiner(self.frames(), self.add)
+    def make_combiner(self) -> OneRoundCombiner:
+        return OneRoundCombiner(self.make_frames(), self.add_frames)
 
-    def rounding(self) -> float:
+    def compute_rounding_error(self) -> float:
         """Return 0 without `quantise`: then only floating-point addition rounds."""
-        return super().rounding() if self.quantise else 0.0
+        return super().compute_rounding_error() if self.quantise else 0.0
 
     def row_bound(self) -> float | None:
         return super().row_bound() if self.clip or self.quantise else None
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "clip": self.clip, "quantise": self.quantise}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "clip": self.clip, "quantise": self.quantise}
 
-    def numbers(
+    def encode_contribution(
         self,
         values_BD: FloatArray,
         noise_BD: IntArray | None,
@@ -107,18 +107,22 @@ class PlainSum(SecureSum):
     ) -> NDArray[Any]:
         """Return what is added; without `quantise` float32 takes 4 bytes a value, float64 8."""
         if self.quantise:
-            return super().numbers(values_BD, noise_BD, clipping).astype(_INTEGER_TYPE, copy=False)
+            return (
+                super()
+                .encode_contribution(values_BD, noise_BD, clipping)
+                .astype(_INTEGER_TYPE, copy=False)
+            )
         if noise_BD is not None:
             raise LocalProtocolError("no noise was agreed for this sum, but some was given")
-        values_BD = checked_matrix(values_BD)
+        values_BD = check_matrix(values_BD)
         bound = self.agreement.clip_norm
         sent_BD = clip_rows(values_BD, bound, clipping) if self.clip else values_BD
         return sent_BD.astype(values_BD.dtype.newbyteorder("<"))
 
-    def add(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+    def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
         """Add in the order of the agreement, which is that of the frames."""
         names = self.agreement.contributors
-        addends = [self.opened(frame, names[frame.party], addends=1) for frame in frames]
+        addends = [self.parse_values(frame, names[frame.party], addends=1) for frame in frames]
         if len({addend.dtype for addend in addends}) > 1:
             raise RemoteProtocolError(
                 "some passives contributed float32 and some float64; all must use one precision"
@@ -129,7 +133,7 @@ class PlainSum(SecureSum):
                 total += addend
         return (total.tobytes(),)
 
-    def opened(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
+    def parse_values(self, frame: Frame, sender: str, *, addends: int) -> NDArray[Any]:
         """Read the values of a frame, within the range of a sum of `addends` contributions."""
         count = frame.rows * frame.columns
         kinds = (_INTEGER_TYPE,) if self.quantise else _FLOAT_TYPES
@@ -147,11 +151,11 @@ class PlainSum(SecureSum):
 
 
 class PlainContributor(SumContributor):
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         del binding
         return (numbers_BD.tobytes(),)
 
-    def _leave(self) -> dict[str, Any]:
+    def _export_secrets(self) -> dict[str, Any]:
         return {}  # it holds no key
 
 
@@ -162,10 +166,12 @@ class PlainReceiver(SumReceiver):
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         agreement = self._sum.agreement
-        total_BD = self._sum.opened(frame, agreement.combiner, addends=len(agreement.contributors))
+        total_BD = self._sum.parse_values(
+            frame, agreement.combiner, addends=len(agreement.contributors)
+        )
         if self._sum.quantise:
-            return self._dequantised(total_BD.astype(np.int64), binding)
+            return self._dequantise_sum(total_BD.astype(np.int64), binding)
         return total_BD.astype(total_BD.dtype.newbyteorder("="))
 
-    def _forget(self) -> None:
+    def _forget_secrets(self) -> None:
         """Do nothing: nothing opens these sums, which all may read."""

@@ -28,7 +28,7 @@ from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import KEY_BYTES, ForkCheck, fresh_key
 from apfed_protocols.sums.roles import DescribedSum, SecureSum, SumContributor
 
-__all__ = ["BookInMemory", "put_away", "take_up"]
+__all__ = ["BookInMemory", "resume_role", "suspend_role"]
 
 _NONCE_BYTES = 12
 
@@ -42,10 +42,10 @@ class BookInMemory:
     def __init__(self) -> None:
         self._roles = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._turn = threading.Lock()
-        self._require_own_process = ForkCheck("this book in memory").require
+        self._require_own_process = ForkCheck("this book in memory").require_own_process
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _lock_roles(self) -> Iterator[sqlite3.Connection]:
         self._require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
             yield self._roles
@@ -55,7 +55,7 @@ Book: TypeAlias = str | PathLike[str] | BookInMemory
 """A file on this host's disk that outlives the processes; or, in tests, a `BookInMemory`."""
 
 
-def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
+def suspend_role(role: SumContributor, key: bytes, *, book: Book) -> bytes:
     """Return the role sealed under 32 secret bytes (AES-256-GCM); it is of no use here any more.
 
     Args:
@@ -66,12 +66,12 @@ def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
         LocalProtocolError: no key of 32 bytes; a sum of two rounds; a forked copy; a role that was
             put away already; or the book is missing, or does not list this role.
     """
-    cipher = _cipher(key, role.me)
+    cipher = _make_cipher(key, role.me)
     nonce = fresh_key()[:_NONCE_BYTES]
     _require_place(book, role.me)
     first = not role.was_taken_up
-    with _open(book, role.me, create=first) as opened:
-        state = role.leave()
+    with _open_book(book, role.me, create=first) as opened:
+        state = role.export_state()
         taken = opened.execute(
             "UPDATE sealed SET times = ?, taken = 0 WHERE role = ? AND times = ? AND taken = 1 "
             "RETURNING times",
@@ -80,12 +80,12 @@ def put_away(role: SumContributor, key: bytes, *, book: Book) -> bytes:
         if first:
             opened.execute("INSERT INTO sealed VALUES (?, 1, 0)", (state["role"],))
         elif taken is None:
-            raise _not_listed(role.me)
+            raise _make_book_error(role.me)
     text = json.dumps(state).encode()
-    return nonce + cipher.encrypt(nonce, text, _associated(role.described, role.me))
+    return nonce + cipher.encrypt(nonce, text, _make_associated_data(role.described, role.me))
 
 
-def take_up(
+def resume_role(
     described: SecureSum, me: str, sealed: bytes, key: bytes, *, book: Book
 ) -> SumContributor:
     """Return the role that was put away, at the step where it was.
@@ -102,8 +102,8 @@ def take_up(
             since, in this process or another; or the book is missing, or does not list this role.
     """
     try:
-        text = _cipher(key, me).decrypt(
-            sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _associated(described, me)
+        text = _make_cipher(key, me).decrypt(
+            sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _make_associated_data(described, me)
         )
     except (InvalidTag, ValueError, TypeError) as error:
         raise LocalProtocolError(
@@ -112,7 +112,7 @@ def take_up(
         ) from error
     state: dict[str, Any] = json.loads(text)
     _require_place(book, me)
-    with _open(book, me, create=False) as opened:
+    with _open_book(book, me, create=False) as opened:
         last = opened.execute(
             "UPDATE sealed SET taken = 1 WHERE role = ? AND times = ? AND taken = 0 "
             "RETURNING times",
@@ -120,14 +120,14 @@ def take_up(
         ).fetchone()
         listed = opened.execute("SELECT times FROM sealed WHERE role = ?", (state["role"],))
         if last is None and listed.fetchone() is None:
-            raise _not_listed(me)
+            raise _make_book_error(me)
     if last is None:
         raise LocalProtocolError(
             f"this role of {me} was taken up before, so that its next step may be used: take the "
             "one that was put away last, or set up a new session"
         )
-    role = described.contributor(me)
-    role.enter(state)
+    role = described.make_contributor(me)
+    role.import_state(state)
     return role
 
 
@@ -142,15 +142,15 @@ def _require_place(book: Book, me: str) -> None:
 
 
 @contextmanager
-def _open(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
+def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
     """Open a book for one transaction; `create`: where it is missing.
 
     Raises LocalProtocolError: it is missing, no plain file, or no book.
     """
     try:
         if isinstance(book, BookInMemory):
-            with book._opened() as opened:
-                yield _with_table(opened)
+            with book._lock_roles() as opened:
+                yield _create_table(opened)
             return
         path = Path(book)
         if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -165,7 +165,7 @@ def _open(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(path, isolation_level=None)) as opened:
             opened.execute("BEGIN IMMEDIATE")
             with opened:
-                yield _with_table(opened)
+                yield _create_table(opened)
     except sqlite3.Error as error:
         raise LocalProtocolError(
             f"{me}: {book} is no book of sealed roles ({error}): name the file that put_away was "
@@ -173,25 +173,25 @@ def _open(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def _with_table(opened: sqlite3.Connection) -> sqlite3.Connection:
+def _create_table(opened: sqlite3.Connection) -> sqlite3.Connection:
     opened.execute(
         "CREATE TABLE IF NOT EXISTS sealed (role TEXT PRIMARY KEY, times INTEGER, taken INTEGER)"
     )
     return opened
 
 
-def _not_listed(me: str) -> LocalProtocolError:
+def _make_book_error(me: str) -> LocalProtocolError:
     return LocalProtocolError(
         f"{me}: the book does not list this role, so it is another book, or an older copy, and "
         "nobody knows whether the role was taken up: put the book back, or set up a new session"
     )
 
 
-def _cipher(key: bytes, me: str) -> AESGCM:
+def _make_cipher(key: bytes, me: str) -> AESGCM:
     if type(key) is not bytes or len(key) != KEY_BYTES:
         raise LocalProtocolError(f"{me}: a key that seals a role is {KEY_BYTES} secret bytes")
     return AESGCM(key)
 
 
-def _associated(described: DescribedSum, me: str) -> bytes:
-    return b"secure-apfed role v1" + described.frames().fingerprint + me.encode()
+def _make_associated_data(described: DescribedSum, me: str) -> bytes:
+    return b"secure-apfed role v1" + described.make_frames().fingerprint + me.encode()

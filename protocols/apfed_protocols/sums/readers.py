@@ -179,7 +179,7 @@ def require_no_single_reader(
     told = f"{described.name}: {box} alone can read one contribution: {first.how}"
     alone = len(agreement.contributors) == 1  # which `allow_single` says, or there is no agreement
     if not described.allow_single_reader and not alone:
-        advice = _advise(described, hub=hub)
+        advice = _suggest_remedy(described, hub=hub)
         raise LocalProtocolError(f"{told}. {advice}, or say allow_single_reader=True and accept it")
     warnings.warn(
         f"{told}; {'allow_single' if alone else 'allow_single_reader'} says that this is accepted",
@@ -188,7 +188,7 @@ def require_no_single_reader(
     )
 
 
-def _advise(described: ReadableSum, *, hub: bool) -> str:
+def _suggest_remedy(described: ReadableSum, *, hub: bool) -> str:
     contributors = len(described.agreement.contributors)
     if described.least < contributors:
         return f"Leave threshold out, or say threshold={contributors}: all must answer then"

@@ -63,7 +63,7 @@ from apfed_protocols.sums.interface import (
     StepBinding,
     SumAgreement,
     SumLeaks,
-    spelled,
+    format_sum_name,
 )
 from apfed_protocols.sums.masked import (
     Elements,
@@ -119,7 +119,7 @@ class Announcement:
 
 
 @dataclass(frozen=True)
-class Held(KeepsSecrets):
+class HolderShares(KeepsSecrets):
     """The part of u's keys of one step that v holds."""
 
     public: bytes
@@ -130,7 +130,7 @@ class Held(KeepsSecrets):
         return self.public + self.key_share + self.seed_share
 
     @classmethod
-    def parse(cls, data: bytes, *, sender: str) -> "Held":
+    def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
         if len(data) != _HELD_BYTES:
             raise RemoteProtocolError(
                 f"{sender} dealt shares in {len(data)} bytes, expected {_HELD_BYTES}"
@@ -143,27 +143,29 @@ class StepKeys(KeepsSecrets):
     """One passive's secrets of one step, and all shares of them."""
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
-        key_secret, seed_secret = (_packed(_drawn()) for _ in range(2))
+        key_secret, seed_secret = (_pack_number(_draw_number()) for _ in range(2))
         self.key = _mask_key(key_secret, agreement, owner)
         self.seed = _self_mask_seed(seed_secret, agreement, owner)
         self._agreement = agreement
         holders = len(agreement.contributors)
-        self._key_shares = split(key_secret, threshold=threshold, holders=holders)
-        self._seed_shares = split(seed_secret, threshold=threshold, holders=holders)
+        self._key_shares = split_secret(key_secret, threshold=threshold, holders=holders)
+        self._seed_shares = split_secret(seed_secret, threshold=threshold, holders=holders)
 
     @property
     def announcement(self) -> Announcement:
-        return Announcement(self.key.public, _commitment(self.seed))
+        return Announcement(self.key.public, _commit_seed(self.seed))
 
-    def held_by(self, holder: str) -> Held:
-        position = self._agreement.position(holder)
-        return Held(self.key.public, self._key_shares[position], self._seed_shares[position])
+    def pick_shares(self, holder: str) -> HolderShares:
+        position = self._agreement.find_position(holder)
+        return HolderShares(
+            self.key.public, self._key_shares[position], self._seed_shares[position]
+        )
 
 
 def _rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
-    key = _mask_key(join(shares), agreement, owner)
+    key = _mask_key(join_shares(shares), agreement, owner)
     if key.public != announced.public:
         raise _false_shares(owner)
     return key
@@ -172,13 +174,13 @@ def _rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
-    seed = _self_mask_seed(join(shares), agreement, owner)
-    if _commitment(seed) != announced.commitment:
+    seed = _self_mask_seed(join_shares(shares), agreement, owner)
+    if _commit_seed(seed) != announced.commitment:
         raise _false_shares(owner)
     return seed
 
 
-def split(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
+def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
     """Return the shares of 16 secret bytes, a number below 2^128 - 159, in the holders' order.
 
     Any `threshold` of them (1 to `holders`) give the secret; fewer say nothing of it.
@@ -190,34 +192,36 @@ def split(secret: bytes, *, threshold: int, holders: int) -> Sequence[bytes]:
             "least `threshold` holders, got "
             f"{len(secret)} bytes, threshold {threshold} and {holders} holders"
         )
-    polynomial = [_drawn() for _ in range(threshold - 1)]  # the highest power first
+    polynomial = [_draw_number() for _ in range(threshold - 1)]  # the highest power first
 
-    def share(place: int) -> bytes:
+    def evaluate_share(place: int) -> bytes:
         value = 0
         for coefficient in (*polynomial, number):
             value = (value * place + coefficient) % _PRIME
-        return _packed(value)
+        return _pack_number(value)
 
-    return [share(holder + 1) for holder in range(holders)]
+    return [evaluate_share(holder + 1) for holder in range(holders)]
 
 
-def join(shares: Mapping[int, bytes]) -> bytes:
+def join_shares(shares: Mapping[int, bytes]) -> bytes:
     """Return the secret of which these are shares, by the holder's position from 0.
 
     With fewer than the threshold, or a false one among them, it is some other 16 bytes.
     """
     if not shares or any(len(share) != SECRET_BYTES for share in shares.values()):
         raise LocalProtocolError(f"a secret is joined from shares of {SECRET_BYTES} bytes each")
-    weighed = zip(_weights(tuple(shares)), shares.values(), strict=True)
-    return _packed(sum(weight * int.from_bytes(share, "big") for weight, share in weighed) % _PRIME)
+    weighed = zip(_compute_weights(tuple(shares)), shares.values(), strict=True)
+    return _pack_number(
+        sum(weight * int.from_bytes(share, "big") for weight, share in weighed) % _PRIME
+    )
 
 
 @lru_cache(maxsize=64)
-def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
+def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     """Return the Lagrange weight of each holder's share in the polynomial's value at 0."""
     places = [holder + 1 for holder in holders]
 
-    def weight(place: int) -> int:
+    def compute_weight(place: int) -> int:
         others = [other for other in places if other != place]
         above = below = 1
         for other in others:
@@ -225,32 +229,34 @@ def _weights(holders: tuple[int, ...]) -> tuple[int, ...]:
             below = below * (other - place) % _PRIME
         return above * pow(below, -1, _PRIME) % _PRIME
 
-    return tuple(map(weight, places))
+    return tuple(map(compute_weight, places))
 
 
-def _drawn() -> int:
+def _draw_number() -> int:
     """Draw a number below the prime; so many bits that no remainder is likelier, but by 2^-128."""
     return int.from_bytes(fresh_key(), "big") % _PRIME
 
 
-def _packed(number: int) -> bytes:
+def _pack_number(number: int) -> bytes:
     return number.to_bytes(SECRET_BYTES, "big")
 
 
 def _mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:
-    return RunKey.restored(_derived(secret, agreement, b"mask key of " + owner.encode()))
+    return RunKey.from_secret_bytes(
+        _derive_bytes(secret, agreement, b"mask key of " + owner.encode())
+    )
 
 
 def _self_mask_seed(secret: bytes, agreement: SumAgreement, owner: str) -> bytes:
-    return _derived(secret, agreement, b"self mask of " + owner.encode())
+    return _derive_bytes(secret, agreement, b"self mask of " + owner.encode())
 
 
-def _derived(secret: bytes, agreement: SumAgreement, use: bytes) -> bytes:
+def _derive_bytes(secret: bytes, agreement: SumAgreement, use: bytes) -> bytes:
     info = b"secure-apfed step keys v1 " + use
     return HKDF(algorithm=SHA256(), length=32, salt=agreement.digest, info=info).derive(secret)
 
 
-def _commitment(seed: bytes) -> bytes:
+def _commit_seed(seed: bytes) -> bytes:
     return hashlib.sha256(b"secure-apfed self mask v1" + seed).digest()
 
 
@@ -269,7 +275,7 @@ class RecoverableSum(MaskedSum):
     """
 
     masks: ClassVar[str] = "recoverable"
-    name: ClassVar[str] = spelled(MaskedSum.scheme, masks)
+    name: ClassVar[str] = format_sum_name(MaskedSum.scheme, masks)
     rounds: ClassVar[int] = 2
     needs_all: ClassVar[bool] = False
     rests_on: ClassVar[str] = (
@@ -329,10 +335,10 @@ class RecoverableSum(MaskedSum):
     def least(self) -> int:
         return self.threshold
 
-    def receiver(self) -> "RecoverableReceiver":
+    def make_receiver(self) -> "RecoverableReceiver":
         return RecoverableReceiver(self)
 
-    def contributor(
+    def make_contributor(
         self,
         me: str,
         *,
@@ -344,20 +350,20 @@ class RecoverableSum(MaskedSum):
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
 
-    def combiner(self) -> SumCombiner:
+    def make_combiner(self) -> SumCombiner:
         return RecoverableCombiner(self)
 
-    def parameters(self) -> Mapping[str, object]:
-        return {**super().parameters(), "threshold": self.threshold, "shares": "2^128 - 159"}
+    def list_parameters(self) -> Mapping[str, object]:
+        return {**super().list_parameters(), "threshold": self.threshold, "shares": "2^128 - 159"}
 
-    def frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
-        return super().frames(key, least=self.threshold if least is None else least)
+    def make_frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
+        return super().make_frames(key, least=self.threshold if least is None else least)
 
 
 @dataclass(frozen=True)
 class _Step(KeepsSecrets):
     own: StepKeys
-    held: dict[str, Held]
+    held: dict[str, HolderShares]
 
 
 def usual_threshold(contributors: int) -> int:
@@ -411,7 +417,7 @@ class AnsweredCircles:
             found = opened.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
         return None if found is None else tuple(json.loads(found[0]))
 
-    def require(
+    def require_same_circle(
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
         """Raise RemoteProtocolError where one of these was answered in another circle."""
@@ -423,19 +429,19 @@ class AnsweredCircles:
                     f"{aggregator} asks {me} again about what it answered among "
                     f"{', '.join(earlier)}, and counts {', '.join(circle)} now: the two sums would "
                     f"differ by what {', '.join(apart)} contributed. {me} does not answer; its "
-                    f"session is over. {self.advise(earlier, circle)}"
+                    f"session is over. {self.suggest_remedy(earlier, circle)}"
                 )
 
-    def advise(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
+    def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
         """Say what to do where a question was answered in an earlier circle and comes in this."""
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
 
-    def mark(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
+    def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
         """Return the marks by which it knows a question, and its answer, again."""
         return mark_question(values_BD, binding)
 
-    def add(self, marks: Iterable[str], circle: Sequence[str]) -> None:
+    def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
         """Remember these; on return they are on the disk, and an answer may leave."""
         if self._book is None:
             for mark in marks:
@@ -476,7 +482,7 @@ class RecoverableContributor(SumContributor):
         self, described: RecoverableSum, me: str, answered: AnsweredCircles | None = None
     ) -> None:
         agreement = described.agreement
-        frames = described.frames()
+        frames = described.make_frames()
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
         super().__init__(described, me, frames, self._active)
         self._others = tuple(name for name in agreement.contributors if name != me)
@@ -499,8 +505,11 @@ class RecoverableContributor(SumContributor):
         announced = self._ready.own.announcement.pack()
         return (
             *self._active.start(),
-            *(Outgoing(to, self._frames.setup(link, end.hello)) for to, end in self._links.items()),
-            Outgoing(self._sum.agreement.combiner, self._frames.setup(announced)),
+            *(
+                Outgoing(to, self._frames.pack_setup(link, end.hello))
+                for to, end in self._links.items()
+            ),
+            Outgoing(self._sum.agreement.combiner, self._frames.pack_setup(announced)),
         )
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
@@ -515,31 +524,31 @@ class RecoverableContributor(SumContributor):
             )
         frame = self._frames.open_own_setup(body, sender, self.me)
         link = self._links[sender]
-        frame.require_blobs(sender, 1 if link.agreed else 2)
-        if link.agreed:
+        frame.require_blobs(sender, 1 if link.has_keys else 2)
+        if link.has_keys:
             opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
-            step.held[sender] = Held.parse(opened, sender=sender)
+            step.held[sender] = HolderShares.parse(opened, sender=sender)
             self._due.remove(sender)
             return ()
         link.agree(*frame.blobs)
-        parcel = link.seal(step.own.held_by(sender).pack(), sequence=0, associated=_SETUP)
-        return (Outgoing(sender, self._frames.setup(parcel)),)
+        parcel = link.seal(step.own.pick_shares(sender).pack(), sequence=0, associated=_SETUP)
+        return (Outgoing(sender, self._frames.pack_setup(parcel)),)
 
     @property
-    def finished(self) -> bool:
-        return self._active.finished and not self._due
+    def is_finished(self) -> bool:
+        return self._active.is_finished and not self._due
 
     def _require_setup(self) -> None:
-        self._active.require_finished()
+        self._active.require_completion()
         if self._due:
             raise LocalProtocolError(
                 f"{self.me} holds no keys of {', '.join(sorted(self._due))}; run the setup first"
             )
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
-        self._marks = self.answered.mark(values_BD, binding)
+        self._marks = self.answered.make_marks(values_BD, binding)
 
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Mask them; the keys for the next step travel with them."""
         step = self._ready
         self._ready = None
@@ -550,9 +559,11 @@ class RecoverableContributor(SumContributor):
             )
         self._add_masks(numbers_BD, step, binding)
         following = self._fresh_keys()
-        bound = self._bound(step, binding.digest)
+        bound = self._make_associated_data(step, binding.digest)
         # To the others in the agreement's order, as all parties count them.
-        parcels = [self._seal(peer, following, bound) for peer in self._others if peer in step.held]
+        parcels = [
+            self._seal_parcel(peer, following, bound) for peer in self._others if peer in step.held
+        ]
         self._waiting = step, following
         return numbers_BD.tobytes(), following.announcement.pack(), *parcels
 
@@ -563,7 +574,7 @@ class RecoverableContributor(SumContributor):
         for peer, held in step.held.items():
             seed = pair_seed(step.own.key, held.public, agreement, (self.me, peer), use=_STEP_MASK)
             # The earlier of two passives adds what the later one subtracts.
-            earlier = self._position < agreement.position(peer)
+            earlier = self._position < agreement.find_position(peer)
             add_keystream(total_BD, seed, binding.digest, sign=1 if earlier else -1)
         self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
 
@@ -576,25 +587,25 @@ class RecoverableContributor(SumContributor):
             )
         step, following = waiting
         frame = self._frames.open_request(request, self.me)
-        counted = self._counted(frame.blobs, step)
+        counted = self._parse_contributors(frame.blobs, step)
         aggregator = self._sum.agreement.combiner
-        self.answered.require(self._marks, counted, me=self.me, aggregator=aggregator)
+        self.answered.require_same_circle(self._marks, counted, me=self.me, aggregator=aggregator)
         others = [name for name in counted if name != self.me]
-        bound = self._bound(step, frame.binding)
+        bound = self._make_associated_data(step, frame.binding)
         parcels = zip(others, frame.blobs[1:], strict=True)
-        held = {peer: self._open(peer, parcel, bound) for peer, parcel in parcels}
-        everybody = {**step.held, self.me: step.own.held_by(self.me)}
+        held = {peer: self._open_parcel(peer, parcel, bound) for peer, parcel in parcels}
+        everybody = {**step.held, self.me: step.own.pick_shares(self.me)}
         shares = [
             everybody[name].seed_share if name in counted else everybody[name].key_share
             for name in self._sum.agreement.contributors
             if name in everybody
         ]
-        self.answered.add(self._marks, counted)
-        body = self._frames.answer(self.me, shares)
+        self.answered.add_marks(self._marks, counted)
+        body = self._frames.pack_answer(self.me, shares)
         self._ready = _Step(following, held)
         return body
 
-    def _counted(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
+    def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
         agreement = self._sum.agreement
         aggregator = agreement.combiner
         if not blobs:
@@ -616,12 +627,12 @@ class RecoverableContributor(SumContributor):
     def _fresh_keys(self) -> StepKeys:
         return StepKeys(self._sum.agreement, self._frames.least, self.me)
 
-    def _seal(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
+    def _seal_parcel(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
         link = self._links[peer]
-        held = keys.held_by(peer).pack()
+        held = keys.pick_shares(peer).pack()
         return link.seal(held, sequence=link.next_sequence, associated=bound)
 
-    def _open(self, peer: str, parcel: bytes, bound: bytes) -> Held:
+    def _open_parcel(self, peer: str, parcel: bytes, bound: bytes) -> HolderShares:
         """Open the parcel of keys that a passive sealed for this one.
 
         Each passive sealed as many parcels for this one as this one for it. Raises
@@ -637,9 +648,9 @@ class RecoverableContributor(SumContributor):
                 f"{agreement.combiner} counted others towards {peer} in the last step, or "
                 f"{agreement.receiver} sent {peer} another message; no answer"
             ) from error
-        return Held.parse(opened, sender=peer)
+        return HolderShares.parse(opened, sender=peer)
 
-    def _bound(self, step: _Step, binding_digest: bytes) -> bytes:
+    def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
         return binding_digest + self._sum.agreement.pack_names([self.me, *step.held])
 
 
@@ -661,7 +672,7 @@ class RecoverableCombiner(SumCombiner):
     """
 
     def __init__(self, described: RecoverableSum) -> None:
-        super().__init__(described.frames(), NoSetup())
+        super().__init__(described.make_frames(), NoSetup())
         self._sum = described
         self._announced: dict[str, Announcement] = {}
         self._underway: _Underway | None = None
@@ -681,7 +692,7 @@ class RecoverableCombiner(SumCombiner):
         return ()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return self._set_up
 
     def ask(
@@ -699,10 +710,10 @@ class RecoverableCombiner(SumCombiner):
             )
         frames = self._frames.open_contributions(contributions, binding_digest)
         counted = [agreed[frame.party] for frame in frames]
-        announced = [self._announcement(frame, len(roster)) for frame in frames]
-        self._underway = _Underway(roster, frames, counted, self._sum.added(frames))
+        announced = [self._parse_announcement(frame, len(roster)) for frame in frames]
+        self._underway = _Underway(roster, frames, counted, self._sum.add_elements(frames))
         self._announced = dict(zip(counted, announced, strict=True))
-        return {name: self._request(name, self._underway) for name in counted}
+        return {name: self._pack_request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
         underway = self._underway
@@ -711,7 +722,7 @@ class RecoverableCombiner(SumCombiner):
             raise LocalProtocolError("nobody was asked yet; ask with the contributions first")
         frames = self._frames.open_answers(bodies, underway.counted, binding_digest)
         self._underway = None
-        shares = self._shares(frames, underway)
+        shares = self._collect_shares(frames, underway)
         binding = underway.frames[0].binding
         total = underway.total
         for name, announced in underway.roster.items():
@@ -724,7 +735,7 @@ class RecoverableCombiner(SumCombiner):
         counted = agreement.pack_names(underway.counted)
         return self._frames.sum_of(underway.frames, (total.tobytes(), counted))
 
-    def _announcement(self, frame: Frame, roster: int) -> Announcement:
+    def _parse_announcement(self, frame: Frame, roster: int) -> Announcement:
         """Parse what a contribution announces for the next step; its parcels must be complete."""
         sender = self._sum.agreement.contributors[frame.party]
         frame.require_blobs(sender, 1 + roster)
@@ -732,16 +743,16 @@ class RecoverableCombiner(SumCombiner):
             raise RemoteProtocolError(f"{sender} sent keys of another size for the next step")
         return Announcement.parse(frame.blobs[1], sender=sender)
 
-    def _request(self, to: str, underway: _Underway) -> bytes:
+    def _pack_request(self, to: str, underway: _Underway) -> bytes:
         parcels = []
         for name, frame in zip(underway.counted, underway.frames, strict=True):
             if name != to:
                 receivers = [other for other in underway.roster if other != name]
                 parcels.append(frame.blobs[2 + receivers.index(to)])
         counted = self._sum.agreement.pack_names(underway.counted)
-        return self._frames.request(to, (counted, *parcels))
+        return self._frames.pack_request(to, (counted, *parcels))
 
-    def _shares(
+    def _collect_shares(
         self, frames: Sequence[Frame], underway: _Underway
     ) -> Mapping[str, Mapping[int, bytes]]:
         """Return as many shares as the threshold for each passive of the step, by holder."""
@@ -763,14 +774,14 @@ class RecoverableCombiner(SumCombiner):
             public = underway.roster[name].public
             seed = pair_seed(key, public, agreement, (name, silent), use=_STEP_MASK)
             # The counted one added it where it comes first.
-            added = agreement.position(name) < agreement.position(silent)
+            added = agreement.find_position(name) < agreement.find_position(silent)
             add_keystream(underway.total, seed, binding, sign=-1 if added else 1)
 
 
 class RecoverableReceiver(MaskedReceiver):
     """A receiver that takes off the masks it shares with `counted`, those in the last sum."""
 
-    def _counted(self, frame: Frame) -> Sequence[str]:
+    def _list_contributors(self, frame: Frame) -> Sequence[str]:
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)
         counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)

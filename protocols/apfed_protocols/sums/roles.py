@@ -26,10 +26,10 @@ from apfed_protocols.gradients import refuse_gradients
 from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.randomness import fresh_key
 from apfed_protocols.sums.fixed_point import Clipping, FixedPoint
-from apfed_protocols.sums.frames import AgreedFrames, Frame, fingerprint
+from apfed_protocols.sums.frames import AgreedFrames, Frame, compute_fingerprint
 from apfed_protocols.sums.interface import FloatArray, IntArray, StepBinding, SumAgreement, SumLeaks
 from apfed_protocols.sums.readers import describe_readers, require_no_single_reader
-from apfed_protocols.trees import Flattened, flatten
+from apfed_protocols.trees import Flattened, flatten_tree
 
 __all__ = [
     "DescribedSum",
@@ -43,10 +43,10 @@ __all__ = [
     "SumCombiner",
     "SumContributor",
     "SumReceiver",
-    "hold",
     "join_sum",
+    "make_template",
     "role_of",
-    "template",
+    "run_role",
 ]
 
 
@@ -94,37 +94,37 @@ class DescribedSum:
 
     @cached_property
     def fixed_point(self) -> FixedPoint:
-        return FixedPoint.of(self.agreement)
+        return FixedPoint.from_agreement(self.agreement)
 
     @property
     def least(self) -> int:
         """Contributors without whom a step has no sum."""
         return len(self.agreement.contributors)
 
-    def numbers(
+    def encode_contribution(
         self,
         values_BD: FloatArray,
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> NDArray[Any]:
         """Return what a contributor adds, in new memory: clipped rows in fixed point, and noise."""
-        return self.fixed_point.quantise(values_BD, noise_BD, clipping=clipping)
+        return self.fixed_point.quantise_rows(values_BD, noise_BD, clipping=clipping)
 
     def row_bound(self) -> float | None:
         """Return C, the L2 norm to which longer rows are scaled; None: rows are not clipped."""
         return self.agreement.clip_norm
 
-    def rounding(self) -> float:
+    def compute_rounding_error(self) -> float:
         """Return the largest error of one value of the sum against the sum of the clipped rows."""
         return self.fixed_point.rounding
 
-    def parameters(self) -> Mapping[str, object]:
+    def list_parameters(self) -> Mapping[str, object]:
         """Return the public parameters, for the contract and the report."""
         return {"scheme": self.scheme, "masks": self.masks}
 
-    def frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
+    def make_frames(self, key: bytes = b"", *, least: int | None = None) -> AgreedFrames:
         """Return one role's writer and checker of frames, under a public key where there is one."""
-        mark = fingerprint(self.agreement, self.parameters(), key)
+        mark = compute_fingerprint(self.agreement, self.list_parameters(), key)
         return AgreedFrames(self.agreement, self.name, mark, least)
 
 
@@ -180,17 +180,17 @@ class SecureSum(DescribedSum, ABC):
         return _INTEGER_BYTES
 
     @abstractmethod
-    def receiver(self) -> "SumReceiver": ...
+    def make_receiver(self) -> "SumReceiver": ...
 
     @abstractmethod
-    def contributor(self, me: str) -> "SumContributor": ...
+    def make_contributor(self, me: str) -> "SumContributor": ...
 
     @abstractmethod
-    def combiner(self) -> "SumCombiner": ...
+    def make_combiner(self) -> "SumCombiner": ...
 
 
 class Setup(Conversation, Protocol):
-    def require_finished(self) -> None:
+    def require_completion(self) -> None:
         """Raise LocalProtocolError before its end; it names what is missing."""
         ...
 
@@ -203,10 +203,10 @@ class NoSetup:
         raise RemoteProtocolError(f"{sender} sent {len(body)} bytes of setup, but none is expected")
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return True
 
-    def require_finished(self) -> None:
+    def require_completion(self) -> None:
         """Do nothing: it is always finished."""
 
 
@@ -222,8 +222,8 @@ class Role(KeepsSecrets):
         return self._setup.receive(sender, body)
 
     @property
-    def finished(self) -> bool:
-        return self._setup.finished
+    def is_finished(self) -> bool:
+        return self._setup.is_finished
 
 
 class SumContributor(Role, ABC):
@@ -235,7 +235,7 @@ class SumContributor(Role, ABC):
     def __init__(
         self, described: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
     ) -> None:
-        self._position = described.agreement.position(me)
+        self._position = described.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
         self._sum = self.described = described
@@ -269,12 +269,14 @@ class SumContributor(Role, ABC):
                 or more of a contribution's numbers round to 0; `clipping` counts all.
         """
         refuse_gradients(values, self.me)
-        flat = flatten(values)
+        flat = flatten_tree(values)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
-            return self._contribute(flat, binding or self._frames.next_binding(flat), noise_BD)
+            return self._make_contribution(
+                flat, binding or self._frames.next_binding(flat), noise_BD
+            )
 
-    def _contribute(
+    def _make_contribution(
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
         values_BD = flat.matrix
@@ -284,14 +286,14 @@ class SumContributor(Role, ABC):
             noise_BD = discrete_gaussian(
                 self._noise_key, binding.digest, deviation=deviation, shape=values_BD.shape
             )
-        numbers_BD = self._sum.numbers(values_BD, noise_BD, self.clipping)
+        numbers_BD = self._sum.encode_contribution(values_BD, noise_BD, self.clipping)
         self._require_setup()
         self._frames.begin_step(binding)
         self._note_question(values_BD, binding)
-        blobs = self._protect(numbers_BD, binding)
+        blobs = self._protect_numbers(numbers_BD, binding)
         rows, columns = values_BD.shape
-        body = self._frames.contribution(self.me, binding, (rows, columns), blobs)
-        self.clipping.warn(self.me, self._sum.fixed_point, before)
+        body = self._frames.pack_contribution(self.me, binding, (rows, columns), blobs)
+        self.clipping.warn_of_clipping(self.me, self._sum.fixed_point, before)
         return body
 
     @property
@@ -299,7 +301,7 @@ class SumContributor(Role, ABC):
         """True if this role was put away before, and lives on."""
         return self._times > 0
 
-    def leave(self) -> dict[str, Any]:
+    def export_state(self) -> dict[str, Any]:
         """Return all of this role, secrets in hexadecimal, and close it.
 
         Only `apfed_protocols.sums.put_away` calls this.
@@ -307,44 +309,44 @@ class SumContributor(Role, ABC):
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
             self._frames.require_here()
-            own = self._leave()  # or it refuses, and the role stays
+            own = self._export_secrets()  # or it refuses, and the role stays
             return {
                 "role": self._life,
                 "times": self._times + 1,
-                "last": self._frames.leave(),
+                "last": self._frames.export_step(),
                 "clipping": asdict(self.clipping),
                 "noise": self._noise_key.hex(),
                 **own,
             }
 
-    def enter(self, state: Mapping[str, Any]) -> None:
+    def import_state(self, state: Mapping[str, Any]) -> None:
         """Become the role that `leave` returned."""
         self._life = state["role"]
         self._times = state["times"]
         self.clipping = Clipping(**state["clipping"])
         self._noise_key = bytes.fromhex(state["noise"])
-        self._enter(state)
-        self._frames.enter(state["last"])
+        self._import_secrets(state)
+        self._frames.import_step(state["last"])
 
-    def _leave(self) -> dict[str, Any]:
+    def _export_secrets(self) -> dict[str, Any]:
         """Return what a kind of role adds to `leave`, and forget it; `_enter` takes it."""
         raise LocalProtocolError(
             f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is never "
             "put away; keep it in memory, or take pairwise masks"
         )
 
-    def _enter(self, state: Mapping[str, Any]) -> None:
+    def _import_secrets(self, state: Mapping[str, Any]) -> None:
         """Take what `_leave` returned."""
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""
-        self._setup.require_finished()
+        self._setup.require_completion()
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
         """Take note of what is about to be answered, for sums with a second round."""
 
     @abstractmethod
-    def _protect(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+    def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Return what may leave of these numbers, which may be changed in place."""
 
     def answer(self, request: bytes) -> bytes:
@@ -454,15 +456,15 @@ class SumReceiver(Role, ABC):
                 refused before.
             RemoteProtocolError: a frame of another step or shape, or a sum out of range.
         """
-        flat, shape = template(like)
+        flat, shape = make_template(like)
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._opening:
-            sum_BD = self._decode(combined, flat, binding or self._frames.next_binding(flat))
+            sum_BD = self._decode_sum(combined, flat, binding or self._frames.next_binding(flat))
         if shape is None:
-            return flat.restored(sum_BD, off=self._sum.rounding())
+            return flat.restore_tree(sum_BD, off=self._sum.compute_rounding_error())
         return sum_BD.reshape(shape)
 
-    def _decode(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
+    def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
         rows, columns = flat.matrix.shape
         self._require_no_refusal()
         self._refused_step = binding.step  # taken back where all goes well, and only there
@@ -473,7 +475,7 @@ class SumReceiver(Role, ABC):
             self._refused_step = None
             raise
         except BaseException as error:
-            self._forget()
+            self._forget_secrets()
             _clear_frames(error)
             raise
         self._refused_step = None
@@ -483,21 +485,21 @@ class SumReceiver(Role, ABC):
         """Raise LocalProtocolError after a refused sum; what opens sums is gone then."""
         if self._refused_step is None:
             return
-        self._forget()  # an interruption may have come before it
+        self._forget_secrets()  # an interruption may have come before it
         raise LocalProtocolError(
             f"{self._frames.agreement.receiver} refused the sum of step {self._refused_step}, "
             "and threw away what opens sums of this session: more refusals would tell "
             f"{self._frames.agreement.combiner} what they hold; set up a new session"
         )
 
-    def _dequantised(
+    def _dequantise_sum(
         self, sum_BD: NDArray[np.signedinteger[Any]], binding: StepBinding
     ) -> FloatArray:
         """Return a sum in real numbers; RemoteProtocolError if no contributions add up to it."""
         limit = self._sum.fixed_point.limit
         if not -limit <= sum_BD.min() <= sum_BD.max() <= limit:
             raise self._beyond_range(binding)
-        return self._sum.fixed_point.dequantise(sum_BD)
+        return self._sum.fixed_point.dequantise_sum(sum_BD)
 
     def _beyond_range(self, binding: StepBinding) -> RemoteProtocolError:
         return RemoteProtocolError(
@@ -511,24 +513,24 @@ class SumReceiver(Role, ABC):
         """Open the sum in a frame that answers `binding`; RemoteProtocolError if it is none."""
 
     @abstractmethod
-    def _forget(self) -> None:
+    def _forget_secrets(self) -> None:
         """Throw away what opens sums; called again, do nothing."""
 
 
-def template(like: Any) -> tuple[Flattened, tuple[int, ...] | None]:
+def make_template(like: Any) -> tuple[Flattened, tuple[int, ...] | None]:
     """Return the form in which a sum is to come, and its sizes where `like` is a shape.
 
     `like` is a shape, an array or a tree of arrays. Raises LocalProtocolError: it is none of these.
     """
     sizes = like if isinstance(like, tuple | list) else (like,)
     if not all(size is None or isinstance(size, Number) for size in sizes):
-        return flatten(like), None
+        return flatten_tree(like), None
     if sizes is not like or not like or not all(map(is_whole, like)) or min(like) < 1:
         raise LocalProtocolError(
             f"the shape of a sum is numbers (rows, columns, ...) above 0, got {like!r}; or give an "
             "array, or a tree of arrays, in whose form the sum is to come"
         )
-    return flatten(np.empty(like)), tuple(map(int, like))
+    return flatten_tree(np.empty(like)), tuple(map(int, like))
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -546,8 +548,8 @@ class ReceivingCombiner(KeepsSecrets):
     """
 
     def __init__(self, described: SecureSum) -> None:
-        self._receiver = described.receiver()
-        self._combiner = described.combiner()
+        self._receiver = described.make_receiver()
+        self._combiner = described.make_combiner()
         self.described = described
         self._me = described.agreement.receiver
         self._heard = set[str]()
@@ -556,15 +558,17 @@ class ReceivingCombiner(KeepsSecrets):
         self.decode = self._receiver.decode
 
     def start(self) -> Iterable[Outgoing]:
-        return self._sent([*self._receiver.start(), *self._combiner.start()])
+        return self._route_outgoing([*self._receiver.start(), *self._combiner.start()])
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Take a set-up message: a contributor sends the receiver's, if any, before the other."""
-        first = sender not in self._heard and not self._receiver.finished
+        first = sender not in self._heard and not self._receiver.is_finished
         self._heard.add(sender)
-        return self._sent((self._receiver if first else self._combiner).receive(sender, body))
+        return self._route_outgoing(
+            (self._receiver if first else self._combiner).receive(sender, body)
+        )
 
-    def _sent(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
+    def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
         for out in outgoing:
             if out.receiver == self._me:  # a key holder tells the combiner under which key it adds
                 yield from self._combiner.receive(self._me, out.body)
@@ -572,8 +576,8 @@ class ReceivingCombiner(KeepsSecrets):
                 yield out
 
     @property
-    def finished(self) -> bool:
-        return self._receiver.finished and self._combiner.finished
+    def is_finished(self) -> bool:
+        return self._receiver.is_finished and self._combiner.is_finished
 
 
 def role_of(
@@ -587,8 +591,8 @@ def role_of(
     if me == agreement.receiver == agreement.combiner:
         return ReceivingCombiner(described)
     if me == agreement.receiver:
-        return described.receiver()
-    return described.combiner() if me == agreement.combiner else described.contributor(me)
+        return described.make_receiver()
+    return described.make_combiner() if me == agreement.combiner else described.make_contributor(me)
 
 
 def join_sum(
@@ -616,11 +620,11 @@ def join_sum(
     agreement = described.agreement
     role = role_of(described, me)
     others = {agreement.receiver, agreement.combiner, *agreement.contributors} - {me}
-    hold(role, me, others, send=send, receive=receive)
+    run_role(role, me, others, send=send, receive=receive)
     return role
 
 
-def hold(
+def run_role(
     role: Conversation,
     me: str,
     others: Collection[str],
@@ -633,7 +637,7 @@ def hold(
     """
     for out in role.start():
         send(out.receiver, out.body)
-    while not role.finished:
+    while not role.is_finished:
         sender, body = receive()
         if sender not in others:
             raise RemoteProtocolError(f"{sender!r} takes no part in this sum and wrote to {me}")

@@ -125,16 +125,16 @@ class SealForm:
     count: int
 
     @classmethod
-    def of(cls, sample: Any, count: int) -> "SealForm":
+    def from_sample(cls, sample: Any, count: int) -> "SealForm":
         with scratch_file() as scratch:
             blob = scratch.save(sample)
-        names = cls.content(blob)[: -_WORD.itemsize * count]
+        names = cls.decompress_object(blob)[: -_WORD.itemsize * count]
         size = _HEADER_BYTES + len(names) + _WORD.itemsize * count
         uncompressed = blob[:_COMPRESSION_AT] + b"\0" + blob[_COMPRESSION_AT + 1 : _SIZE_AT]
         return cls(uncompressed + size.to_bytes(8, "little") + names, count)
 
     @staticmethod
-    def content(own: bytes) -> bytes:
+    def decompress_object(own: bytes) -> bytes:
         """Decompress an object that SEAL saved here just now.
 
         Raises LocalProtocolError: the installed TenSEAL serialises otherwise.
@@ -147,11 +147,11 @@ class SealForm:
         content: bytes = zstd.decompress(memoryview(own)[_HEADER_BYTES:])
         return content
 
-    def numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
-        content = self.content(scratch.save(own))
+    def extract_numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
+        content = self.decompress_object(scratch.save(own))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
-    def load(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
+    def load_numbers(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
         scratch.load(target, context, self.start + numbers)
 
 
@@ -199,7 +199,7 @@ class SealContext(KeepsSecrets):
 
 
 @lru_cache(maxsize=8)
-def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
+def _make_transform_context(degree: int, modulus: int) -> tuple[Any, SealForm]:
     """Return SEAL modulo one prime alone, for transforms: nothing is encrypted under it."""
     parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(degree)
@@ -207,20 +207,20 @@ def _modulo(degree: int, modulus: int) -> tuple[Any, SealForm]:
     context = seal.SEALContext(parameters, False, seal.SEC_LEVEL_TYPE.NONE)
     sample = seal.PublicKey()
     seal.KeyGenerator(context).create_public_key(sample)
-    return context, SealForm.of(sample.data(), 2 * degree)
+    return context, SealForm.from_sample(sample.data(), 2 * degree)
 
 
-def coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
+def compute_coefficients(transformed_2N: Numbers, modulus: int) -> Numbers:
     """Return the coefficients of two polynomials that SEAL keeps as values at odd root powers.
 
     The second one is not zero: SEAL takes none such for a ciphertext.
     """
-    context, form = _modulo(transformed_2N.shape[1], modulus)
+    context, form = _make_transform_context(transformed_2N.shape[1], modulus)
     pair = seal.Ciphertext(context)
     with scratch_file() as scratch:
-        form.load(pair, context, transformed_2N.tobytes(), scratch)
+        form.load_numbers(pair, context, transformed_2N.tobytes(), scratch)
         seal.Evaluator(context).transform_from_ntt_inplace(pair)
-        return form.numbers(pair, scratch).reshape(2, -1)
+        return form.extract_numbers(pair, scratch).reshape(2, -1)
 
 
 class SealCipher(ABC):
@@ -276,12 +276,12 @@ class SealCipher(ABC):
         with scratch_file() as scratch:
             self.encode(np.zeros(self.slots, dtype=np.int64), plain, scratch)
         self.key_pair().encryptor.encrypt(plain, encrypted)
-        return SealForm.of(encrypted, self.residues.count)
+        return SealForm.from_sample(encrypted, self.residues.count)
 
     @cached_property
     def _key_form(self) -> SealForm:
         numbers = self.residues.count * len(self.moduli)
-        return SealForm.of(self.key_pair().public_key, numbers)
+        return SealForm.from_sample(self.key_pair().public_key, numbers)
 
     def key_pair(self) -> SealContext:
         generator = seal.KeyGenerator(self._seal)
@@ -293,7 +293,7 @@ class SealCipher(ABC):
     def public_key(self, context: SealContext) -> bytes:
         """Return the public key (b, a) of a context: b modulo each prime, then a; 8-byte words."""
         with scratch_file() as scratch:
-            return self._key_form.numbers(context.public_key, scratch).tobytes()
+            return self._key_form.extract_numbers(context.public_key, scratch).tobytes()
 
     def public_context(self, key: bytes, *, sender: str) -> SealContext:
         """Return a context that can encrypt under the public key that `sender` sent.
@@ -315,9 +315,9 @@ class SealCipher(ABC):
                         f"the public key from {sender} holds numbers beyond the modulus"
                     )
                 require_spread(key_2N, modulus, sender=sender)
-                require_spread(coefficients(key_2N, modulus), modulus, sender=sender)
+                require_spread(compute_coefficients(key_2N, modulus), modulus, sender=sender)
             with scratch_file() as scratch:
-                self._key_form.load(loaded, self._seal, key, scratch)
+                self._key_form.load_numbers(loaded, self._seal, key, scratch)
             context = SealContext(loaded, seal.Encryptor(self._seal, loaded), None)
             # what SEAL would refuse only once it encrypts shows here
             self.encrypt(context, np.zeros((1, self.slots), dtype=np.int64))
@@ -333,18 +333,22 @@ class SealCipher(ABC):
             for slots_S in slots_VS:
                 self.encode(slots_S, plain, scratch)
                 context.encryptor.encrypt(plain, fresh)
-                blobs.append(self.residues.pack(self.ciphertext_form.numbers(fresh, scratch)))
+                blobs.append(
+                    self.residues.pack(self.ciphertext_form.extract_numbers(fresh, scratch))
+                )
         return blobs
 
-    def add(self, contributions: Mapping[str, Sequence[bytes]], vectors: int) -> list[bytes]:
+    def add_ciphertexts(
+        self, contributions: Mapping[str, Sequence[bytes]], vectors: int
+    ) -> list[bytes]:
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
         return [
-            self._added({name: blobs[vector] for name, blobs in contributions.items()})
+            self._add_vector({name: blobs[vector] for name, blobs in contributions.items()})
             for vector in range(vectors)
         ]
 
-    def _added(self, blobs: Mapping[str, bytes]) -> bytes:
+    def _add_vector(self, blobs: Mapping[str, bytes]) -> bytes:
         modulus = np.uint64(self.residues.modulus)
         addends = (self.residues.parse(blob, sender=name) for name, blob in blobs.items())
         total = next(addends)
@@ -363,7 +367,7 @@ class SealCipher(ABC):
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
         rows = []
-        loaded = self.load(blobs, vectors, sender=sender)
+        loaded = self.load_ciphertexts(blobs, vectors, sender=sender)
         refusal = f"SEAL cannot decrypt the sum from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:
             for ciphertext in loaded:
@@ -374,14 +378,16 @@ class SealCipher(ABC):
             raise RemoteProtocolError(f"the sum from {sender} decrypts to infinite numbers")
         return numbers
 
-    def load(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+    def load_ciphertexts(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
         _require_count(blobs, vectors, sender)
         parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
         refusal = f"SEAL refuses a ciphertext from {sender}"
         with _seal_errors_as(refusal), scratch_file() as scratch:
             for ciphertext, numbers in zip(loaded, parsed, strict=True):
-                self.ciphertext_form.load(ciphertext, self._seal, numbers.tobytes(), scratch)
+                self.ciphertext_form.load_numbers(
+                    ciphertext, self._seal, numbers.tobytes(), scratch
+                )
         return loaded
 
 

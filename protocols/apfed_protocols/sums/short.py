@@ -29,11 +29,17 @@ from apfed_protocols.sums.fixed_point import (
     TOO_MANY_CLIPPED,
     Clipping,
     FixedPoint,
-    checked_matrix,
+    check_matrix,
     clip_rows,
 )
-from apfed_protocols.sums.interface import MOST_BITS, USUAL_BITS, StepBinding, SumAgreement, spelled
-from apfed_protocols.sums.put_away import Book, take_up
+from apfed_protocols.sums.interface import (
+    MOST_BITS,
+    USUAL_BITS,
+    StepBinding,
+    SumAgreement,
+    format_sum_name,
+)
+from apfed_protocols.sums.put_away import Book, resume_role
 from apfed_protocols.sums.recoverable import RecoverableSum
 from apfed_protocols.sums.roles import (
     KeepsSecrets,
@@ -42,18 +48,18 @@ from apfed_protocols.sums.roles import (
     SumCombiner,
     SumContributor,
     SumReceiver,
-    hold,
     join_sum,
     role_of,
+    run_role,
 )
-from apfed_protocols.trees import Flattened, flatten
+from apfed_protocols.trees import Flattened, flatten_tree
 
 __all__ = ["ClipAgreement", "SumSession", "secure_sum"]
 
 _SHORT = {
-    "masked": spelled("plain", "pairwise"),
-    "recoverable": spelled("plain", "recoverable"),
-    "masked bfv": spelled("bfv", "pairwise"),
+    "masked": format_sum_name("plain", "pairwise"),
+    "recoverable": format_sum_name("plain", "recoverable"),
+    "masked bfv": format_sum_name("bfv", "pairwise"),
 }
 _LEAST_EXPONENT = -99
 _MOST_EXPONENT = 99
@@ -135,11 +141,11 @@ def secure_sum(
         allow_single=allow_single,
     )
 
-    def make(bits: int) -> SecureSum:
+    def make_sum(bits: int) -> SecureSum:
         return kind(replace(agreement, bits=bits), allow_single_reader=allow_single_reader)
 
     is_chosen = bits is None and noise is None
-    described = make(choose_bits(make) if is_chosen else agreement.bits)
+    described = make_sum(choose_bits(make_sum) if is_chosen else agreement.bits)
     return SumSession(described, agreed=clip != "agree")
 
 
@@ -181,9 +187,9 @@ class SumSession(KeepsSecrets):
             ClippingWarning: the 1st, 10th, 100th, ... time that a contributor's row is beyond the
                 clip, or that a tenth or more of its numbers round to 0.
         """
-        self._fork_check.require()
+        self._fork_check.require_own_process()
         require_numbers(values, "this sum")
-        flat = self._checked(values)
+        flat = self._check_values(values)
         connected = records_gradients(values)
         if connected:
             require_addable_gradients({name: values[name] for name in flat})
@@ -198,19 +204,19 @@ class SumSession(KeepsSecrets):
                     for name, own in flat.items()
                 }
                 converse(parties)
-                self._settle(next(iter(parties.values())).clip)
-            total = self._added(flat)
+                self._apply_clip(next(iter(parties.values())).clip)
+            total = self._add_contributions(flat)
             clip = self.described.row_bound()
         if not connected:
             return total
         return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
 
-    def _added(self, flat: Mapping[str, Flattened]) -> Any:
+    def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
         contributors, hub = self._roles
         first = next(iter(flat.values()))
         session = self.described.agreement.session
         self._step = self._step + 1
-        binding = StepBinding.of(session, self._step - 1, rows=first.digest, message=b"")
+        binding = StepBinding.from_contents(session, self._step - 1, rows=first.digest, message=b"")
         bodies: Mapping[str, bytes] = {
             name: contributors[name].contribute(own.matrix, binding) for name, own in flat.items()
         }
@@ -220,9 +226,9 @@ class SumSession(KeepsSecrets):
         self._left = {name for name in contributors if name not in flat}
         combined = hub[-1].combine(bodies, binding.digest)
         total = hub[0].decode(combined, first.matrix.shape, binding)
-        return first.restored(total, off=self.described.rounding())
+        return first.restore_tree(total, off=self.described.compute_rounding_error())
 
-    def _checked(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
+    def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
         names = self.described.agreement.contributors
         if not isinstance(values, Mapping):
             raise LocalProtocolError(
@@ -248,8 +254,8 @@ class SumSession(KeepsSecrets):
         for name in names:
             if name in values:
                 try:
-                    flat[name] = flatten(values[name])
-                    checked_matrix(flat[name].matrix)
+                    flat[name] = flatten_tree(values[name])
+                    check_matrix(flat[name].matrix)
                 except LocalProtocolError as error:
                     raise LocalProtocolError(f"{name}: {error}") from error
         first = next(iter(flat))
@@ -265,7 +271,9 @@ class SumSession(KeepsSecrets):
     def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
         """The contributors, and receiver and combiner, which may be one."""
         agreement = self.described.agreement
-        contributors = {name: self.described.contributor(name) for name in agreement.contributors}
+        contributors = {
+            name: self.described.make_contributor(name) for name in agreement.contributors
+        }
         ends = {me: role_of(self.described, me) for me in (agreement.receiver, agreement.combiner)}
         converse({**contributors, **ends})
         return contributors, [*ends.values()]
@@ -285,7 +293,7 @@ class SumSession(KeepsSecrets):
         """The clipping by calls in this process, by contributor."""
         return {name: role.clipping for name, role in self._roles[0].items()}
 
-    def contributor(
+    def make_contributor(
         self, me: str, *, book: str | PathLike[str] | None = None, new_book: bool = False
     ) -> SumContributor:
         """Return the role of one who adds, for a process of its own. See `join` for its set-up.
@@ -300,22 +308,22 @@ class SumSession(KeepsSecrets):
         """
         self._require_clip()
         if book is None:
-            return self.described.contributor(me)
+            return self.described.make_contributor(me)
         if not isinstance(self.described, RecoverableSum):
             raise LocalProtocolError(
                 f"{me}: {self.described.name} needs all contributors in every step, so it has no "
                 "book of who was counted; leave book out (`take_up` has a book of its own)"
             )
-        return self.described.contributor(me, book=book, new_book=new_book)
+        return self.described.make_contributor(me, book=book, new_book=new_book)
 
-    def receiver(self) -> SumReceiver | ReceivingCombiner:
+    def make_receiver(self) -> SumReceiver | ReceivingCombiner:
         """Return the role of who reads, which also combines where nobody else was named."""
         self._require_clip()
         role = role_of(self.described, self.described.agreement.receiver)
         assert isinstance(role, SumReceiver | ReceivingCombiner)
         return role
 
-    def combiner(self) -> SumCombiner | ReceivingCombiner:
+    def make_combiner(self) -> SumCombiner | ReceivingCombiner:
         """Return the role of who combines.
 
         Raises LocalProtocolError: the receiver combines; take `receiver()`.
@@ -327,7 +335,7 @@ class SumSession(KeepsSecrets):
                 "two of them would not know each other's keys"
             )
         self._require_clip()
-        return self.described.combiner()
+        return self.described.make_combiner()
 
     def join(
         self,
@@ -352,8 +360,8 @@ class SumSession(KeepsSecrets):
             RemoteProtocolError: a peer's message is malformed, unexpected or of a stranger.
         """
         if not self._agreed:
-            self._agree(me, send, receive, first, anew=False)
-        return self._join(me, send, receive)
+            self._agree_clip(me, send, receive, first, anew=False)
+        return self._run_setup(me, send, receive)
 
     def agree_anew(
         self,
@@ -392,14 +400,14 @@ class SumSession(KeepsSecrets):
                 "and no noise, or begin a new sum"
             )
         self._require_clip()
-        if not self._agree(me, send, receive, values, anew=True):
+        if not self._agree_clip(me, send, receive, values, anew=True):
             return role
-        joined = self._join(me, send, receive)
+        joined = self._run_setup(me, send, receive)
         if isinstance(joined, SumContributor) and isinstance(role, SumContributor):
             joined.clipping = role.clipping
         return joined
 
-    def _agree(
+    def _agree_clip(
         self,
         me: str,
         send: Callable[[str, bytes], object],
@@ -412,7 +420,7 @@ class SumSession(KeepsSecrets):
         agreement = self.described.agreement
         names = agreement.contributors
         everybody = {agreement.receiver, agreement.combiner, *names}
-        matrix = None if values is None else flatten(values).matrix
+        matrix = None if values is None else flatten_tree(values).matrix
         if me in names and matrix is None:
             which = "its next values" if anew else "its first values"
             raise LocalProtocolError(f"{me} gives {which}, for a clip to be agreed")
@@ -424,19 +432,19 @@ class SumSession(KeepsSecrets):
         def receive_of_agreement() -> tuple[str, bytes]:
             """Return the next message that is of this agreement; keep those that run ahead."""
             for place, (sender, body) in enumerate(self._early):
-                if agree.awaits(sender, body):
+                if agree.needs_message(sender, body):
                     del self._early[place]
                     return sender, body
             while True:
                 sender, body = receive()
-                if sender not in everybody or agree.awaits(sender, body):
+                if sender not in everybody or agree.needs_message(sender, body):
                     return sender, body
                 self._keep_early(me, sender, body)
 
-        hold(agree, me, everybody - {me}, send=send, receive=receive_of_agreement)
-        return self._settle(agree.clip)
+        run_role(agree, me, everybody - {me}, send=send, receive=receive_of_agreement)
+        return self._apply_clip(agree.clip)
 
-    def _join(
+    def _run_setup(
         self,
         me: str,
         send: Callable[[str, bytes], object],
@@ -465,11 +473,11 @@ class SumSession(KeepsSecrets):
             )
         self._early.append((sender, body))
 
-    def take_up(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
+    def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
         """Take up the role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
-        return take_up(self.described, me, sealed, key, book=book)
+        return resume_role(self.described, me, sealed, key, book=book)
 
-    def _settle(self, clip: float) -> bool:
+    def _apply_clip(self, clip: float) -> bool:
         """Take an agreed clip; return whether it is another one, so that roles are made anew."""
         if self._agreed and clip == self.described.agreement.clip_norm:
             return False
@@ -532,7 +540,7 @@ class ClipAgreement(KeepsSecrets):
         self._contributors = tuple(contributors)
         self._told = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
-        self._own = None if matrix is None else _exponent(matrix)
+        self._own = None if matrix is None else _find_exponent(matrix)
         self._fits: dict[str, bool] = {}
         self._exponents: dict[str, int] = {}
         if self._own is not None and current is None:
@@ -544,8 +552,11 @@ class ClipAgreement(KeepsSecrets):
         if self._own is None:
             return []
         if self._current is None:
-            return self._tell(self._own)
-        return [*self._tell(_FITS if self._fits[self.me] else _DOES_NOT_FIT), *self._answer()]
+            return self._make_messages(self._own)
+        return [
+            *self._make_messages(_FITS if self._fits[self.me] else _DOES_NOT_FIT),
+            *self._make_answers(),
+        ]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         number = int.from_bytes(body[:1], "big", signed=True) if len(body) == 1 else None
@@ -561,11 +572,11 @@ class ClipAgreement(KeepsSecrets):
         assert number is not None
         if asks:
             self._fits[sender] = number == _FITS
-            return self._answer()
+            return self._make_answers()
         self._exponents[sender] = number
         return ()
 
-    def awaits(self, sender: str, body: bytes) -> bool:
+    def needs_message(self, sender: str, body: bytes) -> bool:
         """Return whether this message is the next of its sender in this agreement.
 
         Who has heard everybody goes on, and what it sends then may overtake what others told.
@@ -577,26 +588,26 @@ class ClipAgreement(KeepsSecrets):
         number = int.from_bytes(body[:1], "big", signed=True)
         return len(body) == 1 and _LEAST_EXPONENT <= number <= _MOST_EXPONENT
 
-    def _tell(self, number: int) -> list[Outgoing]:
+    def _make_messages(self, number: int) -> list[Outgoing]:
         body = number.to_bytes(1, "big", signed=True)
         return [Outgoing(to, body) for to in self._told]
 
-    def _answer(self) -> list[Outgoing]:
+    def _make_answers(self) -> list[Outgoing]:
         """Tell the own size once everybody said whether C fits, and somebody's does not."""
-        if self._own is None or self.me in self._exponents or not self._asked_all:
+        if self._own is None or self.me in self._exponents or not self._has_all_replies:
             return []
         if all(self._fits.values()):
             return []
         self._exponents[self.me] = self._own
-        return self._tell(self._own)
+        return self._make_messages(self._own)
 
     @property
-    def _asked_all(self) -> bool:
+    def _has_all_replies(self) -> bool:
         return len(self._fits) == len(self._contributors)
 
     @property
-    def finished(self) -> bool:
-        stays = self._current is not None and self._asked_all and all(self._fits.values())
+    def is_finished(self) -> bool:
+        stays = self._current is not None and self._has_all_replies and all(self._fits.values())
         return stays or len(self._exponents) == len(self._contributors)
 
     @property
@@ -623,15 +634,15 @@ def _still_fits(matrix: Any, own: int, current: float, bits: int) -> bool:
     `Clipping.too_small` and a smaller clip would help.
     """
     seen = Clipping()
-    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise(matrix, clipping=seen)
+    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise_rows(matrix, clipping=seen)
     if seen.clipped > TOO_MANY_CLIPPED * seen.rows:
         return False
     smaller = 2.0 ** (own + _HEADROOM_EXPONENTS + 1) <= current
     return not (seen.too_small and smaller)
 
 
-def _exponent(matrix: Any) -> int:
-    clip_rows(checked_matrix(matrix), 1.0, seen := Clipping())
+def _find_exponent(matrix: Any) -> int:
+    clip_rows(check_matrix(matrix), 1.0, seen := Clipping())
     largest = seen.largest_norm
     for exponent in range(_LEAST_EXPONENT, _MOST_EXPONENT + 1):
         if largest <= 2.0**exponent:
