@@ -246,7 +246,10 @@ class Evaluation:
         if self.lacking:
             needed = Counter(_short_reason(reason) for reason in self.lacking.values())
             counted = ", ".join(f"{reason} ({count})" for reason, count in needed.most_common())
-            lines.append(f"Not mounted, {len(self.lacking)} attacks: {counted}; .why() says each.")
+            lines.append(
+                f"Not mounted, {len(self.lacking)} attacks: {counted}; .explain_omission() says "
+                "each."
+            )
         if self.not_tried:
             names = ", ".join(self.not_tried)
             lines.append(f"Not tried, since the seconds given were spent: {names}.")

@@ -36,7 +36,7 @@ class Recorder:
         >>> with record.watch(bottom):
         ...     record.step(rows=[4, 0])
         ...     bottom(torch.ones(2, 3)).sum().backward()
-        >>> record.arrays()["steps"]
+        >>> record.to_arrays()["steps"]
         [array([4, 0])]
     """
 

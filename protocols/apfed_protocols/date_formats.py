@@ -37,7 +37,7 @@ def parse_date(text: str, formats: Sequence[str]) -> date | None:
     """Return the date that a text is by the first format that reads it; None where none does.
 
     Example:
-        >>> read_date("31.1.2026", ["%d.%m.%Y"])
+        >>> parse_date("31.1.2026", ["%d.%m.%Y"])
         datetime.date(2026, 1, 31)
     """
     for pattern in _compile_formats(tuple(formats)):

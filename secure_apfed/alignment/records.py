@@ -34,8 +34,8 @@ class AlignmentHistory:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
         ...     history = AlignmentHistory(Path(folder) / "alignments.jsonl", runs_with_a_peer=1)
-        ...     history.admit(session="November", peers=["shop"])
-        ...     history.admit(session="December", peers=["shop"])
+        ...     history.record_run(session="November", peers=["shop"])
+        ...     history.record_run(session="December", peers=["shop"])
         Traceback (most recent call last):
         apfed_protocols.errors.DataError: shop aligned 1 time(s) with this party already, ...
     """

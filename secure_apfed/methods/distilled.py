@@ -681,7 +681,7 @@ def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor)
 
 class ApcVfl(Tvfl):
     settings = ApcVflSettings
-    lockstep = Method.make_simulated_step  # codes are asked for once
+    make_simulated_step = Method.make_simulated_step  # codes are asked for once
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         model = _model_of(config, passive)

@@ -824,7 +824,7 @@ class SummedSplitNn(SumMethod, Tvfl):
 
     settings: type[MethodSettings] = SummedSplitNnSettings
     kind = SummedSplitNnActive
-    lockstep = Method.make_simulated_step
+    make_simulated_step = Method.make_simulated_step
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str

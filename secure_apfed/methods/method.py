@@ -438,7 +438,7 @@ class Method(ABC):
 
     @property
     def can_simulate(self) -> bool:
-        """True if it has a `lockstep`: its accuracy can be computed without its messages."""
+        """True if its accuracy can be computed without its messages (`make_simulated_step`)."""
         return type(self).make_simulated_step is not Method.make_simulated_step
 
     async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:  # noqa: B027

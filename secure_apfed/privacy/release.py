@@ -121,7 +121,8 @@ class PrivateRelease(_Charged):
     Example:
         >>> guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=8, rows=100)
         >>> z = guard(torch.ones(2, 3, 4, 4), rows=[7, 9])
-        >>> z.shape, round(guard.spent().epsilon_x, 2), guard.spent().releases
+        >>> spent = guard.get_privacy_spent()
+        >>> z.shape, round(spent.epsilon_x, 2), spent.releases
         (torch.Size([2, 3, 4, 4]), 2.39, 1)
     """
 

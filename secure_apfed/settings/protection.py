@@ -7,7 +7,7 @@ metadata; a test walks all keys. A key without a mark counts as one whose every 
 
 Example:
     >>> mark = lower_is_less(PASSIVES, "fewer rows hide each other")
-    >>> mark.strength(2) < mark.strength(20)
+    >>> mark.compute_strength(2) < mark.compute_strength(20)
     True
 """
 

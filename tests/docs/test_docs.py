@@ -443,7 +443,7 @@ def test_every_document_is_a_page(site: Path) -> None:
         ("runs", "secure_apfed.runs.run.run"),
         ("sums", "apfed_protocols.sums.MaskedSum"),
         ("alignment", "apfed_protocols.psi.align"),
-        ("attacks", "apfed_attacks.run.mount"),
+        ("attacks", "apfed_attacks.run.run_attacks"),
     ],
 )
 def test_the_reference_describes_public_names(site: Path, page: str, name: str) -> None:

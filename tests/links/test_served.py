@@ -231,7 +231,7 @@ def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
     assert (said.jointly, said.refused, said.alone, said.is_failure) == (NEW - 5, 3, 8, False)
     again, _ = asked(files, trained["new"], tmp_path / "other.csv")
-    assert (again.refused, again.alone, again.why, again.failed) == (NEW - 5, NEW, "", True)
+    assert (again.refused, again.alone, again.why, again.is_failure) == (NEW - 5, NEW, "", True)
 
 
 @pytest.mark.parametrize("trained", ["split_nn_sum"], indirect=True)

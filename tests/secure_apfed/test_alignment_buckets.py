@@ -324,7 +324,7 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 
     async def flood(self: Any, *given: object) -> None:
         for _ in range(1000):
-            self._links.signs.worked(20)
+            self._links.signs.count_work(20)
         await self._links.receive(self._peers, Kind.READY)
 
     monkeypatch.setattr(over_links._End, "_intersect_bucket", flood)

@@ -239,7 +239,7 @@ def test_the_contract_holds_every_setting_that_concerns_all() -> None:
     of_methods = (every(method.settings, f"{name}.") for name, method in METHODS.items())
     keys = {*every(Config), *chain.from_iterable(of_methods)} - {"method.name"}
     assert alone < keys
-    signed = {leaf for method in METHODS for leaf in leaves(made(Config, method).terms())}
+    signed = {leaf for method in METHODS for leaf in leaves(made(Config, method).collect_terms())}
     assert signed == {SAID.get(key, key) for key in keys - alone}
 
 

@@ -284,7 +284,7 @@ def test_a_unit_of_patience_is_what_the_contract_says() -> None:
         asked.append(timeout_s)
         raise PartyLeftError("nothing came", left=awaited.senders)
 
-    silent: Any = SimpleNamespace(take=nothing)
+    silent: Any = SimpleNamespace(receive_frame=nothing)
     for unit_s in (None, 7.0):
         wire.links["passive"].unit_s = unit_s
         waiting = wire.links["passive"].receive("active", Kind.SUM, patience=4)

@@ -187,7 +187,7 @@ NO_CHANNEL = {
         "BfvSum CkksSum CryptenSum MaskedBfvSum MaskedSum PlainSum RecoverableSum SecureSum "
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "
         "Config AlignmentSettings load_config SumCombiner SumReceiver ReceivingCombiner "
-        "join_sum hub_pump Hub ClipAgreement put_away take_up LocalEnd calibrate_sigma "
+        "join_sum hub_pump Hub ClipAgreement resume_role suspend_role LocalEnd calibrate_sigma "
         "make_guard RepresentationGuard"
     ),
     "errors": (
@@ -196,12 +196,14 @@ NO_CHANNEL = {
         "PartyLeftError RemoteProtocolError UnsafeChoiceWarning"
     ),
     "carries bytes": (
-        "Conversation Envelope Identity InMemory Linked Links Outgoing ResumableLink SealedLink "
+        "Conversation Envelope Identity InMemoryNetwork LinkTransport Links Outgoing "
+        "ResumableLink SealedLink "
         "Transcript converse fresh_identity fresh_run_key open_link take_part"
     ),
     "takes IDs or counts": (
         "BookInMemory AlignmentHistory IdNormalisation PrivacyLedger align align_with "
-        "canonical_ids count_common discrete_gaussian encode_ids intersection share_membership "
+        "canonical_ids count_common discrete_gaussian encode_ids make_intersection "
+        "share_membership "
         "PrivateContributions __version__"
     ),
     "takes integers": ("LabelResponse"),

@@ -88,11 +88,11 @@ def ordinal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_printed_loss_is_of_what_is_told(ordinal: Any) -> None:
     outputs = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 3, -100, 3])
-    told = ordinal.told(outputs)
+    told = ordinal.decode_outputs(outputs)
     torch.testing.assert_close(told.sum(1), torch.ones(6, dtype=torch.float64))
     expected = F.nll_loss(told.log(), labels)
-    torch.testing.assert_close(ordinal.loss(outputs, labels), expected)
-    assert ordinal.loss(outputs, torch.full((6,), -100)) == 0
+    torch.testing.assert_close(ordinal.compute_loss(outputs, labels), expected)
+    assert ordinal.compute_loss(outputs, torch.full((6,), -100)) == 0
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def read_by_evaluate(**given: Any) -> Any:
         raise AttackError("not mounted here")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(foreign, "_get_known_positions", known)
+        patched.setattr(foreign, "_add_known_rows", known)
         patched.setattr(foreign, "compute_guesses", guesses)
         answered = given.get("gradients") is not None
         evaluate(**given, attacks=["norm" if answered else "model_completion"], exchanges=2)

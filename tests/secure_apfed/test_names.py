@@ -148,7 +148,7 @@ def _charged(of: Callable[[Any], Any], log: Path) -> tuple[float, bytes]:
 
 
 def _accounted(accountant: Any, of: Callable[[Any], Any]) -> Any:
-    return accountant.epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
+    return accountant.get_epsilon(GUARD.mechanism(), releases=of(3), delta=1e-5)
 
 
 NOISY: dict[str, Any] = {"clip": 1.0, "sigma": 2.0, "key": KEY, "noise": "reproducible_insecure"}

@@ -530,7 +530,7 @@ class Probe:
         self.answers: Counter[tuple[str, int]] = Counter()
         self._different: set[tuple[str, int, bytes]] = set()
         self._asked = 0
-        for party, asks in ((ApfedActive, "forward"), (TvflActive, "learn")):
+        for party, asks in ((ApfedActive, "forward"), (TvflActive, "train_on_parts")):
             patch.setattr(party, asks, self._asking(getattr(party, asks)))
         patch.setattr(TvflPassive, "represent", self._counting(TvflPassive.represent))
         patch.setattr(PassiveSum, "protect_answer", self._summed(PassiveSum.protect_answer))

@@ -158,12 +158,12 @@ def solo_of_numbers() -> None:
 
 
 def attacks() -> None:
-    trial: Any = SimpleNamespace(attack=SimpleNamespace(name="mia"), result=lambda: None)
+    trial: Any = SimpleNamespace(attack=SimpleNamespace(name="mia"), compute_result=lambda: None)
     assert len([*attacks_run._results_of([trial, trial])]) == 2
 
 
 def alignment() -> None:
-    signs: Any = SimpleNamespace(worked=lambda count: None)
+    signs: Any = SimpleNamespace(count_work=lambda count: None)
     for done in (4, 10):
         ProgressTo(signs)(Aligning(party="ann", work="blinding", done=done, total=10))
 
