@@ -177,7 +177,7 @@ IMPORTS = (
     f"import {', '.join((*FOLDERS, *PACKAGES))}",
     *(f"print({name}.__file__)" for name in (*FOLDERS, *PACKAGES)),
 )
-ALL_ATTACKS = "evaluate(**record.arrays(), labels=y, own=x)"
+ALL_ATTACKS = "evaluate(**record.to_arrays(), labels=y, own=x)"
 """Half a minute, with which the examples of the README end."""
 
 
