@@ -52,8 +52,8 @@ PSI = Bench(
 
 def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """Yield the rows of one size; compare what is wanted with its rival."""
-    shown = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
-    needed = {*shown, *(_RIVAL[case] for case in shown if case in _RIVAL)}
+    requested = [case for case in psi_case.CASES if f"{case}/{size}" in wanted]
+    needed = {*requested, *(_RIVAL[case] for case in requested if case in _RIVAL)}
     runs: dict[str, list[Mapping[str, Any]]] = {
         case: [] for case in psi_case.CASES if case in needed
     }
@@ -69,16 +69,18 @@ def compare_intersections(size: int, repetitions: int, wanted: Collection[str]) 
                     raise
                 last = str(error).splitlines()[-1]
                 missing[case] = f"{last}; {_PEER_PYTHON} names an interpreter that has it"
-    medians = {case: _compute_medians(each) for case, each in runs.items() if case not in missing}
-    for case in shown:
+    medians = {
+        case: _compute_medians(case_runs) for case, case_runs in runs.items() if case not in missing
+    }
+    for case in requested:
         if case in missing:
             yield make_row(f"{case}/{size}", reason=missing[case])
             continue
-        found = medians[case]
+        median = medians[case]
         rival = _RIVAL.get(case)
-        ratio = found["seconds"] / medians[rival]["seconds"] if rival in medians else None
+        ratio = median["seconds"] / medians[rival]["seconds"] if rival in medians else None
         peer = None if rival is None else f"{rival}/{size}"
-        yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **found}
+        yield {**make_row(f"{case}/{size}", peer=peer, ratio=ratio), **median}
 
 
 def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -92,11 +94,11 @@ def _compute_medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _run_case(case: str, size: int) -> Mapping[str, Any]:
     """Run one case in an interpreter of its own; RuntimeError: it failed, or found other IDs."""
-    ours = case not in _THEIRS
-    python = sys.executable if ours else os.environ.get(_PEER_PYTHON, sys.executable)
-    found = run_script(
-        psi_case.__file__, case, size, python=python, ours=ours, patience_s=_PATIENCE_S
+    is_ours = case not in _THEIRS
+    python = sys.executable if is_ours else os.environ.get(_PEER_PYTHON, sys.executable)
+    result = run_script(
+        psi_case.__file__, case, size, python=python, ours=is_ours, patience_s=_PATIENCE_S
     )
-    if found["common"] != size - size // 2:
-        raise RuntimeError(f"{case}/{size} found {found['common']} IDs, not {size - size // 2}")
-    return found
+    if result["common"] != size - size // 2:
+        raise RuntimeError(f"{case}/{size} found {result['common']} IDs, not {size - size // 2}")
+    return result

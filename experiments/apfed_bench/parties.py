@@ -121,7 +121,7 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
     warm_up = 2
     batches = _iter_batches(session.learner.training_rows, config.train.batch_size)
     before = session.transcript.wire_bytes
-    found = compare_calls(
+    row = compare_calls(
         case,
         lambda: session.train_step(*next(batches)),
         _plain_step(config, data),
@@ -130,7 +130,7 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
         warm_up=warm_up,
     )
     sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
-    return {**found, "bytes": sent}
+    return {**row, "bytes": sent}
 
 
 EXCHANGE = Bench(
@@ -178,7 +178,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
         row_of = {identity: row for row, identity in enumerate(passive.ids)}
         return passive.features[[row_of.get(identity, 0) for identity in active.ids]]
 
-    beside = list(zip(objectives, map(order_features, data.passives), strict=True))
+    passive_pairs = list(zip(objectives, map(order_features, data.passives), strict=True))
     assert active.labels is not None
     labels_N = active.labels
     batches = _iter_batches(data.train_rows, config.train.batch_size)
@@ -189,7 +189,7 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
             descent.zero_grad()
         scores_BK, z_BD = networks(active.features[rows_B])
         task = F.cross_entropy(scores_BK, labels_N[rows_B])
-        helped = [objective(z_BD, features_N[rows_B]) for objective, features_N in beside]
+        helped = [objective(z_BD, features_N[rows_B]) for objective, features_N in passive_pairs]
         torch.stack([task, *helped]).sum().backward()
         for descent in descents:
             descent.step()
@@ -202,14 +202,14 @@ def _plain_step(config: Config, data: VerticalData) -> Callable[[], float]:
 def _apart_row(case: str, way: Way, repetitions: int) -> Row:
     """Measure a training step, and its ratio to one process's (targets: 1.3, over gRPC 1.5)."""
     config, data = _image_run("bench-transport", clip=None, views=_PASSIVES + 1)
-    with _start_parties(config, data, way=way) as (here, learner):
+    with _start_parties(config, data, way=way) as (active_session, learner):
         session = _open_quietly(config, data)
         batches, others = (_iter_batches(end.training_rows) for end in (learner, session.learner))
         return compare_calls(
             case,
             lambda: run_script(
-                learner.train_step(here.links, *next(batches)),
-                here.transport,
+                learner.train_step(active_session.links, *next(batches)),
+                active_session.transport,
                 timeout_s=_PATIENCE_S,
             ),
             lambda: session.train_step(*next(others)),
@@ -241,15 +241,18 @@ def _start_parties(
         active = PartyFile.from_file(files.pop(data.active.name))
         for file in files.values():
             stack.enter_context(_start_party(file))
-        here = stack.enter_context(join_session(active))
+        active_session = stack.enter_context(join_session(active))
         script = start_active(
-            here.own, here.links, METHODS[config.method.name], session=new_session()
+            active_session.own,
+            active_session.links,
+            METHODS[config.method.name],
+            session=new_session(),
         )
-        entered, learner = run_script(script, here.transport, timeout_s=_PATIENCE_S)
-        yield here, learner
-        end_all(here.links, list(entered.contract.list_names("passive")), 0)
-        end_all(here.links, list(entered.contract.list_names("aggregator")), 0)
-        here.transport.close()
+        entered, learner = run_script(script, active_session.transport, timeout_s=_PATIENCE_S)
+        yield active_session, learner
+        end_all(active_session.links, list(entered.contract.list_names("passive")), 0)
+        end_all(active_session.links, list(entered.contract.list_names("aggregator")), 0)
+        active_session.transport.close()
 
 
 @contextmanager

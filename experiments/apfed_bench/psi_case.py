@@ -75,25 +75,25 @@ def _floor_seconds(size: int) -> float:
 
 def _run_parties(play: Callable[..., None], parties: Mapping[str, tuple[Any, ...]]) -> Measured:
     """Play each party in a process of its own; gather what they send to their last argument."""
-    new = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     name_of = {}
-    found = list[Measured]()
+    results = list[Measured]()
     for name, args in parties.items():
-        inbox, report = new.Pipe(duplex=False)
-        new.Process(target=play, args=(*args, report), daemon=True).start()
+        inbox, report = context.Pipe(duplex=False)
+        context.Process(target=play, args=(*args, report), daemon=True).start()
         report.close()
         name_of[inbox] = name
     while name_of:
         for inbox in cast(list[Connection], wait(list(name_of))):
             name = name_of.pop(inbox)
             try:
-                found.append(inbox.recv())
+                results.append(inbox.recv())
             except EOFError:
                 raise RuntimeError(f"{name} ended without a result") from None
     return {
-        field: gather(each[field] for each in found)
+        field: gather(result[field] for result in results)
         for field, gather in _GATHER.items()
-        if field in found[0]
+        if field in results[0]
     }
 
 
@@ -156,14 +156,14 @@ def _run_party(
         "dealer": lambda: backend.make_dealer("hub", ["member"]),
     }[me]()
     take_part(role, send=send_body, receive=receive, patience_s=_PATIENCE_S)
-    found = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
+    result = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
     if protocol in ("vole", "opprf"):  # correlations know no ID, and are counted apart
-        dealt = found["bytes"] if me == "dealer" else 0
-        found |= {"bytes": found["bytes"] - dealt, "dealt_bytes": dealt}
-    found |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
+        dealt_bytes = result["bytes"] if me == "dealer" else 0
+        result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
+    result |= {"peak_memory": peak_memory(), "common": len(role.rows) if me == "hub" else 0}
     if protocol == "ecdh":
-        found["floor_seconds"] = _floor_seconds(size)
-    report.send(found)
+        result["floor_seconds"] = _floor_seconds(size)
+    report.send(result)
 
 
 def _run_ours(protocol: str, size: int) -> Measured:
@@ -231,19 +231,19 @@ def _bucket_party(
     _seal_link(me, peer, meeting, links)
     links.signs.set_limits({peer: signs_of_alignment(size, 1)})
     settings = AlignmentSettings(threads=1, maximum_ids=size)
-    kept = Path(folder) / me
+    store = Path(folder) / me
     began = time.perf_counter()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
-    asked: dict[str, Any] = {"session": "bench", "folder": kept}
+    options: dict[str, Any] = {"session": "bench", "folder": store}
     if me == "hub":
-        script = align_hub(links, [peer], ids, settings, **asked)
+        script = align_hub(links, [peer], ids, settings, **options)
     else:
-        script = align_member(links, peer, ids, settings, members=[me], **asked)
+        script = align_member(links, peer, ids, settings, members=[me], **options)
     rows = run_script(script, transport, timeout_s=60)
     seconds = time.perf_counter() - began
     transport.close()
-    found = {"seconds": seconds, "peak_memory": peak_memory(), "common": len(rows)}
-    report.send(found | {"bytes": sum(sent)})
+    result = {"seconds": seconds, "peak_memory": peak_memory(), "common": len(rows)}
+    report.send(result | {"bytes": sum(sent)})
 
 
 def _run_buckets(_protocol: str, size: int) -> Measured:
@@ -315,7 +315,7 @@ def _run_openmined_psi(_protocol: str, size: int) -> Measured:
     response = server.ProcessRequest(request)
     common = len(client.GetIntersection(setup, response))
     seconds = time.perf_counter() - began
-    sent = sum(len(each.SerializeToString()) for each in (setup, request, response))
+    sent = sum(len(message.SerializeToString()) for message in (setup, request, response))
     return {"seconds": seconds, "bytes": sent, "peak_memory": peak_memory(), "common": common}
 
 

@@ -96,13 +96,13 @@ def compare_calls(
     **more: Any,
 ) -> Row:
     """Measure a call and its peer's in turns; return the row."""
-    both = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
+    seconds = interleave({"ours": ours, "peer": theirs}, repetitions=repetitions, warm_up=warm_up)
     return make_row(
         case,
-        statistics.median(both["ours"]),
+        statistics.median(seconds["ours"]),
         peer=peer,
-        ratio=median_ratio(both["ours"], both["peer"]),
-        peer_seconds=statistics.median(both["peer"]),
+        ratio=median_ratio(seconds["ours"], seconds["peer"]),
+        peer_seconds=statistics.median(seconds["peer"]),
         **more,
     )
 
@@ -119,22 +119,24 @@ def run_script(
     If `ours`, it finds what this process finds. Raises RuntimeError: the end of what it complained
     of.
     """
-    beside = dict(os.environ)
+    environment = dict(os.environ)
     if ours:
-        beside["PYTHONPATH"] = os.pathsep.join(str(Path(at).resolve()) for at in sys.path)
+        environment["PYTHONPATH"] = os.pathsep.join(
+            str(Path(place).resolve()) for place in sys.path
+        )
     # the interpreter is the user's own choice, the script is ours
-    done = subprocess.run(  # noqa: S603
+    process = subprocess.run(  # noqa: S603
         [python, script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        env=beside,
+        env=environment,
         timeout=patience_s,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{'/'.join(map(str, arguments))} failed: {done.stderr[-2000:]}")
-    found: Mapping[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    if process.returncode:
+        raise RuntimeError(f"{'/'.join(map(str, arguments))} failed: {process.stderr[-2000:]}")
+    result: Mapping[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return result
 
 
 def median_ratio(ours: list[float], theirs: list[float]) -> float:

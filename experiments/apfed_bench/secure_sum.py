@@ -135,13 +135,13 @@ _NAMES = (*CASES, _TUTORIAL)
 
 def _measure_sums(passives: int, repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
     """Yield the rows that are wanted; without CrypTen the sum that needs it gives the reason."""
-    every = {name: f"{name}/m{passives}" for name in _NAMES}
-    named = {name: case for name, case in every.items() if case in wanted}
-    if _ON_CRYPTEN in named and (reason := find_crypten_error()):
-        yield make_row(named.pop(_ON_CRYPTEN), reason=reason)
-    if named:
+    case_by_name = {name: f"{name}/m{passives}" for name in _NAMES}
+    chosen = {name: case for name, case in case_by_name.items() if case in wanted}
+    if _ON_CRYPTEN in chosen and (reason := find_crypten_error()):
+        yield make_row(chosen.pop(_ON_CRYPTEN), reason=reason)
+    if chosen:
         with one_thread():
-            yield from _against_tutorial(passives, repetitions, named)
+            yield from _against_tutorial(passives, repetitions, chosen)
 
 
 BENCH = Bench(
@@ -160,14 +160,14 @@ BENCH = Bench(
 def _against_tutorial(passives: int, repetitions: int, case_of: Mapping[str, str]) -> Iterator[Row]:
     shape = _SHAPES[passives]
     values = _draw_gradients(shape, passives)
-    ours = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
-    paths: dict[str, OurPath | TutorialPath] = {**ours, _TUTORIAL: TutorialPath(values)}
+    our_paths = {name: OurPath(name, values) for name in case_of if name != _TUTORIAL}
+    paths: dict[str, OurPath | TutorialPath] = {**our_paths, _TUTORIAL: TutorialPath(values)}
     seconds: dict[str, list[float]] = {name: [] for name in paths}
     for repetition in range(-1, repetitions):
         for name, path in paths.items():
-            spent = _time_turn(path)
+            turn_seconds = _time_turn(path)
             if repetition >= 0:
-                seconds[name].append(spent)
+                seconds[name].append(turn_seconds)
     for name, case in case_of.items():
         sent = paths[name].contribution_bytes
         yield make_row(

@@ -55,13 +55,17 @@ def run_benches(
     Others are not measured, unless a wanted one is compared with them; `folder` gets NAME.json of
     each bench when it ends. ConfigError: `cases` names no case of any.
     """
-    chosen = {name: found for name in names if (found := _pick_cases(BENCHES[name], quick, cases))}
+    chosen = {
+        name: picked for name in names if (picked := _pick_cases(BENCHES[name], quick, cases))
+    }
     if not chosen:
-        there = [
+        case_names = [
             case for name in names for group in BENCHES[name].groups(quick) for case in group.cases
         ]
         raise ConfigError(
-            "\n".join([f"{cases!r} names no case of bench {', '.join(names)}; there are", *there])
+            "\n".join(
+                [f"{cases!r} names no case of bench {', '.join(names)}; there are", *case_names]
+            )
         )
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,11 +77,11 @@ def run_benches(
 
 
 def _pick_cases(bench: Bench, quick: bool, cases: str) -> _Chosen:
-    wanted = (
+    matches = (
         (group, [case for case in group.cases if fnmatchcase(case, cases)])
         for group in bench.groups(quick)
     )
-    return [(group, names) for group, names in wanted if names]
+    return [(group, names) for group, names in matches if names]
 
 
 def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measured:
@@ -86,9 +90,9 @@ def _measure_bench(name: str, chosen: _Chosen, quick: bool, cases: str) -> Measu
     before = _count_ticks()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     first = clock_step()
-    rows = [found for group, names in chosen for found in _measure_rows(group, names)]
+    rows = [row for group, names in chosen for row in _measure_rows(group, names)]
     step = max(first, clock_step())
-    stolen, passed = (now - past for now, past in zip(_count_ticks(), before, strict=True))
+    stolen, passed = (current - past for current, past in zip(_count_ticks(), before, strict=True))
     share = round(stolen / passed if passed else 0.0, 4)
     return {**head, "date": began, "load": load, "stolen": share, "clock_step": step, "rows": rows}
 
@@ -108,15 +112,15 @@ def _count_ticks() -> tuple[int, int]:
 
 def _measure_rows(group: Group, names: Sequence[str]) -> list[Row]:
     """Return one row for each of these cases; the reason in its place where measuring failed."""
-    found: dict[str, Row] = {}
+    row_by_case: dict[str, Row] = {}
     reason = "its bench made no row of it"
     try:
         for measured in group.measure(names):
-            found[measured["case"]] = measured
+            row_by_case[measured["case"]] = measured
     except Exception as error:  # noqa: BLE001 - whatever it is, other cases can be measured
         traceback.print_exc(file=sys.stderr)
         reason = f"it failed: {type(error).__name__}: {str(error).strip()[:500]}"
-    return [found.get(name) or make_row(name, reason=reason, failed=True) for name in names]
+    return [row_by_case.get(name) or make_row(name, reason=reason, failed=True) for name in names]
 
 
 def load_measurement(path: Path) -> Measured:
@@ -134,7 +138,7 @@ def load_measurement(path: Path) -> Measured:
 
 def format_bench(measured: Measured, only: str = "*") -> str:
     """Return a bench's table, what it was measured on, and why what is missing is missing."""
-    on = measured["machine"]
+    machine = measured["machine"]
     step = measured["clock_step"]
     rows = [line for line in measured["rows"] if fnmatchcase(line["case"], only)]
     cases = measured["cases"] if only == "*" else only
@@ -143,26 +147,29 @@ def format_bench(measured: Measured, only: str = "*") -> str:
         if "reason" in line:
             reason = " ".join(line["reason"].split()).replace("<", "&lt;")
             missing.setdefault(reason, []).append(f"`{line['case']}`")
-    shown = "" if cases == "*" else f", cases `{cases}`"
+    pattern = "" if cases == "*" else f", cases `{cases}`"
     load = "" if measured["load"] is None else f", load {measured['load']:.1f} when it began"
     clock = f" The clock moved by {_format_unit(_SECONDS, step)}." if step > _COARSE_S else ""
-    told = (
-        f"{measured['date']}{', quick' if measured['quick'] else ''}{shown}: {on['processor']}, "
-        f"{on['cores']} cores, {on['gpu'] or 'no GPU'}{load}, {measured['stolen']:.1%} stolen. "
+    heading = (
+        f"{measured['date']}{', quick' if measured['quick'] else ''}{pattern}: "
+        f"{machine['processor']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}{load}, "
+        f"{measured['stolen']:.1%} stolen. "
         f"*Ratio*: {BENCHES[measured['bench']].ratio}.{clock}"
     )
     table = table_of({**measured, "rows": rows})
-    reasons = [f"Not measured: {', '.join(of)}: {reason}" for reason, of in missing.items()]
+    reasons = [
+        f"Not measured: {', '.join(skipped)}: {reason}" for reason, skipped in missing.items()
+    ]
     tables = [table.format_markdown().rstrip()] if table.rows else []
-    return "\n\n".join([told, *tables, *reasons])
+    return "\n\n".join([heading, *tables, *reasons])
 
 
 def table_of(measured: Measured) -> Table:
     """Return a bench's table, without what was not measured and empty columns."""
     rows = [line for line in measured["rows"] if "reason" not in line]
     fields = ("case", "seconds", "peer", "ratio", "bytes", *BENCHES[measured["bench"]].fields)
-    shown = [name for name in fields if any(line.get(name) is not None for line in rows)]
-    return Table([_make_column(name) for name in shown], rows, f"bench {measured['bench']}")
+    filled = [name for name in fields if any(line.get(name) is not None for line in rows)]
+    return Table([_make_column(name) for name in filled], rows, f"bench {measured['bench']}")
 
 
 def _make_column(name: str) -> Column:

@@ -69,15 +69,15 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
     Returns the seconds that pandas takes to read them.
     """
     rng = np.random.default_rng(0)
-    spent = 0.0
+    seconds = 0.0
     hidden = rng.normal(size=(rows, 4))
     label = (hidden[:, 0] + 0.5 * hidden[:, 1] * hidden[:, 2] + rng.normal(size=rows) > 0).astype(
         int
     )
-    ids = np.array([f"person-{at:07d}" for at in range(rows)])
+    ids = np.array([f"person-{row:07d}" for row in range(rows)])
     for party in _PARTIES:
         values = hidden @ rng.normal(size=(4, _COLUMNS)) + rng.normal(size=(rows, _COLUMNS))
-        names = [f"{party}_{at}" for at in range(_COLUMNS)]
+        names = [f"{party}_{column}" for column in range(_COLUMNS)]
         frame = pd.DataFrame(values.round(4), columns=names)
         frame.insert(0, "id", ids)
         if party == _PARTIES[0]:
@@ -88,18 +88,18 @@ def _write_tables(folder: Path, rows: int, form: str) -> float:
         write(path, index=False)
         began = time.perf_counter()
         (pd.read_csv if form == "csv" else pd.read_parquet)(path)
-        spent += time.perf_counter() - began
-    return spent
+        seconds += time.perf_counter() - began
+    return seconds
 
 
 def _write_run(folder: Path, method: str, form: str) -> None:
     """Write a run of one epoch of the method, on tables that lie beside the file."""
-    more, of_data = _METHODS[method]
+    settings, of_data = _METHODS[method]
     run = {
         "name": "own",
         "method": method,
         **_OPEN,
-        **more,
+        **settings,
         "train": {"epochs": 1},
         "data": {
             "dataset": "tables",
@@ -118,9 +118,11 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
         floor = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
         foretold = _run_command("plan", "run.yaml", "--baselines", "--json", at=folder)
-        told = _run_command("run", "run.yaml", "--profile", "--json", "--output", "out", at=folder)
+        report = _run_command(
+            "run", "run.yaml", "--profile", "--json", "--output", "out", at=folder
+        )
     planned = json.loads(foretold)["seconds"]
-    phases = json.loads(told)["phases"]
+    phases = json.loads(report)["phases"]
     return make_row(
         f"{method}/{form}/{rows}",
         sum(phase["seconds"] for phase in phases.values()),
@@ -140,15 +142,15 @@ def _measure_runs(
         if f"{method}/{form}/{rows}" not in wanted:
             before = None
             continue
-        found = _measure_run(method, form, rows)
+        row = _measure_run(method, form, rows)
         if before is not None:
-            found["growth"] = max(
-                math.log10(found[field] / before[field])
+            row["growth"] = max(
+                math.log10(row[field] / before[field])
                 for field in (f"{name}_seconds" for name in _PHASES)
-                if found[field] >= _NOTABLE_S
+                if row[field] >= _NOTABLE_S
             )
-        yield found
-        before = found
+        yield row
+        before = row
 
 
 USER = Bench(
@@ -180,7 +182,7 @@ def _run_command(*arguments: str, at: Path) -> str:
 
 def _run_python(*arguments: str, at: Path) -> str:
     """Return what a process of its own prints; RuntimeError: the end of what it complained of."""
-    done = subprocess.run(  # noqa: S603 - this very interpreter
+    process = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
         cwd=at,
         capture_output=True,
@@ -188,9 +190,9 @@ def _run_python(*arguments: str, at: Path) -> str:
         timeout=_PATIENCE_S,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(arguments)} failed: {done.stderr[-2000:]}")
-    return done.stdout
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed: {process.stderr[-2000:]}")
+    return process.stdout
 
 
 def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
@@ -211,10 +213,10 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
             fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
             return _run_command(*calls[case], *fresh, at=folder)
 
-        shown = {case: partial(run_case, case) for case in calls if case in wanted}
+        requested = {case: partial(run_case, case) for case in calls if case in wanted}
         peer = {"import torch": partial(_run_python, "-c", "import torch", at=folder)}
-        seconds = interleave(peer | shown, repetitions=repetitions)
-        for case in shown:
+        seconds = interleave(peer | requested, repetitions=repetitions)
+        for case in requested:
             floor = seconds["import torch"]
             yield make_row(
                 case,
@@ -232,15 +234,15 @@ STARTUP = Bench(
 
 
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
-    texts, rules = [f"person-{at:07d}" for at in range(rows)], IdNormalisation()
-    found = compare_calls(
+    texts, rules = [f"person-{row:07d}" for row in range(rows)], IdNormalisation()
+    row = compare_calls(
         case,
         lambda: encode_ids("active", texts, rules),
-        lambda: [each.encode() for each in texts],
+        lambda: [text.encode() for text in texts],
         peer="str.encode",
         repetitions=repetitions,
     )
-    return {**found, "per_id_seconds": found["seconds"] / rows}
+    return {**row, "per_id_seconds": row["seconds"] / rows}
 
 
 IDS = Bench(

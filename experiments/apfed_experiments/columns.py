@@ -116,9 +116,9 @@ def difference_of_shares(form: str = "+.1f") -> Form:
 
 def missing_leak(config: RunSettings, kind: str) -> str:
     """Return what a table says of a direction of which no attack ran: never a figure."""
-    expected = {direction.kind: why for direction, why in list_directions(config).items()}
-    why = expected.get(kind, "")
-    return f"not applicable: {why}" if why else NOT_ATTACKED
+    expected = {direction.kind: reason for direction, reason in list_directions(config).items()}
+    reason = expected.get(kind, "")
+    return f"not applicable: {reason}" if reason else NOT_ATTACKED
 
 
 def make_hidden_columns(*names: str) -> tuple[Column, ...]:
@@ -143,8 +143,8 @@ class Table:
 
     @property
     def cells(self) -> list[tuple[str, ...]]:
-        shown = [column for column in self.columns if column.title is not None]
-        return [tuple(column.format_cell(row) for column in shown) for row in self.rows]
+        visible = [column for column in self.columns if column.title is not None]
+        return [tuple(column.format_cell(row) for column in visible) for row in self.rows]
 
     def export_rows(self) -> list[Row]:
         return [
@@ -200,8 +200,8 @@ def export_value(value: Any) -> Any:
 def add_p_values(rows: Sequence[Row], seeds: int) -> None:
     """Note `p_holm` of every row: of its `gain`, adjusted for all that these rows compare."""
     gains = [row.get("gain") for row in rows]
-    over = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
-    for row, p in zip(rows, adjust_p_values(over, seeds), strict=True):
+    improvements = [gain.over_chosen if isinstance(gain, Gain) else gain for gain in gains]
+    for row, p in zip(rows, adjust_p_values(improvements, seeds), strict=True):
         row["p_holm"] = p
 
 

@@ -142,8 +142,10 @@ def draw_line(
         most: that a value can be, in units of the intervals; error bars end there.
         fmt: of matplotlib, a marker and a line style.
     """
-    means = [scale * one.mean for one in intervals]
-    arms = np.reshape([one.compute_error_bars(scale, most=most) for one in intervals], (-1, 2)).T
+    means = [scale * interval.mean for interval in intervals]
+    arms = np.reshape(
+        [interval.compute_error_bars(scale, most=most) for interval in intervals], (-1, 2)
+    ).T
     marker_alone = fmt.rstrip("-:.") or fmt
     shape = fmt if len(means) > 1 else marker_alone
     axes.errorbar(places, means, yerr=arms, capsize=2.5, fmt=shape, **look)

@@ -136,6 +136,6 @@ def mount_attacks(
     except CheckpointError as error:
         raise CheckpointError(f"{error}; or remove it and attack again") from None
     earlier = (result for result in past_results if result.attack not in mounted)
-    every = (*earlier, *results)
-    RunFolder(folder).write_json(path, [result.as_json() for result in every])
-    return every
+    all_results = (*earlier, *results)
+    RunFolder(folder).write_json(path, [result.as_json() for result in all_results])
+    return all_results

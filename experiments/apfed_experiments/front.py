@@ -70,14 +70,14 @@ def describe_front(lines: Sequence[FrontLine]) -> str:
     front = sorted(
         (line for line, other in dominated if other is None), key=lambda line: line.read.mean
     )
-    told = [f"On the front of gain against features read: {_describe_lines(front)}."]
-    told += [
+    sentences = [f"On the front of gain against features read: {_describe_lines(front)}."]
+    sentences += [
         f"{line.name} is dominated by {other.name}: {100 * other.gain.mean:+.1f} for "
         f"{100 * line.gain.mean:+.1f} points, R2 {other.read.mean:.2f} for {line.read.mean:.2f}."
         for line, other in dominated
         if other is not None
     ]
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _describe_lines(lines: Sequence[FrontLine]) -> str:

@@ -355,11 +355,11 @@ class GainCase:
             "guard": {"mechanism": "none", "noise": "reproducible_insecure"},
             "transcript": {"keep": "none"},
         }
-        of = self.data_set
+        data_set = self.data_set
         settings = {**usual, **_METHODS[self.method]}
-        settings |= {**of.said, "data": {**of.data, "labelled": self.labelled}}
+        settings |= {**data_set.said, "data": {**data_set.data, "labelled": self.labelled}}
         if self.method in _VOTES:
-            settings["method"] = {**settings["method"], **of.votes}
+            settings["method"] = {**settings["method"], **data_set.votes}
         settings |= self._network
         if self.method in (_LAMBDA_0, _BOUNDED):
             settings["passives"] = {"default": {"weight": 0.0}}
@@ -387,14 +387,14 @@ def _make_cases() -> dict[str, GainCase]:
         *(("votes", "digits", n, None) for n in (20, 50, 200, None)),
         *(("votes", "handwritten-zer", n, None) for n in (20, 50, 200, None)),
         *(
-            (of[_ALONE], data, n, None)
-            for of in (_UNJUDGED, _JUDGED)
+            (names[_ALONE], data, n, None)
+            for names in (_UNJUDGED, _JUDGED)
             for data in ("digits", "handwritten-zer")
             for n in (20, 50, 200)
         ),
         *(
-            (of[_ALONE], data, n, None)
-            for of in (_UNJUDGED, _JUDGED)
+            (names[_ALONE], data, n, None)
+            for names in (_UNJUDGED, _JUDGED)
             for data, n in _SETTLED.items()
             if data not in ("digits", "handwritten-zer")
         ),
@@ -497,9 +497,9 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
             data=name,
             labelled=labelled,
             epsilon=epsilon,
-            own=_DataSet(data=of["data"], said={"measure": of["measure"]}),
+            own=_DataSet(data=table["data"], said={"measure": table["measure"]}),
         )
-        for name, of in sets_in(folder).items()
+        for name, table in sets_in(folder).items()
         for labelled in (20, 50, 200, None)
         for method, epsilon in (
             ("votes", None),
@@ -525,13 +525,13 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
 
 def cases_like(patterns: Sequence[str], cases: Mapping[str, GainCase] = CASES) -> list[GainCase]:
     """Return the cases whose names match one of these globs; ConfigError: one matches none."""
-    found: dict[str, GainCase] = {}
+    chosen: dict[str, GainCase] = {}
     for pattern in patterns:
         names = fnmatch.filter(cases, pattern)
         if not names:
             raise ConfigError(f"no case is like {pattern!r}; there are {', '.join(cases)}")
-        found |= {name: cases[name] for name in names}
-    return list(found.values())
+        chosen |= {name: cases[name] for name in names}
+    return list(chosen.values())
 
 
 _points = make_form("+.1f", scale=100)
@@ -592,9 +592,9 @@ COLUMNS = (
 )
 
 
-def _make_row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataFrame) -> Row:
-    summary = Summary.from_rows(found)
-    gain = Gain.from_rows(found, control)
+def _make_row(case: GainCase, seeds: int, runs: pd.DataFrame, control: pd.DataFrame) -> Row:
+    summary = Summary.from_rows(runs)
+    gain = Gain.from_rows(runs, control)
     assert gain is not None  # the study measures baselines
     averaged: Row = {}
     if gain.mean is not None:
@@ -613,7 +613,7 @@ def _make_row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataF
         "control": case.control.name,
         "no_help": gain.control,
         "gain_no_help": gain.over_control,
-        "help_used": _describe_use(found),
+        "help_used": _describe_use(runs),
         "wire_bytes": summary.wire_bytes,
         "paid": gain.sentence.partition(":")[0],
         "shared": gain.shared,
@@ -624,35 +624,43 @@ def _make_row(case: GainCase, seeds: int, found: pd.DataFrame, control: pd.DataF
 def _describe_use(runs: pd.DataFrame) -> str | None:
     """Return in how many runs the model learnt from votes, and in how many it is averaged."""
     by_seed = runs.drop_duplicates("seed")
-    told = by_seed["help_used"].dropna()
-    if not len(told):
+    help_used = by_seed["help_used"].dropna()
+    if not len(help_used):
         return None
     averaged = int(by_seed["help_averaged"].fillna(value=False).sum())
-    return f"{int(told.sum())} of {len(told)}" + (f", averaged in {averaged}" if averaged else "")
+    return f"{int(help_used.sum())} of {len(help_used)}" + (
+        f", averaged in {averaged}" if averaged else ""
+    )
 
 
 def compare_validation(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
     """By seed: whether labelled rows let help in (`used`), and what help would have brought over
     the model that stays without it (`gain`), on the test rows.
     """
-    alone = judged[judged["target"] == "solo"]
-    measure = MEASURES[str(alone["metric"].iloc[0])]
+    local_models = judged[judged["target"] == "solo"]
+    measure = MEASURES[str(local_models["metric"].iloc[0])]
     sign = 1.0 if measure.higher_is_better else -1.0
-    held_out = (sign * alone["baseline"]).fillna(-math.inf)
-    own = alone.loc[held_out.groupby(alone["seed"]).idxmax()].set_index("seed")["score"]
+    held_out = (sign * local_models["baseline"]).fillna(-math.inf)
+    best_local = local_models.loc[held_out.groupby(local_models["seed"]).idxmax()].set_index(
+        "seed"
+    )["score"]
     used = judged.drop_duplicates("seed").set_index("seed")["help_used"].astype(bool)
-    return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - own)})
+    return pd.DataFrame({"used": used, "gain": sign * (accuracy_of(always) - best_local)})
 
 
-def count_verdicts(told: pd.DataFrame) -> Table:
+def count_verdicts(verdicts: pd.DataFrame) -> Table:
     """Count runs by what validation said of help, and by what test rows say of it."""
     rows: list[Row] = []
-    for used, said in ((True, "used"), (False, "not used")):
-        gains = told["gain"][told["used"] == used]
-        row: Row = {"help": said}
+    for used, answer in ((True, "used"), (False, "not used")):
+        gains = verdicts["gain"][verdicts["used"] == used]
+        row: Row = {"help": answer}
         for name, sign in (("helps", 1), ("harms", -1), ("changes nothing", 0)):
-            of = gains[np.sign(gains) == sign]
-            row[name] = f"{len(of)} ({100 * of.mean():+.1f})" if sign and len(of) else f"{len(of)}"
+            gains_of_sign = gains[np.sign(gains) == sign]
+            row[name] = (
+                f"{len(gains_of_sign)} ({100 * gains_of_sign.mean():+.1f})"
+                if sign and len(gains_of_sign)
+                else f"{len(gains_of_sign)}"
+            )
         rows.append(row)
     columns = [Column(name=name, title=name) for name in rows[0]]
     return Table(
@@ -673,36 +681,38 @@ def run_gains(
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: describe_missing_data(case.config) for case in cases}
-    there = [case for case in cases if not missing[case.name]]
-    every = [*there, *(case.control for case in there)]
-    points = {case.name: case.make_point(folder) for case in every}
+    available = [case for case in cases if not missing[case.name]]
+    all_cases = [*available, *(case.control for case in available)]
+    points = {case.name: case.make_point(folder) for case in all_cases}
     results = Study(points=list(points.values()), seeds=range(seeds)).run(
         jobs=jobs, on_done=on_done, solo=True
     )
     rows: list[Row] = []
     for case in cases:
         if missing[case.name]:
-            why = missing[case.name]
-            rows.append({"case": case.name, "seeds": 0, "missing": why, "paid": why})
+            reason = missing[case.name]
+            rows.append({"case": case.name, "seeds": 0, "missing": reason, "paid": reason})
         else:
-            own, control = (results.select_rows(points[of.name]) for of in (case, case.control))
-            rows.append(_make_row(case, seeds, own, control))
+            runs, control = (
+                results.select_rows(points[compared.name]) for compared in (case, case.control)
+            )
+            rows.append(_make_row(case, seeds, runs, control))
     add_p_values([row for row in rows if "gain" in row], seeds)
     tables = [Table(COLUMNS, rows, "What help is worth")]
-    told = [
+    verdicts = [
         compare_validation(
-            results.select_rows(points[case.name]), results.select_rows(points[of.name])
+            results.select_rows(points[case.name]), results.select_rows(points[other.name])
         )
-        for case in there
-        for of in there
-        if (case.method, of.method) in _PAIRED and case == replace(of, method=case.method)
+        for case in available
+        for other in available
+        if (case.method, other.method) in _PAIRED and case == replace(other, method=case.method)
     ]
     stored = {"rows": tables[0].export_rows()}
-    if told:
-        tables.append(count_verdicts(pd.concat(told)))
+    if verdicts:
+        tables.append(count_verdicts(pd.concat(verdicts)))
         stored["calibration"] = tables[1].export_rows()
     write_text(folder / "gains.json", to_json(stored))
-    write_text(folder / "gains.md", "\n".join(of.format_markdown() for of in tables))
+    write_text(folder / "gains.md", "\n".join(table.format_markdown() for table in tables))
     _draw_gains(folder / "gains.png", rows)
     return tables
 

@@ -51,20 +51,20 @@ def tradeoff_figure(
     Raises:
         DataError: a point lacks a key, or a number is none or out of range; names the point.
     """
-    given: object = points
-    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    unchecked: object = points
+    is_list = isinstance(unchecked, Sequence) and not isinstance(unchecked, str)
     if not is_list or not points:
         raise DataError(f"points: expected a list of mappings such as {_EXAMPLE}, got {points!r}")
     for place, point in enumerate(points, start=1):
         _check_keys(point, place)
     names = [str(point["label"]) for point in points]
-    shown = target or _common_target(points, names)
-    rows = [_row_of(point, name, shown) for point, name in zip(points, names, strict=True)]
+    shown_target = target or _common_target(points, names)
+    rows = [_row_of(point, name, shown_target) for point, name in zip(points, names, strict=True)]
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        draw_board(figure, Board(rows), shown, describe=_describe_point)
+        draw_board(figure, Board(rows), shown_target, describe=_describe_point)
         (axes,) = figure.axes
-        axes.set_title(title or f"Accuracy against leakage: {shown}")
+        axes.set_title(title or f"Accuracy against leakage: {shown_target}")
     return figure
 
 
@@ -85,28 +85,34 @@ def _describe_point(row: Row) -> str:
 def _row_of(point: Point, name: str, target: str) -> Row:
     accuracies = _parse_numbers(point["accuracy"], f"point {name!r}: accuracy", low=0, high=1)
     epsilon = point.get("epsilon")
-    where = f"point {name!r}: epsilon"
-    spent = math.inf if epsilon is None else _parse_number(epsilon, where, low=0, high=math.inf)
+    place = f"point {name!r}: epsilon"
+    epsilon_spent = (
+        math.inf if epsilon is None else _parse_number(epsilon, place, low=0, high=math.inf)
+    )
     return {
         "reference": False,
         "gain": None,
         "defence": name,
         "label": name,
         "accuracy": Interval.from_values(accuracies),
-        "epsilon": spent,
+        "epsilon": epsilon_spent,
         "leakage": {target: _leakage_of(point["attack"], name, target)},
     }
 
 
 def _list_evaluations(attack: Any) -> list[Evaluation]:
     """Return the evaluations that a point gives; none where it gives numbers."""
-    every = list(attack) if isinstance(attack, list | tuple) else [attack]
-    return every if every and all(isinstance(one, Evaluation) for one in every) else []
+    candidates = list(attack) if isinstance(attack, list | tuple) else [attack]
+    return (
+        candidates
+        if candidates and all(isinstance(candidate, Evaluation) for candidate in candidates)
+        else []
+    )
 
 
 def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
     of_points = [
-        {finding.result.target for one in evaluations for finding in one.findings}
+        {finding.result.target for evaluation in evaluations for finding in evaluation.findings}
         for point in points
         if (evaluations := _list_evaluations(point["attack"]))
     ]
@@ -114,10 +120,10 @@ def _common_target(points: Sequence[Point], names: Sequence[str]) -> str:
         return "attack"
     common = sorted(set.intersection(*map(set, of_points)))
     if len(common) != 1:
-        got = ", ".join(common) or "none"
+        targets = ", ".join(common) or "none"
         raise DataError(
-            f"the evaluations of {', '.join(names)} all attacked {got}; say which one is drawn, "
-            'such as target="labels"'
+            f"the evaluations of {', '.join(names)} all attacked {targets}; say which one is "
+            'drawn, such as target="labels"'
         )
     return common[0]
 
@@ -137,11 +143,12 @@ def _leakage_of(attack: Any, name: str, target: str) -> Leakage:
         first = f" ({reasons[0]})" if reasons else ""
         raise DataError(f"point {name!r}: no attack on {target} was mounted{first}")
     worst = max(
-        by_setting, key=lambda setting: np.mean([one.advantage for one in by_setting[setting]])
+        by_setting,
+        key=lambda setting: np.mean([finding.advantage for finding in by_setting[setting]]),
     )
     findings = by_setting[worst]
     metric = str(findings[0].result.metric)
-    return _make_leakage(target, worst, metric, [one.advantage for one in findings])
+    return _make_leakage(target, worst, metric, [finding.advantage for finding in findings])
 
 
 def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[float]) -> Leakage:
@@ -158,8 +165,8 @@ def _make_leakage(target: str, attack: str, metric: str, advantages: Sequence[fl
 
 def _parse_numbers(values: Any, where: str, *, low: float, high: float) -> list[float]:
     several = not isinstance(values, str) and np.ndim(values) == 1 and len(values) > 0
-    every = list(values) if several else [values]
-    return [_parse_number(one, where, low=low, high=high) for one in every]
+    numbers = list(values) if several else [values]
+    return [_parse_number(number, where, low=low, high=high) for number in numbers]
 
 
 def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
@@ -168,6 +175,6 @@ def _parse_number(value: Any, where: str, *, low: float, high: float) -> float:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     allows_infinity = math.isfinite(low)
     if not is_number or not low <= value <= high or (math.isinf(value) and not allows_infinity):
-        wanted = f"a number from {low:g} to {high:g}" if allows_infinity else "a number"
-        raise DataError(f"{where}: expected {wanted}, got {value!r}")
+        expected = f"a number from {low:g} to {high:g}" if allows_infinity else "a number"
+        raise DataError(f"{where}: expected {expected}, got {value!r}")
     return float(value)

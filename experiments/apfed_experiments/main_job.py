@@ -381,10 +381,10 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
         summary = Summary.from_rows(results.select_rows(point))
         method = METHODS[line.method]
         ablation = ablation_of(point)
-        for at, (inference, accuracy) in enumerate(summary.accuracies.items()):
-            alone = at == 0 and method.settings.predicts_alone
+        for position, (inference, accuracy) in enumerate(summary.accuracies.items()):
+            is_local = position == 0 and method.settings.predicts_alone
             over_ablation = None
-            if alone and ablation is not None:
+            if is_local and ablation is not None:
                 over_ablation = measure_difference(
                     results.select_rows(point), results.select_rows(ablation)
                 )
@@ -395,7 +395,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
                     "accuracy": accuracy,
                     "summary": summary,
                     "config": point.config,
-                    "gain": summary.gain.over_chosen if alone and summary.gain else None,
+                    "gain": summary.gain.over_chosen if is_local and summary.gain else None,
                     "ablation": over_ablation,
                     "bytes": summary.wire_bytes,
                     "epsilon": summary.epsilon_of(method.public_facts),
@@ -426,7 +426,7 @@ def _title_of(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
 
 def lines_of(table: Table) -> list[ComparedLine]:
     """Return the lines of a comparison as its verdict needs them, one for each method."""
-    found = []
+    lines = []
     for row in table.rows:
         leaks = {
             kind: leak.cut_advantage
@@ -434,7 +434,7 @@ def lines_of(table: Table) -> list[ComparedLine]:
             if kind in _KINDS
         }
         config = row["config"]
-        found.append(
+        lines.append(
             ComparedLine(
                 name=f"{row['method']} ({row['protection']})",
                 epsilon=row["epsilon"],
@@ -449,7 +449,7 @@ def lines_of(table: Table) -> list[ComparedLine]:
                 },
             )
         )
-    return found
+    return lines
 
 
 def front_of(table: Table) -> list[FrontLine]:
@@ -489,13 +489,13 @@ def run_job(
         delayed(_write_trial_report)(point.make_trial(seeds[0])) for point in points
     )
     tables = [compare_points(of_base, results, seeds=len(seeds)) for _, of_base in parts]
-    shown = []
+    shown_paths = []
     for (base, of_base), table in zip(parts, tables, strict=True):
         path = folder / base.name
         write_text(path.with_suffix(".csv"), table.format_csv())
         write_text(path.with_suffix(".md"), table.format_markdown())
         reported = [point.make_trial(seeds[0]).path for point in of_base]
-        links = [(of.name, f"{of.relative_to(folder)}/report.html") for of in reported]
+        links = [(path.name, f"{path.relative_to(folder)}/report.html") for path in reported]
         pictures = [draw_table(path.with_suffix(".png"), table)]
         lines = list(describe_comparison(lines_of(table)))
         front = front_of(table)
@@ -503,9 +503,9 @@ def run_job(
             place = path.with_name(f"{base.name}-front.png")
             pictures.append(draw_front(place, front, title=base.name))
             lines.append(VerdictLine("Gain against what is read", describe_front(front)))
-        shown.append(Part(table=table, pictures=pictures, reports=links, lines=lines))
+        shown_paths.append(Part(table=table, pictures=pictures, reports=links, lines=lines))
     list(reports)
-    write_comparison(folder, title=job.title, reading=job.reading, parts=shown)
+    write_comparison(folder, title=job.title, reading=job.reading, parts=shown_paths)
     return tables
 
 
@@ -535,8 +535,8 @@ def draw_table(path: Path, table: Table) -> Picture:
 
 def _fold_title(kind: str) -> str:
     """Return the title of a narrow panel in three lines."""
-    reader, what = kind.split(" reads ")
-    folded = what.replace(" of ", "\nof ")
+    reader, target = kind.split(" reads ")
+    folded = target.replace(" of ", "\nof ")
     return f"{reader} reads\n{folded}"
 
 

@@ -32,28 +32,32 @@ def sets_in(folder: Path) -> Mapping[str, Mapping[str, Any]]:
         splits = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); it cuts the tables there") from error
-    if not isinstance(splits, dict) or not all(isinstance(of, dict) for of in splits.values()):
+    if not isinstance(splits, dict) or not all(
+        isinstance(split, dict) for split in splits.values()
+    ):
         raise ConfigError(f"{path}: expected of each table its measure and each party's columns")
-    return {str(name): _set_of(path, str(name), of) for name, of in splits.items()}
+    return {str(name): _set_of(path, str(name), split) for name, split in splits.items()}
 
 
 def _set_of(path: Path, name: str, split: Mapping[str, Any]) -> Mapping[str, Any]:
-    held = {of: [*map(str, columns)] for of, columns in split.items() if isinstance(columns, list)}
-    if "active" not in held or len(held) < 2:
+    columns_by_party = {
+        party: [*map(str, columns)] for party, columns in split.items() if isinstance(columns, list)
+    }
+    if "active" not in columns_by_party or len(columns_by_party) < 2:
         raise ConfigError(f"{path}: {name} needs columns of the party active and of another")
-    there = [at for at in (f"{name}.csv", f"{name}.csv.gz") if (path.parent / at).is_file()]
-    if not there:
+    present = [file for file in (f"{name}.csv", f"{name}.csv.gz") if (path.parent / file).is_file()]
+    if not present:
         raise ConfigError(f"{path}: there is no {name}.csv or {name}.csv.gz beside it")
-    frame = pd.read_csv(path.parent / there[0], dtype=str)
-    if missing := {"id", "label", *chain(*held.values())} - set(frame):
-        raise ConfigError(f"{path}: {there[0]} lacks the columns {', '.join(sorted(missing))}")
+    frame = pd.read_csv(path.parent / present[0], dtype=str)
+    if missing := {"id", "label", *chain(*columns_by_party.values())} - set(frame):
+        raise ConfigError(f"{path}: {present[0]} lacks the columns {', '.join(sorted(missing))}")
     parties = {}
-    for party, columns in held.items():
+    for party, columns in columns_by_party.items():
         read = {*columns, "id", *(["label"] if party == "active" else [])}
         parties[party] = {
-            "file": there[0],
+            "file": present[0],
             "missing": "mean",
-            "ignore": [of for of in frame if of not in read],
+            "ignore": [column for column in frame if column not in read],
         }
     classes = sorted(frame["label"].dropna().unique())
     data = {"dataset": "tables", "folder": str(path.parent), "parties": parties, "classes": classes}

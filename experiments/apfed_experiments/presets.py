@@ -87,32 +87,32 @@ def _apc_vfl() -> Iterator[tuple[str, Preset]]:
     hold them, too, for what all parties predict together. Where all rows are aligned, the paper's
     comparison with SplitNN, so many people are all that there are, and 500 (or 50) of them test.
     """
-    for dataset, one in _APC_VFL.items():
-        everything = list(chain(*find_dataset(dataset).natural_views.values()))
+    for dataset, printed in _APC_VFL.items():
+        all_columns = list(chain(*find_dataset(dataset).natural_views.values()))
         for size in (5, 4, 3, 2):
-            active = one.columns[5 - size :]
-            others = tuple(column for column in everything if column not in active)
+            active = printed.columns[5 - size :]
+            others = tuple(column for column in all_columns if column not in active)
             columns = {BUILT_IN_ACTIVE: active, "passive-1": others}
-            for aligned in (*one.aligned, *one.fewer):
-                about = f"{size} columns at the active, {aligned} of {one.rows} people aligned"
+            for aligned in (*printed.aligned, *printed.fewer):
+                about = f"{size} columns at the active, {aligned} of {printed.rows} people aligned"
                 settings = {
                     "dataset": dataset,
-                    "rows": one.rows,
+                    "rows": printed.rows,
                     "test_fraction": 0.1,
                     "aligned": aligned,
                     "columns": columns,
                 }
                 yield f"apc-vfl/{dataset}/{size}/{aligned}", Preset(about, settings)
             if size == 5:
-                for rows in one.aligned:
+                for rows in printed.aligned:
                     settings = {
                         "dataset": dataset,
                         "rows": rows,
-                        "test_fraction": one.tested / rows,
+                        "test_fraction": printed.tested / rows,
                         "split": "at_random",
                         "columns": columns,
                     }
-                    about = f"{rows} people, all aligned, of whom {one.tested} test"
+                    about = f"{rows} people, all aligned, of whom {printed.tested} test"
                     yield f"apc-vfl/{dataset}/all-aligned/{rows}", Preset(about, settings)
 
 

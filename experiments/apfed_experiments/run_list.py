@@ -112,12 +112,12 @@ class ListedRun:
             return ""
         data = self.config.data
         parted = "parties with people of their own" if data.horizontal else "parties"
-        told = [data.dataset, f"{view_count(data)} {parted}"]
+        parts = [data.dataset, f"{view_count(data)} {parted}"]
         if isinstance(data.labelled, int):
-            told.append(f"{data.labelled} labelled")
+            parts.append(f"{data.labelled} labelled")
         elif data.labelled is not None:
-            told.append(f"{100 * data.labelled:g} % labelled")
-        return ", ".join(told)
+            parts.append(f"{100 * data.labelled:g} % labelled")
+        return ", ".join(parts)
 
     def list_cells(self) -> tuple[str, ...]:
         method = "" if self.config is None else self.config.method.name
@@ -146,7 +146,7 @@ class ListedRun:
     def as_json(self) -> dict[str, Any]:
         """Return the run for programs; shares are of 1, and what is not known is null."""
         config = self.config
-        alone = self.alone
+        local_models = self.alone
         return {
             "folder": _decode_name(str(self.path)),
             "name": self.name,
@@ -160,11 +160,11 @@ class ListedRun:
             "measure": self.measure.name,
             "value": self.value,
             "best_alone": None
-            if alone is None
+            if local_models is None
             else {
-                "name": alone.best.name,
-                "measure": alone.measure,
-                "value": alone.best.test,
+                "name": local_models.best.name,
+                "measure": local_models.measure,
+                "value": local_models.best.test,
             },
             "gain": self.gain,
             "epsilon": None if self.promise is None else self.promise.epsilon,
@@ -183,13 +183,13 @@ def list_runs(top: Path) -> list[ListedRun]:
     """
     if not top.is_dir():
         raise DataError(f"{top}: there is no such folder; give the one that run folders lie below")
-    found = [_load_row(path, top) for path in _run_folders(top)]
-    return sorted(found, key=lambda run: run.date, reverse=True)
+    runs = [_load_row(path, top) for path in _run_folders(top)]
+    return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
 def settings_in(config: Config) -> dict[str, str]:
-    given = config.model_dump(mode="json", exclude_defaults=True)
-    return dict(_flatten_value(given, ""))
+    settings = config.model_dump(mode="json", exclude_defaults=True)
+    return dict(_flatten_value(settings, ""))
 
 
 def _run_folders(top: Path) -> Iterator[Path]:
@@ -215,9 +215,9 @@ def _load_row(path: Path, top: Path) -> ListedRun:
         if folder.result.is_file():
             return _complete_row(row, load_finished_run(path))
         config = folder.load_config()
-        done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
-        told = f"{done} of {config.train.epochs} epochs; continue it with --resume"
-        return replace(row, state=State.UNFINISHED, reason=told, config=config)
+        epochs_done = count_lines(folder.metrics) if folder.metrics.is_file() else 0
+        reason = f"{epochs_done} of {config.train.epochs} epochs; continue it with --resume"
+        return replace(row, state=State.UNFINISHED, reason=reason, config=config)
     except (ApfedError, OSError) as error:
         return replace(row, reason=_decode_name(str(error).replace(f"{path}{os.sep}", "")))
 
@@ -229,8 +229,10 @@ def _decode_name(name: str) -> str:
 
 def _complete_row(row: ListedRun, run: FinishedRun) -> ListedRun:
     share = next(iter(run.outcome.accuracy.values()))  # NaN where nothing is classified
-    beside = solo_file(run.config, row.path.parent)  # that runs of a study share
-    shared = load_solo(run.config, beside) if run.solo is None and beside.is_file() else None
+    shared_path = solo_file(run.config, row.path.parent)  # that runs of a study share
+    shared = (
+        load_solo(run.config, shared_path) if run.solo is None and shared_path.is_file() else None
+    )
     folder = RunFolder(row.path)
     gain = run.gain if shared is None else measure_gain(folder, run.config, shared)
     return replace(
@@ -254,9 +256,9 @@ def _complete_row(row: ListedRun, run: FinishedRun) -> ListedRun:
 def _find_date(folder: RunFolder) -> datetime:
     """Return when the run last wrote how far it came, else when its folder was changed."""
     files = (folder.result, folder.metrics, folder.config)
-    there = (file for file in files if os.access(file, os.F_OK))
+    readable = (file for file in files if os.access(file, os.F_OK))
     try:
-        return datetime.fromtimestamp(next(there, folder.path).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(next(readable, folder.path).stat().st_mtime, UTC)
     except (ValueError, OverflowError):  # the clock of who sent it
         return datetime.fromtimestamp(0, UTC)
 

@@ -81,13 +81,13 @@ class SeveralSeeds:
     def list_common_rows(self) -> list[tuple[str, str]]:
         """Return the rows of all seeds together, without single seeds."""
         measure = MEASURES[self.config.measure]
-        found = self.summary
+        summary = self.summary
         rows = [
-            (f"{measure.title}, {name}", _format_interval(measure, of))
-            for name, of in found.accuracies.items()
+            (f"{measure.title}, {name}", _format_interval(measure, interval))
+            for name, interval in summary.accuracies.items()
         ]
-        if found.gain is not None:
-            rows.append(("help", found.gain.sentence))
+        if summary.gain is not None:
+            rows.append(("help", summary.gain.sentence))
         for ranked in self.ranked:
             title = MEASURES[ranked.measure].title
             gained = ""
@@ -98,17 +98,17 @@ class SeveralSeeds:
                 (title, _format_interval(MEASURES[ranked.measure], ranked.reached) + gained)
             )
         if self.rankings:
-            counts = [of.positives for of in self.rankings.values()]
-            met = sum(of.is_met for of in self.rankings.values())
+            counts = [ranking.positives for ranking in self.rankings.values()]
+            seeds_met = sum(ranking.is_met for ranking in self.rankings.values())
             rows += [
                 ("positives among test rows", f"{min(counts)} to {max(counts)}"),
-                ("mean probability is met", f"in {met} of {len(counts)} seeds"),
+                ("mean probability is met", f"in {seeds_met} of {len(counts)} seeds"),
             ]
-        largest = epsilon_words(found.epsilon_of(self.config.method) or None)
+        largest = epsilon_words(summary.epsilon_of(self.config.method) or None)
         rows.append(("largest epsilon", largest))
         rows += [
             (kind, f"{leak.cut_advantage.format_text(form='+.3f')} ({leak.name})")
-            for kind, leak in found.leakage.items()
+            for kind, leak in summary.leakage.items()
         ]
         rows += self.missing_attacks.items()
         return rows
@@ -124,21 +124,22 @@ class SeveralSeeds:
         }
 
     def as_json(self) -> dict[str, Any]:
-        found = self.summary
+        summary = self.summary
         return {
             "seeds": list(self.reached),
             "party_seeds": self.config.party_seeds,
             "measure": self.config.measure,
             "reached": {str(seed): value for seed, value in self.reached.items()},
-            "intervals": {name: asdict(one) for name, one in found.accuracies.items()},
-            "gain": None if found.gain is None else asdict(found.gain),
-            "ranked": [asdict(of) for of in self.ranked],
+            "intervals": {name: asdict(interval) for name, interval in summary.accuracies.items()},
+            "gain": None if summary.gain is None else asdict(summary.gain),
+            "ranked": [asdict(ranked) for ranked in self.ranked],
             "rankings": {
-                str(seed): of.model_dump(mode="json") for seed, of in self.rankings.items()
+                str(seed): ranking.model_dump(mode="json")
+                for seed, ranking in self.rankings.items()
             },
-            "epsilon": found.epsilon_of(self.config.method),
-            "wire_bytes": found.wire_bytes,
-            "leakage": {target: leak.as_json() for target, leak in found.leakage.items()},
+            "epsilon": summary.epsilon_of(self.config.method),
+            "wire_bytes": summary.wire_bytes,
+            "leakage": {target: leak.as_json() for target, leak in summary.leakage.items()},
             "not_attacked": self.missing_attacks,
             "verdict": dict(describe_seeds(self)),
             "folders": {str(seed): str(path) for seed, path in self.folders.items()},
@@ -169,31 +170,33 @@ def run_seeds(
 
     table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures).table
     folders = {trial.seed: trial.path for trial in study.trials}
-    reached = {int(str(seed)): float(of) for seed, of in accuracy_of(table).items()}
+    reached = {int(str(seed)): float(value) for seed, value in accuracy_of(table).items()}
     summary = Summary.from_rows(table)
     shared = float(table["shared"].max())
-    told = {seed: of.outcome.ranking for seed, of in runs.items()}
-    found = SeveralSeeds(
+    ranking_by_seed = {seed: run.outcome.ranking for seed, run in runs.items()}
+    several = SeveralSeeds(
         config=config,
         folders=folders,
         reached=reached,
         summary=summary,
-        rankings={seed: of for seed, of in told.items() if of is not None},
+        rankings={
+            seed: ranking for seed, ranking in ranking_by_seed.items() if ranking is not None
+        },
         ranked=tuple(
-            of
+            ranked
             for name in RANKINGS
             if name != config.measure
-            and (of := _summarise_ranking(name, list(runs.values()), summary.gain, shared))
+            and (ranked := _summarise_ranking(name, list(runs.values()), summary.gain, shared))
             is not None
         ),
     )
-    write_text(folder / "several.json", to_json(found.as_json(), indent=1))
-    return found
+    write_text(folder / "several.json", to_json(several.as_json(), indent=1))
+    return several
 
 
-def _format_interval(measure: Measure, of: Interval) -> str:
+def _format_interval(measure: Measure, interval: Interval) -> str:
     form = {"scale": 100.0, "form": ".2f"} if measure.share else {"form": ".4f"}
-    return of.clip_ends(measure.least, measure.most).format_text(**form) + (
+    return interval.clip_ends(measure.least, measure.most).format_text(**form) + (
         " %" if measure.share else ""
     )
 
@@ -206,10 +209,12 @@ def _summarise_ranking(
     None: a run did not tell two classes apart, or was not measured by it.
     """
     first = [next(iter(run.outcome.measures.values()), {}) for run in runs]
-    if not all(run.outcome.ranking and name in of for run, of in zip(runs, first, strict=True)):
+    if not all(
+        run.outcome.ranking and name in measures for run, measures in zip(runs, first, strict=True)
+    ):
         return None
-    reached = [of[name] for of in first]
-    alone = (
+    reached = [measures[name] for measures in first]
+    local_values = (
         []
         if gain is None
         else [
@@ -219,7 +224,7 @@ def _summarise_ranking(
         ]
     )
     paired = None
-    if len(alone) == len(reached):
-        differences = [of - other for of, other in zip(reached, alone, strict=True)]
+    if len(local_values) == len(reached):
+        differences = [value - other for value, other in zip(reached, local_values, strict=True)]
         paired = Interval.from_values(differences, shared=shared)
     return Ranked(measure=name, reached=Interval.from_values(reached, shared=shared), gain=paired)

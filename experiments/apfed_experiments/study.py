@@ -156,8 +156,8 @@ class Point:
         data = self.load_tables(config.seed)
         result = run(config, None, data=data)
         aligned = result.recording.alignment.get(data.active.name, ())
-        spent = result.contributions.items()
-        own = next(iter(result.said.values()))
+        contributions = result.contributions.items()
+        own_solo = next(iter(result.said.values()))
         return TrialOutcome(
             method=result.method,
             accuracy=result.accuracy,
@@ -170,9 +170,11 @@ class Point:
             train_rows=len(data.train_rows),
             labelled_rows=len(data.labelled_rows),
             test_rows=len(data.test_rows),
-            contributions={name: Contributions.model_validate(told) for name, told in spent},
+            contributions={
+                name: Contributions.model_validate(account) for name, account in contributions
+            },
             help=result.help,
-            influence=influence_kept(config.data, own, MEASURES[result.measure]),
+            influence=influence_kept(config.data, own_solo, MEASURES[result.measure]),
         )
 
 
@@ -194,14 +196,18 @@ class Trial:
     @property
     def config(self) -> Config:
         """The point's, under its own name and seed."""
-        own = {"name": self.name, "seed": self.seed, "party_seeds": self.point.party_seeds}
-        return self.point.config.model_copy(update=own)
+        trial_settings = {
+            "name": self.name,
+            "seed": self.seed,
+            "party_seeds": self.point.party_seeds,
+        }
+        return self.point.config.model_copy(update=trial_settings)
 
     @property
     def alone(self) -> Config:
         """What the solo baselines are measured with: without privacy, since nothing is sent."""
-        shown = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
-        return (self.point.alone or self.config).model_copy(update=shown)
+        public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
+        return (self.point.alone or self.config).model_copy(update=public_settings)
 
     @property
     def keeps_figures(self) -> bool:
@@ -252,24 +258,24 @@ def measure_once(
     """
     if not path.is_file():
         with _alone_on_a_thread(path.parent):
-            kept = kind(settings=settings, **measure())
+            stored = kind(settings=settings, **measure())
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, to_json(kept.model_dump(exclude_unset=True)).encode())
+        write_atomically(path, to_json(stored.model_dump(exclude_unset=True)).encode())
     return _load_figures(path, kind, settings)
 
 
 def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
     try:
-        kept = load_json(path, kind)
+        stored = load_json(path, kind)
     except CheckpointError as error:
         raise CheckpointError(
             f"{path} holds no figures of a run; remove it and run again"
         ) from error
-    if kept.settings != settings:
+    if stored.settings != settings:
         raise CheckpointError(
             f"{path} is of a run with other settings; remove it, or choose another folder"
         )
-    return kept
+    return stored
 
 
 @contextmanager
@@ -293,17 +299,17 @@ def finish_trial(trial: Trial) -> FinishedRun:
     """
     with share_alignments(_ALIGNED):
         if trial.keeps_figures:
-            played = partial(trial.point.measure_run, trial.config)
-            kept = measure_once(
-                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": played()}
+            measure_point = partial(trial.point.measure_run, trial.config)
+            figures = measure_once(
+                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": measure_point()}
             ).outcome
-            solo = _solo_on_tested_rows(trial, kept)
+            solo = _solo_on_tested_rows(trial, figures)
             return FinishedRun(
                 config=trial.config,
-                outcome=kept,
+                outcome=figures,
                 attacks=None,
                 solo=solo,
-                influence=kept.influence,
+                influence=figures.influence,
             )
         own_subfolder(trial.path)
         trial.refuse_another_run()
@@ -315,14 +321,14 @@ def finish_trial(trial: Trial) -> FinishedRun:
                 recording = run(trial.config, trial.path, data=data, resume=resume).recording
             if not (trial.path / "attacks.json").exists():
                 mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
-    found = load_finished_run(trial.path)
-    outcome = found.outcome
+    finished = load_finished_run(trial.path)
+    outcome = finished.outcome
     folder = RunFolder(trial.path)
     name = next(iter(outcome.scores))
     measure = MEASURES[outcome.measure]
-    said = load_scores(folder, name, threshold=outcome.threshold)
-    moved = () if said is None else influence_kept(found.config.data, said, measure)
-    return replace(found, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
+    scores = load_scores(folder, name, threshold=outcome.threshold)
+    moved = () if scores is None else influence_kept(finished.config.data, scores, measure)
+    return replace(finished, solo=_solo_on_tested_rows(trial, outcome), influence=moved)
 
 
 def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
@@ -386,7 +392,7 @@ def run_tasks(
     tasks: Iterable[tuple[str, Callable[[], _T]]], total: int, *, jobs: int, on_done: OnDone
 ) -> dict[str, _T]:
     """Return by name what each task finds, in `jobs` processes; a task is drawn as it begins."""
-    found: dict[str, _T] = {}
+    results: dict[str, _T] = {}
     parallel = Parallel(
         n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1
     )
@@ -394,9 +400,9 @@ def run_tasks(
         # A worker that has grown is replaced between two tasks, and no result is lost.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
         for name, result in parallel(delayed(_run_task)(*task) for task in tasks):
-            found[name] = result
-            on_done(len(found), total)
-    return found
+            results[name] = result
+            on_done(len(results), total)
+    return results
 
 
 def _run_task(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
@@ -417,26 +423,26 @@ def figures_of(run: FinishedRun) -> Figures:
         name: count_measured_rows(run.config, run.outcome, name) for name in run.outcome.scores
     }
     own_rows = next(iter(counts.values()))
-    told = run.influence
+    influence = run.influence
     for name, reached in run.outcome.scores.items():
-        found = {
+        figures = {
             "name": name,
             "metric": run.outcome.measure,
             "score": reached,
             "rows": counts[name],
         }
-        yield {"target": "task", **found, "influence": _index_influence(told, people)}
-        told = ()
+        yield {"target": "task", **figures, "influence": _index_influence(influence, people)}
+        influence = ()
     if run.solo is not None and _is_of_rows(run.solo, run.outcome, own_rows):
-        for of in run.solo.baselines:
-            found = {
-                "name": of.name,
+        for solo_baseline in run.solo.baselines:
+            figures = {
+                "name": solo_baseline.name,
                 "metric": run.solo.measure,
-                "score": of.test,
+                "score": solo_baseline.test,
                 "rows": own_rows,
-                "influence": _index_influence(of.influence, people),
+                "influence": _index_influence(solo_baseline.influence, people),
             }
-            yield {"target": "solo", **found, "baseline": of.validation}
+            yield {"target": "solo", **figures, "baseline": solo_baseline.validation}
     for attack in run.attacks or ():
         if attack.advantage is None or not math.isfinite(attack.advantage):
             continue
@@ -488,17 +494,17 @@ def results_of(
 ) -> Results:
     rows: list[dict[str, Any]] = []
     failures: list[Failure] = []
-    for trial, found in finished:
-        if isinstance(found, Failure):
-            failures.append(found)
+    for trial, result in finished:
+        if isinstance(result, Failure):
+            failures.append(result)
             continue
-        outcome = found.outcome
-        passives = found.outcome.contributions.values()
+        outcome = result.outcome
+        passives = result.outcome.contributions.values()
         labelled = outcome.labelled_rows or 0
         test = outcome.test_rows or 0
         # An older version's figures tell the aligned rows alone.
         train = outcome.train_rows or max(labelled, (outcome.aligned_rows or 0) - test)
-        told = {"train": train, "test": test}
+        row_counts = {"train": train, "test": test}
         of_run = {
             "point": trial.point.name,
             "seed": trial.seed,
@@ -509,10 +515,10 @@ def results_of(
             "help_used": None if outcome.help is None else outcome.help.is_in_use,
             "help_averaged": None if outcome.help is None else outcome.help.averaged,
             # What a person costs the passive that spent most; inf where no passive adds noise.
-            "epsilon_passives": max((of.epsilon for of in passives), default=math.inf),
-            "shared": estimate_seed_correlation(trial.config.data, **told) if train else 0.0,
+            "epsilon_passives": max((account.epsilon for account in passives), default=math.inf),
+            "shared": estimate_seed_correlation(trial.config.data, **row_counts) if train else 0.0,
         }
-        rows += [{**of_run, **figure} for figure in figures(found)]
+        rows += [{**of_run, **figure} for figure in figures(result)]
     return Results(pd.DataFrame(rows), tuple(failures))
 
 
@@ -542,33 +548,35 @@ class Study:
         too, what the active would do alone, once for all runs on the same data.
         """
         trials = self.trials
-        alone = {solo_file(of.alone, of.point.folder): of.alone for of in trials if solo}
+        solo_configs = {
+            solo_file(trial.alone, trial.point.folder): trial.alone for trial in trials if solo
+        }
         compared_jointly = {
             solo_file(trial.alone, trial.point.folder)
             for trial in trials
             if "the active predicts alone" not in trial.config.method.happens
         }
         tasks: list[tuple[str, Callable[[], Any]]] = [
-            (str(path), partial(_keep_alone, of, path, with_scores=path in compared_jointly))
-            for path, of in alone.items()
+            (str(path), partial(_keep_alone, config, path, with_scores=path in compared_jointly))
+            for path, config in solo_configs.items()
         ]
         for trial in trials:
             task = partial(finish_trial, trial)
             tasks.append(
                 (trial.name, partial(or_failure, trial.name, task) if keep_going else task)
             )
-        found = run_tasks(
+        results = run_tasks(
             tasks,
             len(trials),
             jobs=jobs,
-            on_done=lambda done, total: on_done(max(0, done - len(alone)), total),
+            on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
         )
         # Some baselines may have been measured after the runs that they stand beside.
         for trial in trials:
-            ran = found[trial.name]
+            ran = results[trial.name]
             if isinstance(ran, FinishedRun) and ran.solo is None:
-                found[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
-        return results_of(((trial, found[trial.name]) for trial in trials), figures=figures)
+                results[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
+        return results_of(((trial, results[trial.name]) for trial in trials), figures=figures)
 
 
 def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:
@@ -595,8 +603,12 @@ def centralise_data(data: VerticalData) -> VerticalData:
                 "table needs data.overlap: 1.0"
             )
         tables.append(rows_of(table, rows.tolist()))
-    strips = [(of.encoding, of.features) for of in tables if isinstance(of.encoding, ImageEncoding)]
-    parts = [of.encoding for of in tables if isinstance(of.encoding, ColumnEncoding)]
+    strips = [
+        (table.encoding, table.features)
+        for table in tables
+        if isinstance(table.encoding, ImageEncoding)
+    ]
+    parts = [table.encoding for table in tables if isinstance(table.encoding, ColumnEncoding)]
     if strips and parts:
         raise DataError("images and tables of columns do not make one table")
     if parts:

@@ -116,8 +116,8 @@ def lines_of(base: Config) -> list[Line]:
             "attacks": list(ATTACKS),
         }
         key = f"{label.lower()}-{('clear', 'masked')[at_sum]}-{('open', 'guarded')[at_guard]}"
-        said = {"objectives": label, "sum": total, "guard": guard}
-        lines.append(Line(key=key, label=label, settings=settings, said=said))
+        named_cells = {"objectives": label, "sum": total, "guard": guard}
+        lines.append(Line(key=key, label=label, settings=settings, said=named_cells))
     return lines
 
 
@@ -166,8 +166,8 @@ def share_baselines(table: pd.DataFrame) -> pd.DataFrame:
     """
     table = table.copy()
     attacks = table["advantage"].notna()
-    who = table["name"].str.partition(" by ")[2]
-    keys = [table["point"], table["seed"], table["target"], who]
+    attacker = table["name"].str.partition(" by ")[2]
+    keys = [table["point"], table["seed"], table["target"], attacker]
     best = table["baseline"].where(attacks).groupby(keys).transform("max")
     table["baseline"] = table["baseline"].where(~attacks, best)
     table["advantage"] = table["score"].where(attacks) - best

@@ -42,8 +42,12 @@ def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     seeds, not below 0.
     """
     seeds = len(influences)
-    told_PJ = pd.concat([of / len(of) for of in influences], axis=1).fillna(0.0).to_numpy()
-    of_pairs = (told_PJ.sum(axis=1) ** 2).sum() - (told_PJ**2).sum()
+    influence_PJ = (
+        pd.concat([influence / len(influence) for influence in influences], axis=1)
+        .fillna(0.0)
+        .to_numpy()
+    )
+    of_pairs = (influence_PJ.sum(axis=1) ** 2).sum() - (influence_PJ**2).sum()
     return max(0.0, float(of_pairs) / (seeds * (seeds - 1)))
 
 
@@ -72,10 +76,10 @@ class Interval:
             return cls(mean, math.nan, math.nan)
         if len(set(values)) == 1:
             return cls(mean, mean, mean)
-        shown = float(np.var(values, ddof=1))
+        variance = float(np.var(values, ddof=1))
         if common is None:
-            common = shown * shared / (1 - shared)
-        spread = math.sqrt(shown / len(values) + common)
+            common = variance * shared / (1 - shared)
+        spread = math.sqrt(variance / len(values) + common)
         arm = float(t.ppf((1 + _CONFIDENCE) / 2, len(values) - 1)) * spread
         return cls(mean, mean - arm, mean + arm)
 
@@ -219,37 +223,37 @@ class Gain:
     @classmethod
     def from_rows(cls, rows: pd.DataFrame, control: pd.DataFrame | None = None) -> "Gain | None":
         """Return the gain from a point's rows and its control's; None: no baseline was measured."""
-        alone = rows[rows["target"] == "solo"]
-        if alone.empty:
+        local_models = rows[rows["target"] == "solo"]
+        if local_models.empty:
             return None
-        measure = MEASURES[str(alone["metric"].iloc[0])]
+        measure = MEASURES[str(local_models["metric"].iloc[0])]
         sign = 1.0 if measure.higher_is_better else -1.0
-        by_name = alone.groupby("name", sort=False)
+        by_name = local_models.groupby("name", sort=False)
         chosen = str((sign * by_name["baseline"].mean()).fillna(-math.inf).idxmax())
         best = str((sign * by_name["score"].mean()).idxmax())
-        own, shared = _select_headline(rows), _get_correlation(rows)
-        without = None if control is None else _select_headline(control)
+        headline, shared = _select_headline(rows), _get_correlation(rows)
+        control_headline = None if control is None else _select_headline(control)
 
         def compute_gain_over(other: pd.DataFrame) -> Interval:
-            return _compute_difference(own, other.set_index("seed"), sign, shared)
+            return _compute_difference(headline, other.set_index("seed"), sign, shared)
 
         averaged = by_name.get_group("mean") if "mean" in by_name.groups else None
         return cls(
             baseline=chosen,
             shared=shared,
             solo=float(by_name["score"].mean()[chosen]),
-            reached=float(own["score"].mean()),
+            reached=float(headline["score"].mean()),
             measure=measure.name,
             over_chosen=compute_gain_over(by_name.get_group(chosen)),
             hindsight=best,
             over_hindsight=compute_gain_over(by_name.get_group(best)),
-            control=None if without is None else float(without["score"].mean()),
+            control=None if control_headline is None else float(control_headline["score"].mean()),
             over_control=None
-            if without is None
-            else _compute_difference(own, without, sign, shared),
+            if control_headline is None
+            else _compute_difference(headline, control_headline, sign, shared),
             mean=None if averaged is None else float(averaged["score"].mean()),
             over_mean=None if averaged is None else compute_gain_over(averaged),
-            rows=_count_rows(own),
+            rows=_count_rows(headline),
         )
 
     def format_gain(self, gain: Interval) -> str:
@@ -271,14 +275,16 @@ class Gain:
     @property
     def sentence(self) -> str:
         gain = self.over_chosen
-        told = f"{self.format_gain(gain)} over {self.baseline}, the best alone{self._rows_note}"
+        gain_text = (
+            f"{self.format_gain(gain)} over {self.baseline}, the best alone{self._rows_note}"
+        )
         if math.isnan(gain.low):
-            return f"One seed: {told}, which shows nothing yet."
+            return f"One seed: {gain_text}, which shows nothing yet."
         if gain.low > 0:
-            return f"Help paid: {told}."
+            return f"Help paid: {gain_text}."
         if gain.high < 0:
-            return f"Help cost: {told}."
-        return f"No help shown: {told}."
+            return f"Help cost: {gain_text}."
+        return f"No help shown: {gain_text}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,12 +325,14 @@ class Summary:
     @classmethod
     def from_rows(cls, rows: pd.DataFrame) -> "Summary":
         runs = rows.drop_duplicates("seed")
-        by_target = {str(target): found for target, found in rows.groupby("target", sort=False)}
+        by_target = {
+            str(target): target_rows for target, target_rows in rows.groupby("target", sort=False)
+        }
         tasks = by_target.pop("task").groupby("name", sort=False)
         by_target.pop("solo", None)
         accuracies = {
-            str(name): _over_seeds(of["score"], _get_correlation(rows), _list_influences(of))
-            for name, of in tasks
+            str(name): _over_seeds(runs["score"], _get_correlation(rows), _list_influences(runs))
+            for name, runs in tasks
         }
         leakage = {
             target: Leakage.from_attacks(attacks, target=target, seeds=len(runs))
@@ -349,13 +357,13 @@ def measure_difference(rows: pd.DataFrame, other: pd.DataFrame) -> Interval | No
     Returns:
         None: some seed was measured on other numbers of test rows by the two.
     """
-    own = _select_headline(rows)
-    without = _select_headline(other).loc[own.index]
-    if not own["rows"].equals(without["rows"]):
+    headline = _select_headline(rows)
+    other_headline = _select_headline(other).loc[headline.index]
+    if not headline["rows"].equals(other_headline["rows"]):
         return None
-    measure = MEASURES[str(own["metric"].iloc[0])]
+    measure = MEASURES[str(headline["metric"].iloc[0])]
     return _compute_difference(
-        own, without, 1.0 if measure.higher_is_better else -1.0, _get_correlation(rows)
+        headline, other_headline, 1.0 if measure.higher_is_better else -1.0, _get_correlation(rows)
     )
 
 
@@ -377,23 +385,30 @@ def _count_rows(rows: pd.DataFrame) -> tuple[int, int] | None:
 
 
 def _compute_difference(
-    one: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float
+    runs: pd.DataFrame, other: pd.DataFrame, sign: float, shared: float
 ) -> Interval:
     """Return how much better one is than the other on the same seeds, both by seed.
 
     The interval goes by the people who test several seeds where all tell how these move them.
     """
-    other = other.loc[one.index]
-    moved = _list_influences(one)
+    other = other.loc[runs.index]
+    moved = _list_influences(runs)
     others = _list_influences(other)
-    moved = [of - over for of, over in zip(moved, others, strict=False)] if others else []
-    return _over_seeds(sign * (one["score"] - other["score"]), shared, moved)
+    moved = (
+        [
+            own_influence - other_influence
+            for own_influence, other_influence in zip(moved, others, strict=False)
+        ]
+        if others
+        else []
+    )
+    return _over_seeds(sign * (runs["score"] - other["score"]), shared, moved)
 
 
 def _list_influences(runs: pd.DataFrame) -> "list[pd.Series[float]]":
     """Return how people move each seed's figure; empty where one seed's run does not tell."""
-    told = list(runs["influence"]) if "influence" in runs else []
-    return told if all(isinstance(of, pd.Series) for of in told) else []
+    influences = list(runs["influence"]) if "influence" in runs else []
+    return influences if all(isinstance(influence, pd.Series) for influence in influences) else []
 
 
 def _over_seeds(
@@ -413,11 +428,14 @@ def adjust_p_values(intervals: Sequence[Interval | None], seeds: int) -> list[fl
     There is one for each interval of differences over so many seeds; NaN where nothing was compared
     (None), or one seed was run.
     """
-    found = [math.nan if of is None else of.p_value(seeds) for of in intervals]
-    order = sorted((at for at, p in enumerate(found) if not math.isnan(p)), key=found.__getitem__)
-    adjusted = [math.nan] * len(found)
+    p_values = [math.nan if interval is None else interval.p_value(seeds) for interval in intervals]
+    order = sorted(
+        (position for position, p in enumerate(p_values) if not math.isnan(p)),
+        key=p_values.__getitem__,
+    )
+    adjusted = [math.nan] * len(p_values)
     worst = 0.0
-    for done, at in enumerate(order):
-        worst = max(worst, min(1.0, (len(order) - done) * found[at]))
-        adjusted[at] = worst
+    for smaller, position in enumerate(order):
+        worst = max(worst, min(1.0, (len(order) - smaller) * p_values[position]))
+        adjusted[position] = worst
     return adjusted

@@ -178,14 +178,14 @@ def load_tradeoff(path: Path) -> TradeOff:
     Raises ConfigError: a file that cannot be read, or a setting that is wrong.
     """
     study = load_settings_text(TradeOff, load_text(path), source=str(path))
-    beside = path.parent / study.base
+    base_path = path.parent / study.base
     shipped = files("apfed_experiments") / "configs" / study.base
-    if not beside.is_file() and not shipped.is_file():
+    if not base_path.is_file() and not shipped.is_file():
         raise ConfigError(
             f"{path}: base: there is no {study.base!r} beside the study or among the configs that "
             "ship with this package"
         )
-    text = load_text(beside) if beside.is_file() else shipped.read_text(encoding="utf-8")
+    text = load_text(base_path) if base_path.is_file() else shipped.read_text(encoding="utf-8")
     return study.model_copy(update={"base": text})
 
 
@@ -194,8 +194,10 @@ def tradeoff_of(config: Config) -> TradeOff:
 
     Raises ConfigError: a setting that is wrong, or a name or a base, which are the run's.
     """
-    if own := {"name", "base"} & set(config.tradeoff):
-        raise ConfigError(f"tradeoff.{min(own)}: the study of a run has the run's; leave it out")
+    if misplaced := {"name", "base"} & set(config.tradeoff):
+        raise ConfigError(
+            f"tradeoff.{min(misplaced)}: the study of a run has the run's; leave it out"
+        )
     base = dump_settings(config.model_copy(update={"tradeoff": {}}))
     study = {"name": f"{config.name}-tradeoff"[:64], "base": "", **config.tradeoff}
     read = load_settings_text(TradeOff, json.dumps(study), source="tradeoff")
@@ -207,9 +209,9 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
 
     Raises ConfigError: a change that no run accepts, an unknown attack, or two points alike.
     """
-    every = list(_make_points(tradeoff, folder))
+    points = list(_make_points(tradeoff, folder))
     past: dict[str, str] = {}
-    for point in every:
+    for point in points:
         if point.name in past:
             raise ConfigError(
                 f"study {tradeoff.name}: {past[point.name]!r} and {point.label!r} would share the "
@@ -221,7 +223,7 @@ def points_of(tradeoff: TradeOff, folder: Path) -> list[DefencePoint]:
             expand_choices(point.config.attacks)
         except ConfigError as error:
             raise ConfigError(f"study {tradeoff.name}, {point.label}: {error}") from None
-    return every
+    return points
 
 
 def _make_points(tradeoff: TradeOff, folder: Path) -> Iterator[DefencePoint]:
@@ -336,9 +338,9 @@ def row_of(point: DefencePoint, summary: Summary, undefended: Interval) -> Row:
 
 def select_front(rows: Iterable[Row], target: str) -> list[Row]:
     """Return the points that no other beats in both accuracy and advantage, least leaking first."""
-    shown = [row for row in rows if target in row["leakage"] and not row["reference"]]
+    candidates = [row for row in rows if target in row["leakage"] and not row["reference"]]
     return find_front(
-        shown,
+        candidates,
         read=lambda row: row["leakage"][target].advantage.mean,
         worth=lambda row: row["accuracy"].mean,
     )
@@ -424,7 +426,7 @@ class Board:
             _DEFENCE,
             make_visible_column("accuracy", "accuracy %", share_of_rows()),
             make_visible_column(
-                "gain", "gain, points", lambda of: gain(of.over_chosen), missing="-"
+                "gain", "gain, points", lambda row_gain: gain(row_gain.over_chosen), missing="-"
             ),
             replace(P_HOLM, keys=()),
             *leaks,
@@ -445,7 +447,9 @@ class Board:
             )
             for target in self.targets
         )
-        accuracy = make_visible_column("accuracy", "accuracy %", lambda of: f"{100 * of.mean:.1f}")
+        accuracy = make_visible_column(
+            "accuracy", "accuracy %", lambda interval: f"{100 * interval.mean:.1f}"
+        )
         return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
 
     def as_markdown(self) -> str:
@@ -489,10 +493,10 @@ def draw_board(
 ) -> list[Text]:
     """Draw the board's points for one target; `describe` says in the legend what each promises."""
     references = [row for row in board.rows if row["reference"]]
-    shown = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
+    rows = [row for row in board.rows if target in row["leakage"] and not row["reference"]]
     axes = figure.subplots()
-    numbers = _draw_points(axes, shown, target, describe)
-    front = select_front(shown, target)
+    numbers = _draw_points(axes, rows, target, describe)
+    front = select_front(rows, target)
     if len(front) > 1:
         axes.plot(
             [row["leakage"][target].advantage.mean for row in front],
@@ -515,10 +519,10 @@ def draw_board(
         else:
             place = "above" if percent > high else "below"
             axes.plot([], [], " ", label=f"{place}: {name}, {percent:.1f} %")
-    if shown and (gain := shown[0]["gain"]):  # what lies below it was no help
+    if rows and (gain := rows[0]["gain"]):  # what lies below it was no help
         label = f"best solo model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
-    metric = next(iter(shown))["leakage"][target].metric.replace("_", " ")
+    metric = next(iter(rows))["leakage"][target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)
     axes.set(
         title=f"Accuracy against leakage: {target}",
@@ -557,12 +561,12 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def _draw_points(
-    axes: Axes, shown: Sequence[Row], target: str, describe: Callable[[Row], str]
+    axes: Axes, rows: Sequence[Row], target: str, describe: Callable[[Row], str]
 ) -> list[Text]:
-    defences = dict.fromkeys(row["defence"] for row in shown)
+    defences = dict.fromkeys(row["defence"] for row in rows)
     styles = dict(zip(defences, cycle(zip(COLOURS, _MARKERS, strict=True)), strict=False))
     numbers: list[Text] = []
-    for count, row in enumerate(shown, start=1):
+    for count, row in enumerate(rows, start=1):
         colour, marker = styles[row["defence"]]
         leak = row["leakage"][target].advantage
         accuracy = row["accuracy"]

@@ -42,11 +42,11 @@ def describe_tested_rows(config: Config, outcome: Outcome, variant: str) -> str:
     Where that is fewer than the active has, the sentence says both.
     """
     rows = count_measured_rows(config, outcome, variant)
-    every = outcome.test_rows
+    all_rows = outcome.test_rows
     if rows is None:
-        return "rows not known" if every is None else f"of some of {every:,} test rows"
-    if every is None or rows == every:
+        return "rows not known" if all_rows is None else f"of some of {all_rows:,} test rows"
+    if all_rows is None or rows == all_rows:
         return f"of {rows:,} test rows"
     if not rows:
-        return f"of none of {every:,} test rows"
-    return f"of {rows:,} of {every:,} test rows, whom all parties know"
+        return f"of none of {all_rows:,} test rows"
+    return f"of {rows:,} of {all_rows:,} test rows, whom all parties know"

@@ -148,22 +148,24 @@ def _describe_gain(run: "FinishedRun") -> str:
     if run.solo is None:
         return "the gain is not known, since nobody measured what the active would do alone."
     if run.solo.measure != run.outcome.measure:
-        by = run.solo.headline_measure.title
-        return f"the gain is not known, since the active alone was measured by {by}."
+        measure_title = run.solo.headline_measure.title
+        return f"the gain is not known, since the active alone was measured by {measure_title}."
     gain = run.gain
     if gain is None:
         return f"the gain over {run.solo.best.title} is not known; {OTHER_ROWS}."
-    over = f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
+    comparison = (
+        f"over {gain.baseline}, the best of the active alone, on the same {gain.rows:,} rows"
+    )
     if gain.low is None or gain.high is None:
-        return f"{gain.points} {over}, without an interval, which shows nothing yet."
-    told = f"{gain.points} {over} (95 % over these rows: {gain.interval})"
+        return f"{gain.points} {comparison}, without an interval, which shows nothing yet."
+    gain_text = f"{gain.points} {comparison} (95 % over these rows: {gain.interval})"
     if gain.low > 0:
         verdict = "better with help in this run; other seeds may differ"
     elif gain.high < 0:
         verdict = "worse than alone in this run"
     else:
         verdict = "no gain shown"
-    return f"{told}; {verdict}."
+    return f"{gain_text}; {verdict}."
 
 
 def _describe_found(headlines: Iterable[Headline]) -> str:
@@ -171,14 +173,14 @@ def _describe_found(headlines: Iterable[Headline]) -> str:
     ran = [headline for headline in headlines if headline.worst is not None]
     if not ran:
         return "Not known: no attack ran."
-    told = "; ".join(
+    parts = "; ".join(
         f"{headline.direction.title} {words.format_difference(headline.advantage)}, "
         f"{_name_attack(headline)}"
         for headline in ran
     )
     if all(headline.state == "nothing found" for headline in ran):
-        return f"The attacks that ran found nothing, which proves no privacy: {told}."
-    return f"Over what the same adversary guesses without the run: {told}."
+        return f"The attacks that ran found nothing, which proves no privacy: {parts}."
+    return f"Over what the same adversary guesses without the run: {parts}."
 
 
 def _name_attack(headline: Headline) -> str:
@@ -198,7 +200,7 @@ def _describe_missing(headlines: Sequence[Headline]) -> str:
         by_reason.setdefault("no attack of this direction was chosen", []).append(_MEMBERSHIP)
     if not by_reason:
         return "Every direction of this run was attacked; attacks that nobody wrote stay unknown."
-    return "; ".join(f"{', '.join(titles)}: {why}" for why, titles in by_reason.items()) + "."
+    return "; ".join(f"{', '.join(titles)}: {reason}" for reason, titles in by_reason.items()) + "."
 
 
 def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
@@ -206,7 +208,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     name = party.own.name
     role = str(party.roles[name])
     promises = party.own.list_promises(party.config, role)
-    told = "; ".join(
+    promise_text = "; ".join(
         f"{promise.format_title(fixed=True)}: {promise.sentence}" for promise in promises
     )
     sent = sum(flow.wire_bytes for flow in party.flows if flow.sender == name)
@@ -219,7 +221,7 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
     else:
         not_attacked = f"Nothing that this run chose to attack at {name} was left out."
     return (
-        VerdictLine(PROTECTED, f"{told}. Cost: {words.format_size(sent)} sent."),
+        VerdictLine(PROTECTED, f"{promise_text}. Cost: {words.format_size(sent)} sent."),
         VerdictLine(HELP, f"Told in the report of {party.contract.active}; not seen from here."),
         VerdictLine(READ, _describe_found(headlines)),
         VerdictLine(NOT_ATTACKED, not_attacked),
@@ -227,13 +229,13 @@ def describe_party(party: "ReportedParty") -> tuple[VerdictLine, ...]:
 
 
 def _describe_reasons(headlines: Iterable[Headline]) -> str:
-    return "; ".join(f"{each.direction.title}: {each.note}" for each in headlines) + "."
+    return "; ".join(f"{headline.direction.title}: {headline.note}" for headline in headlines) + "."
 
 
-def describe_seeds(found: "SeveralSeeds") -> tuple[VerdictLine, ...]:
+def describe_seeds(several: "SeveralSeeds") -> tuple[VerdictLine, ...]:
     """Return the verdict on a run under several seeds."""
-    config = found.config
-    summary = found.summary
+    config = several.config
+    summary = several.summary
     figure = config.method.figure
     largest = epsilon_words(summary.epsilon_of(config.method) or None)
     if summary.gain is not None:
@@ -247,7 +249,7 @@ def describe_seeds(found: "SeveralSeeds") -> tuple[VerdictLine, ...]:
         f"{leak.name}"
         for kind, leak in summary.leakage.items()
     ]
-    missing = [f"{kind}: {why}" for kind, why in found.missing_attacks.items()]
+    missing = [f"{kind}: {reason}" for kind, reason in several.missing_attacks.items()]
     return (
         VerdictLine(
             PROTECTED,
@@ -302,10 +304,10 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
     )
     unsent = [line.name for line in lines if line.epsilon == 0]
     unbounded = [line.name for line in lines if math.isinf(line.epsilon)]
-    told = ", ".join(f"{line.name} {line.epsilon:.3g}" for line in bounded[:_NAMES_SHOWN])
-    more = ", ..." if len(bounded) > _NAMES_SHOWN else ""
-    shown = f" ({told}{more})" if told else ""
-    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(lines))}{shown}."]
+    names = ", ".join(f"{line.name} {line.epsilon:.3g}" for line in bounded[:_NAMES_SHOWN])
+    more_mark = ", ..." if len(bounded) > _NAMES_SHOWN else ""
+    names_note = f" ({names}{more_mark})" if names else ""
+    parts = [f"With a finite epsilon: {_format_count(len(bounded), len(lines))}{names_note}."]
     if unsent:
         parts.append(f"Nothing is sent by {_join_names(unsent)}.")
     if unbounded:
@@ -319,15 +321,15 @@ def _describe_epsilons(lines: Sequence[ComparedLine]) -> str:
 
 
 def _describe_gains(lines: Sequence[ComparedLine]) -> str:
-    told = [(line.name, line.gain) for line in lines if line.gain is not None]
-    if not told:
+    gains = [(line.name, line.gain) for line in lines if line.gain is not None]
+    if not gains:
         return "Not known: no line has a gain over what the active does alone."
-    over = "over the best of the active alone, on the same rows"
-    if all(math.isnan(gain.low) for _, gain in told):
-        return f"One seed, which shows nothing yet: the gains {over} have no interval."
-    paid = [(name, gain) for name, gain in told if gain.low > 0]
-    cost = [name for name, gain in told if gain.high < 0]
-    parts = [f"Help paid {over} in {_format_count(len(paid), len(told))}"]
+    comparison = "over the best of the active alone, on the same rows"
+    if all(math.isnan(gain.low) for _, gain in gains):
+        return f"One seed, which shows nothing yet: the gains {comparison} have no interval."
+    paid = [(name, gain) for name, gain in gains if gain.low > 0]
+    cost = [name for name, gain in gains if gain.high < 0]
+    parts = [f"Help paid {comparison} in {_format_count(len(paid), len(gains))}"]
     if paid:
         name, gain = max(paid, key=lambda item: item[1].mean)
         parts[0] += (
@@ -338,7 +340,7 @@ def _describe_gains(lines: Sequence[ComparedLine]) -> str:
     parts[0] += "."
     if cost:
         parts.append(f"It cost in {_join_names(cost)}.")
-    if len(paid) + len(cost) < len(told):
+    if len(paid) + len(cost) < len(gains):
         parts.append("The others show no gain.")
     return " ".join(parts)
 
@@ -355,32 +357,36 @@ def _describe_correction(lines: Sequence[ComparedLine]) -> str:
 def _describe_leaks(lines: Sequence[ComparedLine]) -> str:
     parts = []
     for kind in dict.fromkeys(kind for line in lines for kind in line.leaks):
-        found = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
-        name, worst = max(found, key=lambda item: item[1].mean)
-        above = sum(interval.low > 0 for _, interval in found)
-        shown = "" if math.isnan(worst.low) else f", above 0 in {_format_count(above, len(found))}"
-        parts.append(f"{kind}: at most {worst.format_text(form='+.3f')} ({name}){shown}")
+        leaks = [(line.name, line.leaks[kind]) for line in lines if kind in line.leaks]
+        name, worst = max(leaks, key=lambda item: item[1].mean)
+        above = sum(interval.low > 0 for _, interval in leaks)
+        count_note = (
+            "" if math.isnan(worst.low) else f", above 0 in {_format_count(above, len(leaks))}"
+        )
+        parts.append(f"{kind}: at most {worst.format_text(form='+.3f')} ({name}){count_note}")
     return f"{'; '.join(parts)}." if parts else "Not known: no attack ran."
 
 
 def _describe_directions_missing(lines: Sequence[ComparedLine]) -> str:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for line in lines:
-        for kind, why in line.missing.items():
-            by_reason.setdefault((kind, why), []).append(line.name)
+        for kind, reason in line.missing.items():
+            by_reason.setdefault((kind, reason), []).append(line.name)
     if not by_reason:
         return "Every direction was attacked in every line."
     return (
-        "; ".join(f"{kind}, {why}: {_join_names(of)}" for (kind, why), of in by_reason.items())
+        "; ".join(
+            f"{kind}, {reason}: {_join_names(names)}" for (kind, reason), names in by_reason.items()
+        )
         + "."
     )
 
 
-def _format_count(some: int, every: int) -> str:
-    return f"{some} of {every} lines"
+def _format_count(some: int, total: int) -> str:
+    return f"{some} of {total} lines"
 
 
 def _join_names(names: Sequence[str]) -> str:
-    named = list(dict.fromkeys(names))
-    more = len(named) - _NAMES_SHOWN
-    return ", ".join(named[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    unique = list(dict.fromkeys(names))
+    more = len(unique) - _NAMES_SHOWN
+    return ", ".join(unique[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

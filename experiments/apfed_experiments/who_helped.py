@@ -77,7 +77,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
     """Return the point of all passives, then those without each; no run is attacked."""
     quiet = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
     whole = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
-    without = (
+    points = (
         WithoutPoint(
             config=leave_out_settings(config, passive),
             folder=folder,
@@ -88,7 +88,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
         )
         for passive in passives
     )
-    return (whole, *without)
+    return (whole, *points)
 
 
 def run_leave_one_out(
@@ -116,15 +116,15 @@ def run_leave_one_out(
     sent = Summary.from_rows(whole).wire_bytes
     rows: list[Row] = []
     for passive, point in zip(passives, points[1:], strict=True):
-        without = results.select_rows(point)
-        summary = Summary.from_rows(without)
+        runs_without = results.select_rows(point)
+        summary = Summary.from_rows(runs_without)
         rows.append(
             {
                 "passive": passive,
                 "seeds": seeds,
                 "measure": config.measure,
                 "reached": summary.accuracy,
-                "gain": measure_difference(whole, without),
+                "gain": measure_difference(whole, runs_without),
                 "wire_bytes": sent - summary.wire_bytes,
             }
         )

@@ -77,10 +77,10 @@ def pause_collection() -> Iterator[None]:
 @contextmanager
 def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these variables for what is started within; what the user set goes before."""
-    new = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(new)
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        for name in new:
+        for name in added:
             del os.environ[name]

@@ -64,13 +64,13 @@ def worth_text(measure: Measure, interval: Interval | None) -> str:
     return interval.format_text(form="+.3f")
 
 
-def rows_of_worth(found: WhoHelped) -> list[tuple[str, str, str, str, str]]:
+def rows_of_worth(who_helped: WhoHelped) -> list[tuple[str, str, str, str, str]]:
     """Return a row for each passive of one run: name, measure without it, worth, what that shows,
     and what the run sends more with it.
     """
-    measure = MEASURES[found.measure]
+    measure = MEASURES[who_helped.measure]
     rows = []
-    for worth in found.passives:
+    for worth in who_helped.passives:
         interval = interval_of(worth)
         rows.append(
             (
@@ -89,18 +89,19 @@ def bytes_text(difference: float) -> str:
     return f"{'-' if difference < 0 else '+'}{words.format_size(abs(difference))}"
 
 
-def describe_interval(found: WhoHelped) -> str:
+def describe_interval(who_helped: WhoHelped) -> str:
     """Say what the intervals of one run hold, and what they do not."""
     seeds = (
         "All trainings begin with the same initial weights (party_seeds: shared_for_comparison)."
-        if found.party_seeds == "shared_for_comparison"
+        if who_helped.party_seeds == "shared_for_comparison"
         else "Each training draws initial weights of its own (party_seeds: secret), so a worth "
         "holds what these change, too; party_seeds: shared_for_comparison leaves that out."
     )
     return (
-        f"One seed, {found.rows:,} test rows; the intervals are over these rows, paired, and hold "
-        f"no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. {seeds} "
-        f"{len(found.passives)} further trainings took {words.format_duration(found.seconds)}."
+        f"One seed, {who_helped.rows:,} test rows; the intervals are over these rows, paired, and "
+        f"hold no spread over seeds: for that, secure-apfed study who-helped CONFIG --seeds 5. "
+        f"{seeds} {len(who_helped.passives)} further trainings took "
+        f"{words.format_duration(who_helped.seconds)}."
     )
 
 
@@ -143,20 +144,20 @@ def draw_worth(
     for place, worth in zip(places, worths, strict=True):
         if worth is None:
             continue
-        shown = worth.low > 0 or worth.high < 0
+        excludes_zero = worth.low > 0 or worth.high < 0
         gain.errorbar(
             scale * worth.mean,
             place,
             xerr=worth.compute_error_bars(scale),
             fmt="o",
             color=OURS,
-            markerfacecolor=OURS if shown else "white",
+            markerfacecolor=OURS if excludes_zero else "white",
             capsize=2.5,
         )
     gain.axvline(0, color=OTHER, linestyle=":", linewidth=1.2)
     unit = f"points of {measure.title}" if measure.share else measure.title
     gain.set(title="Lost without it", xlabel=unit)
-    sent.barh(places, [one / 1e6 for one in wire_bytes], height=0.45, color=OTHER)
+    sent.barh(places, [size / 1e6 for size in wire_bytes], height=0.45, color=OTHER)
     sent.set(title="Sent more with it", xlabel="MB")
     name_rows(gain, names)
     gain.set_ylim(-len(names) + 0.4, 0.6)

@@ -68,8 +68,8 @@ class Result:
         )
 
     def as_json(self) -> dict[str, Any]:
-        said = {"title": self.case.title, "claim_of": self.case.says}
-        return {**said, **self.found, "exceeded": self.exceeded, "expected": self.case.exceeded}
+        report = {"title": self.case.title, "claim_of": self.case.says}
+        return {**report, **self.found, "exceeded": self.exceeded, "expected": self.case.exceeded}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +117,11 @@ def evidence_from(
     # Where the rates differ most; for two normal distributions that is in the middle.
     first_0 = np.sort(scores_0[:third])
     first_1 = np.sort(scores_1[:third])
-    every = np.sort(np.concatenate([first_0, first_1]))
-    below_0, below_1 = (of.searchsorted(every, side="right") for of in (first_0, first_1))
-    threshold = float(every[np.argmax(below_0 - below_1)])
+    thresholds = np.sort(np.concatenate([first_0, first_1]))
+    below_0, below_1 = (
+        scores.searchsorted(thresholds, side="right") for scores in (first_0, first_1)
+    )
+    threshold = float(thresholds[np.argmax(below_0 - below_1)])
     return _count_errors(scores_0[third:], scores_1[third:], threshold, level)
 
 
@@ -133,16 +135,16 @@ def epsilon_from(
     evidence_from(scores_0, scores_1, level=level)  # refuses what proves nothing
     third = len(scores_0) // 3
     candidates = np.unique(np.concatenate([scores_0[:third], scores_1[:third]]))
-    tried = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
+    thresholds = candidates[np.unique(np.linspace(0, len(candidates) - 1, 100).astype(int))]
 
     def bound_epsilon(part: slice, threshold: float) -> float:
-        found = _count_errors(scores_0[part], scores_1[part], threshold, level)
-        above = (found.tpr_low - delta, found.fpr_high)
-        below = (1 - found.fpr_high - delta, 1 - found.tpr_low)
+        errors = _count_errors(scores_0[part], scores_1[part], threshold, level)
+        above = (errors.tpr_low - delta, errors.fpr_high)
+        below = (1 - errors.fpr_high - delta, 1 - errors.tpr_low)
         ratios = [top / bottom for top, bottom in (above, below) if top > 0 and bottom > 0]
         return max(0.0, *(float(np.log(ratio)) for ratio in ratios), 0.0)
 
-    best = max(tried, key=lambda threshold: bound_epsilon(slice(third), float(threshold)))
+    best = max(thresholds, key=lambda threshold: bound_epsilon(slice(third), float(threshold)))
     return bound_epsilon(slice(third, None), float(best))
 
 

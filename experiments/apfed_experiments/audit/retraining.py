@@ -77,8 +77,8 @@ class Task:
     passive_rate: float
 
     def to(self, device: torch.device) -> "Task":
-        tensors = {name: of for name, of in vars(self).items() if isinstance(of, Tensor)}
-        moved: dict[str, Any] = {name: of.to(device) for name, of in tensors.items()}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in tensors.items()}
         return replace(self, **moved, batches=tuple(rows.to(device) for rows in self.batches))
 
 
@@ -162,8 +162,8 @@ class Retrainings:
                 number += 1
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
-        found = (rows_B == self.task.record).nonzero().flatten().tolist()
-        at = found[0] if found else -1
+        matches = (rows_B == self.task.record).nonzero().flatten().tolist()
+        at = matches[0] if matches else -1
         # The batch of every retraining as it is in its world.
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
@@ -191,7 +191,7 @@ class Retrainings:
     def _both_worlds(self, sum_RP: Tensor, row_R1D: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return what the record sends and what the sum is, in each world; see `Step.worlds`."""
         task = self.task
-        shown = []
+        worlds = []
         other_y = task.labels.new_tensor(task.other_label)
         rows = (
             (task.features[task.record], task.labels[task.record]),
@@ -201,9 +201,9 @@ class Retrainings:
             x_R1F = x_F.expand(self.count, 1, -1)
             y_R1 = y.expand(self.count, 1)
             term_RP = self.example_terms(x_R1F, y_R1, row_R1D)[:, 0]
-            shown.append((self._compute_representations(x_R1F)[:, 0], term_RP))
-        own_RP = torch.where(self.world_R[:, None].bool(), shown[1][1], shown[0][1])
-        return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in shown)
+            worlds.append((self._compute_representations(x_R1F)[:, 0], term_RP))
+        own_RP = torch.where(self.world_R[:, None].bool(), worlds[1][1], worlds[0][1])
+        return tuple((z_RD, sum_RP - own_RP + term_RP) for z_RD, term_RP in worlds)
 
     def get_weights(self, party: Literal["active", "passive"]) -> Weights:
         """Return the parameters of all retrainings now, (R, *shape) each."""
@@ -228,8 +228,8 @@ class Retrainings:
             z_1D = onto_ball(sent_1D, self.protection.clip)
             return joint_loss(F.cross_entropy(scores_1K, y[None]), z_1D, row_D)
 
-        each = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
-        gradients: Weights = each(self._weights["active"], x_RBF, y_RB, row_RBD)
+        example_gradient = vmap(vmap(grad(compute_loss), in_dims=(None, 0, 0, 0)))
+        gradients: Weights = example_gradient(self._weights["active"], x_RBF, y_RB, row_RBD)
         return torch.cat([part.flatten(2) for part in gradients.values()], dim=2)
 
     def _compute_representations(self, x_RBF: Tensor) -> Tensor:
@@ -247,9 +247,11 @@ class Retrainings:
             value: Tensor = functional_call(self._objective, dict(weights), (z_BD, features_BF))
             return value
 
-        own, row_RBD = vmap(grad(compute_loss, argnums=(0, 1)))(self._weights["passive"], sent_RBD)
+        own_gradients, row_RBD = vmap(grad(compute_loss, argnums=(0, 1)))(
+            self._weights["passive"], sent_RBD
+        )
         self._update_weights(
-            "passive", torch.cat([part.flatten(1) for part in own.values()], dim=1)
+            "passive", torch.cat([part.flatten(1) for part in own_gradients.values()], dim=1)
         )
         return onto_ball(row_RBD * len(features_BF), self.protection.row_clip)
 
@@ -348,12 +350,12 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
     y_N = data.active.labels[rows].clone()
     x_NF[0] *= _LENGTH / x_NF[0].norm()
     passive = data.passives[0]
-    place = {name: at for at, name in enumerate(passive.ids)}
-    same = [place[data.active.ids[row]] for row in rows.tolist()]
+    place = {name: position for position, name in enumerate(passive.ids)}
+    passive_rows = [place[data.active.ids[row]] for row in rows.tolist()]
     return Task(
         features=x_NF,
         labels=y_N,
-        passive_features=passive.features[same].float(),
+        passive_features=passive.features[passive_rows].float(),
         record=0,
         other_features=-x_NF[0] if case.replaced else x_NF[0],
         other_label=1 - int(y_N[0]),
@@ -424,16 +426,16 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
         seed=seed,
         paired=True,
     )
-    found: list[Tensor] = []
+    directions: list[Tensor] = []
 
     def note_direction(step: Step) -> None:
         moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
         if step.at >= 0:
             moved_BD[step.at] = 0
-        found.append(moved_BD)
+        directions.append(moved_BD)
 
     runs.run_training(note_direction)
-    return found
+    return directions
 
 
 def run_audit(
@@ -503,7 +505,7 @@ def play_case(
     scores_0, scores_1 = (torch.cat(parts).numpy() for parts in scores)
     evidence = evidence_from(scores_0, scores_1, level=level)
     count = 2 * len(scores_0)
-    found = {
+    result = {
         "view": case.view,
         "retrainings": count,
         "epochs": EPOCHS,
@@ -517,5 +519,5 @@ def play_case(
     counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
     exceeded = evidence.mu_low > case.claim
     return Result(
-        case=case, exceeded=exceeded, counted=counted, found=found, scores=(scores_0, scores_1)
+        case=case, exceeded=exceeded, counted=counted, found=result, scores=(scores_0, scores_1)
     )

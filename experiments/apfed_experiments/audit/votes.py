@@ -90,12 +90,12 @@ def people_on_a_line(*, labelled: bool) -> TwoTables:
     graph has no other edge to a group. With a label the person is the only one of class 1, and
     stands on the right or far on the left, beyond class 0.
     """
-    left = np.array([-2.0, -2.1, -1.9])
+    left_side = np.array([-2.0, -2.1, -1.9])
     middle = np.linspace(-0.01, 0.01, 9)
-    people = [0.0, *left, *-left, *middle]
+    people = [0.0, *left_side, *-left_side, *middle]
     worlds = []
-    for at in (1.9, -8.0) if labelled else (-1.0, 1.0):
-        people[0] = at
+    for position in (1.9, -8.0) if labelled else (-1.0, 1.0):
+        people[0] = position
         worlds.append(np.array(people)[:, None])
     known = np.array([1, 0]) if labelled else np.array([1, 4])
     return TwoTables(
@@ -146,9 +146,9 @@ def record_in_answers(
         harden_votes(labeller.label_rows(x_UF, tables.labelled, tables.labels, tables.classes))
         for x_UF in tables.features
     ]
-    asked = np.tile(votes[world], (runs, 1))
+    repeated_votes = np.tile(votes[world], (runs, 1))
     answers = response.randomise_votes(
-        asked, key=_derive_key(seed, "answers", world), about=b"audit"
+        repeated_votes, key=_derive_key(seed, "answers", world), about=b"audit"
     )
     chosen = np.eye(tables.classes)[answers].reshape(runs, *votes[0].shape)
     return np.asarray((chosen * (votes[1] - votes[0])).sum(axis=(1, 2)) * response.epsilon)
@@ -258,7 +258,7 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
     low = epsilon_from(scores_0, scores_1, delta=DELTA, level=share)
     if case.gaussian:
         low = max(low, evidence_from(scores_0, scores_1, level=share).epsilon_low(DELTA))
-    found = {
+    result = {
         "delta": DELTA,
         "claim_epsilon": case.claim,
         "epsilon_low": low,
@@ -266,7 +266,7 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
         "level": level,
         "seconds": time.monotonic() - began,
     }
-    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", found=found)
+    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", found=result)
 
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)

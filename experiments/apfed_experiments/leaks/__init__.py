@@ -82,16 +82,16 @@ def run_parts(
     Raises ConfigError where `store` holds something else; nothing was played.
     """
     stored = _load_rows(store) if store else {}
-    found: dict[str, list[Row]] = {}
+    rows_by_part: dict[str, list[Row]] = {}
     names = tuple(names)
     for done, name in enumerate(names, start=1):
-        found[name] = [setting.measure_row() for setting in PARTS[name]()]
+        rows_by_part[name] = [setting.measure_row() for setting in PARTS[name]()]
         if store:
-            stored[name] = [export_value(row) for row in found[name]]
+            stored[name] = [export_value(row) for row in rows_by_part[name]]
             ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
         on_done(done, len(names))
-    return found
+    return rows_by_part
 
 
 def _load_rows(path: Path) -> dict[str, Any]:

@@ -257,16 +257,16 @@ def inversion() -> Iterator[Setting]:
 
 def _measure_inversion(name: str, passives: int, seed: int) -> Row:
     run = open_run(live_config(name, "apfed_c", seed=seed, **pick_protection(passives)), passives)
-    found, truth = _invert_steps(run)
+    guess, truth = _invert_steps(run)
     choice = AttackChoice(name="contrastive_inversion", options={"iterations": 100})
     mounted = run_attacks(run.recording, [choice], seed=seed)
 
     def over_passives(figure: Callable[[Tensor, Tensor], float | None]) -> float:
-        values = [figure(found, of_passive) or 0.0 for of_passive in truth.unbind(dim=1)]
+        values = [figure(guess, of_passive) or 0.0 for of_passive in truth.unbind(dim=1)]
         return sum(values) / len(values)
 
     return {
-        "r2 of z": over_passives(lambda z, of: compute_r2(z.numpy(), of.numpy())),
+        "r2 of z": over_passives(lambda z, truth: compute_r2(z.numpy(), truth.numpy())),
         "cosine, centred": over_passives(compute_centred_cosine),
         **features_of(next(result for result in mounted if result.victim == VICTIM)),
     }
@@ -274,26 +274,26 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
 
 def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
     """Go on honestly for an epoch: of its first steps recovered z (N, D), and truth (N, M, D)."""
-    held: dict[int, Tensor] = {}
+    truth_by_step: dict[int, Tensor] = {}
 
     def note_truth(step: int, rows_B: Tensor) -> None:
-        if len(held) < _STEPS:
+        if len(truth_by_step) < _STEPS:
             people = run.find_sent_positions(rows_B)
-            held[step] = torch.stack(
+            truth_by_step[step] = torch.stack(
                 [run.encode_people(name, people) for name in run.passives], dim=1
             )
 
     run.train_epochs(1, before=note_truth)
     view = view_of(run.recording, [run.data.active.name], knowledge=Knowledge(classes=10))
     contributors = list(view.agreed.values())
-    found = []
+    guesses = []
     truth = []
     for step, _, sent in iter_batches(view, view.epochs[-1]):
-        if step in held:
+        if step in truth_by_step:
             question = Question.from_batch(sent, view.opened[step])
-            found.append(explain_sums([question], contributors, _ITERATIONS))
-            truth.append(held[step])
-    return torch.cat(found), torch.cat(truth)
+            guesses.append(explain_sums([question], contributors, _ITERATIONS))
+            truth.append(truth_by_step[step])
+    return torch.cat(guesses), torch.cat(truth)
 
 
 # A6 and A7 in live runs: an active that chooses what it sends, with rules, without, under noise.
@@ -327,25 +327,27 @@ def _attack_sum(opened: Callable[..., LiveRun], attack: ChosenRepresentations, s
     """Return the largest error of a row and R^2 of the sum of the passives' z, both centred."""
     live = opened(seed=seed)
     active = live.data.active.name
-    everybody = torch.arange(len(live.alignment[active]))
-    truth = torch.stack([live.encode_people(name, everybody) for name in live.passives])
+    all_people = torch.arange(len(live.alignment[active]))
+    truth = torch.stack([live.encode_people(name, all_people) for name in live.passives])
     shadow = reveal_features(live.recording, VICTIM, 2, 0)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    played = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
-    view = view_of(live.recording, [active], knowledge=knowledge, played=played, iterations=500)
-    people, found = attack.recover_representations(view)
+    played_attack = PlayedAttack(attack.name, attack.run_live(live, knowledge, 0))
+    view = view_of(
+        live.recording, [active], knowledge=knowledge, played=played_attack, iterations=500
+    )
+    people, guess_ND = attack.recover_representations(view)
     total = truth[:, people].sum(dim=0)
-    found = found - found.mean(dim=0)
+    guess_ND = guess_ND - guess_ND.mean(dim=0)
     total = total - total.mean(dim=0)
     return {
-        "largest error": float((found - total).norm(dim=1).max()),
-        "r2": compute_r2(found.numpy(), total.numpy()),
+        "largest error": float((guess_ND - total).norm(dim=1).max()),
+        "r2": compute_r2(guess_ND.numpy(), total.numpy()),
     }
 
 
 def decoder() -> Iterator[Setting]:
     """Yield settings of A7: one point for all, against linear and other decoders."""
-    everything: tuple[tuple[str, frozenset[Rule], Row], ...] = (
+    protections: tuple[tuple[str, frozenset[Rule], Row], ...] = (
         ("no rules", UNPROTECTED, {}),
         ("all rules", ALL_RULES, {}),
         ("all rules", ALL_RULES, {"spread": 0.02}),
@@ -354,12 +356,12 @@ def decoder() -> Iterator[Setting]:
     )
     cases = (
         # data, passives, numbers of a representation, known pairs, ways
-        ("breast_cancer", 1, 64, 11, everything),
-        ("breast_cancer", 1, 64, 60, everything[2:]),
-        ("digits", 1, 64, 60, everything),
-        ("digits", 1, 64, 480, everything[:1]),
-        ("digits", 3, 64, 60, everything),
-        ("digits", 3, 16, 60, everything),
+        ("breast_cancer", 1, 64, 11, protections),
+        ("breast_cancer", 1, 64, 60, protections[2:]),
+        ("digits", 1, 64, 60, protections),
+        ("digits", 1, 64, 480, protections[:1]),
+        ("digits", 3, 64, 60, protections),
+        ("digits", 3, 16, 60, protections),
     )
     for name, passives, size, pairs, ways in cases:
         for hidden, (title, rules, options) in product(([], [64]), ways):
@@ -399,36 +401,40 @@ def noise() -> Iterator[Setting]:
         }
         objective = sum_for("digits", **settings).method.own_objective
         decodes = isinstance(objective, ReconstructionSettings)
-        told = strength and " ".join(f"{name} {value:g}" for name, value in strength.items())
+        strength_text = strength and " ".join(
+            f"{name} {value:g}" for name, value in strength.items()
+        )
         reads, measure = (
             ("x of one passive", _measure_decoder) if decodes else ("sum of z", _measure_sum)
         )
-        columns = {"method": method, "noise": told or "none", "reads": reads}
-        under = partial(_measure_noise, measure, settings)
-        yield Setting(columns=columns, measure=under, seeds=_NOISE_SEEDS, ends=("accuracy",))
+        columns = {"method": method, "noise": strength_text or "none", "reads": reads}
+        measure_noisy = partial(_measure_noise, measure, settings)
+        yield Setting(
+            columns=columns, measure=measure_noisy, seeds=_NOISE_SEEDS, ends=("accuracy",)
+        )
 
 
 def _measure_noise(
     read: Callable[[Callable[..., LiveRun], int], Row], settings: Mapping[str, Any], seed: int
 ) -> Row:
     """Return what is read, and an honest run's accuracy and largest epsilon of a passive."""
-    found = read(partial(open_sum, **settings), seed)
+    row = read(partial(open_sum, **settings), seed)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         run(sum_for("digits", seed=seed, **settings), path)
-        told = load_finished_run(path).outcome
-    spent = max((of.epsilon for of in told.contributions.values()), default=None)
-    return {**found, "epsilon": spent, "accuracy": told.accuracy[told.method]}
+        outcome = load_finished_run(path).outcome
+    epsilon = max((account.epsilon for account in outcome.contributions.values()), default=None)
+    return {**row, "epsilon": epsilon, "accuracy": outcome.accuracy[outcome.method]}
 
 
 def _measure_decoder(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 16):
         attack = DecoderExtraction(people=128, shadow_rows=60, decoys=_DECOYS, repeats=repeats)
-        found = _attack_features(partial(opened, "digits", hidden=[]), attack, seed)
-        row[f"r2, asked {repeats} times"] = found["r2 of x"]
-        row[f"mse, asked {repeats} times"] = found["mse of x"]
-        row["baseline r2"] = found["its r2"]
+        features_row = _attack_features(partial(opened, "digits", hidden=[]), attack, seed)
+        row[f"r2, asked {repeats} times"] = features_row["r2 of x"]
+        row[f"mse, asked {repeats} times"] = features_row["mse of x"]
+        row["baseline r2"] = features_row["its r2"]
     return row
 
 
@@ -436,8 +442,8 @@ def _measure_sum(opened: Callable[..., LiveRun], seed: int) -> Row:
     row: Row = {}
     for repeats in (1, 8):  # of two questions each
         attack = ChosenRepresentations(people=30, decoys=_DECOYS, repeats=repeats)
-        found = _attack_sum(partial(opened, "digits-in-6"), attack, seed)
-        row[f"r2, asked {2 * repeats} times"] = found["r2"]
+        sum_row = _attack_sum(partial(opened, "digits-in-6"), attack, seed)
+        row[f"r2, asked {2 * repeats} times"] = sum_row["r2"]
     return row
 
 
@@ -472,10 +478,10 @@ class RecordingRun(LiveRun):
     truth: Tensor | None = None
 
     def request_sum(self, *args: Any, **options: Any) -> Tensor:
-        found = super().request_sum(*args, **options)
+        total = super().request_sum(*args, **options)
         if self.truth is None:
             self.truth = self.get_contribution(VICTIM).double()
-        return found
+        return total
 
 
 def _make_setting(method: str, title: str, rules: frozenset[Rule], **options: Any) -> Setting:
@@ -493,11 +499,11 @@ def _measure_isolation(config: Config, rules: frozenset[Rule], attack: Isolation
     assert isinstance(run, RecordingRun)
     shadow = reveal_features(run.recording, VICTIM, attack.shadow_rows, seed)
     knowledge = Knowledge(classes=10, victim=VICTIM, shadow=shadow)
-    found = attack.run_live(run, knowledge, seed)["isolated"]
+    result = attack.run_live(run, knowledge, seed)["isolated"]
     assert run.truth is not None
     return {
-        "relative error": float((found - run.truth).norm() / run.truth.norm()),
-        "cosine, centred": compute_centred_cosine(found, run.truth),
+        "relative error": float((result - run.truth).norm() / run.truth.norm()),
+        "cosine, centred": compute_centred_cosine(result, run.truth),
     }
 
 
@@ -509,8 +515,8 @@ def stuffing() -> Iterator[Setting]:
 
     The adversary makes 400 guesses, half of which the victim has.
     """
-    for (role, protocol), (limits, size, minimum, times, runs, over) in product(_ENDS, _CASES):
-        attack = IdStuffing(candidates=400, intersections=times, overstuff=over)
+    for (role, protocol), (limits, size, minimum, times, runs, overstuff) in product(_ENDS, _CASES):
+        attack = IdStuffing(candidates=400, intersections=times, overstuff=overstuff)
         settings = AlignmentSettings(protocol=protocol, maximum_ids=size, minimum_rows=minimum)
         columns = {"adversary": role, "protocol": protocol, "limits": limits}
         yield Setting(

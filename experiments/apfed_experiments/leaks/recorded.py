@@ -96,7 +96,7 @@ _BITS = (16, 24)
 _CODE: Mapping[str, Any] = {"network": "selu", "hidden": [32], "representation": 64}
 _LABELS = {"labels_per_class": 4}
 _NO_LABELS = {"labels_per_class": 0}
-_ASKED = tuple(("averaged_membership", {"strangers": who}) for who in ("outside", "elsewhere"))
+_ASKED = tuple(("averaged_membership", {"strangers": group}) for group in ("outside", "elsewhere"))
 
 
 # A1 and A2: labels out of representations, against what a passive's own features tell.
@@ -120,8 +120,8 @@ def labels() -> Iterator[Setting]:
 @lru_cache(maxsize=len(_SEEDS))
 def _run_settings(settings: str) -> tuple[Recording, float]:
     """Run these settings, for several attacks to read; return the recording and its accuracy."""
-    done = run(Config.model_validate_json(settings), None)
-    return done.recording, next(iter(done.accuracy.values()))
+    result = run(Config.model_validate_json(settings), None)
+    return result.recording, next(iter(result.accuracy.values()))
 
 
 def _make_guarded_config(name: str, noise: str, seed: int) -> Config:
@@ -149,23 +149,25 @@ def _measure_labels(name: str, noise: str, known: int, seed: int) -> Row:
     options = {"labels_per_class": known}
     once, course = (
         {
-            one.adversary: one
-            for one in run_attacks(recording, [AttackChoice(name=name, options=options)], seed=seed)
-            if one.applicable
+            result.adversary: result
+            for result in run_attacks(
+                recording, [AttackChoice(name=name, options=options)], seed=seed
+            )
+            if result.applicable
         }
         for name in ("model_completion", "temporal")
     )
     return {
-        "x": fmean(_get_score(one) - _get_advantage(one) for one in once.values()),
+        "x": fmean(_get_score(result) - _get_advantage(result) for result in once.values()),
         "A1": fmean(map(_get_score, once.values())),
         "A2": fmean(map(_get_score, course.values())),
         "A1 less x": fmean(map(_get_advantage, once.values())),
         "A2 less x": fmean(map(_get_advantage, course.values())),
         "A2 less A1": fmean(
-            _get_score(course[name]) - _get_score(one) for name, one in once.items()
+            _get_score(course[name]) - _get_score(result) for name, result in once.items()
         ),
-        **{f"A1 less x, {name}": _get_advantage(one) for name, one in once.items()},
-        **{f"A2 less x, {name}": _get_advantage(one) for name, one in course.items()},
+        **{f"A1 less x, {name}": _get_advantage(result) for name, result in once.items()},
+        **{f"A2 less x, {name}": _get_advantage(result) for name, result in course.items()},
     }
 
 
@@ -215,12 +217,14 @@ def _measure_attack(
         return {"accuracy": 100 * accuracy, "refused": str(mounted[0].reason)}
     metric = str(results[0].metric)
     return {
-        "reached": fmean(found.score[metric] or 0.0 for found in results),
-        "baseline": fmean(found.baselines[str(found.baseline)][metric] or 0.0 for found in results),
-        "advantage": fmean(found.advantage or 0.0 for found in results),
+        "reached": fmean(result.score[metric] or 0.0 for result in results),
+        "baseline": fmean(
+            result.baselines[str(result.baseline)][metric] or 0.0 for result in results
+        ),
+        "advantage": fmean(result.advantage or 0.0 for result in results),
         "metric": metric,
-        "best baseline": Counter(str(found.baseline) for found in results).most_common(1)[0][0],
-        "scored": fmean(found.counts["scored"] for found in results),
+        "best baseline": Counter(str(result.baseline) for result in results).most_common(1)[0][0],
+        "scored": fmean(result.counts["scored"] for result in results),
         "accuracy": 100 * accuracy,
     }
 
@@ -326,10 +330,10 @@ def papers() -> Iterator[Setting]:
     """
     for case in CASES:
         for name, options in case.attacks:
-            told = ", ".join(f"{key} {value}" for key, value in options.items())
+            options_text = ", ".join(f"{key} {value}" for key, value in options.items())
             columns = {"method": case.method, "data": case.data, "settings": case.said}
             measure = partial(_measure_attack, partial(config_of, case), name, options)
-            columns |= {"attack": name, "options": told}
+            columns |= {"attack": name, "options": options_text}
             yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
 
 
@@ -344,5 +348,5 @@ def config_of(case: Case, seed: int) -> Config:
         "guard": {"mechanism": "none"},
         "transcript": {"keep": "all"},
     }
-    named = {"name": case.method, **case.changes.get("method", {})}
-    return Config.model_validate({**usual, **case.changes, "method": named})
+    method_settings = {"name": case.method, **case.changes.get("method", {})}
+    return Config.model_validate({**usual, **case.changes, "method": method_settings})

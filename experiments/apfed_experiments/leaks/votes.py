@@ -51,11 +51,11 @@ def labels_config(
     **changes: Any,
 ) -> Config:
     """Return a run with few labels; votes by this labeller, under noise of this epsilon."""
-    said = {"name": method, "epsilon": epsilon, "labeller": labeller}
+    method_settings = {"name": method, "epsilon": epsilon, "labeller": labeller}
     settings: dict[str, Any] = {
         "name": f"few-labels-{data}",
         "seed": seed,
-        "method": {key: value for key, value in said.items() if value is not None},
+        "method": {key: value for key, value in method_settings.items() if value is not None},
         "party_seeds": "shared_for_comparison",
         "data": _DATA[data],
         "model": {"network": "random_features"},
@@ -122,10 +122,10 @@ def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int
         for table in run.data.tables
     }
     seen_Uk[landmarks, np.arange(len(landmarks))] = -np.inf
-    found = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
+    neighbours = np.argsort(-seen_Uk, axis=0)[:_NEAR].T
     others = [name for name in near if name != run.data.active.name]
     return {
-        "found": fmean(_compute_overlap(found, near[name]) for name in others),
+        "found": fmean(_compute_overlap(neighbours, near[name]) for name in others),
         "baseline": fmean(
             _compute_overlap(near[run.data.active.name], near[name]) for name in others
         ),
@@ -154,13 +154,15 @@ def _columns_of(
 def _find_nearest(rows_U: Tensor, landmarks: NDArray[np.int64]) -> NDArray[np.int64]:
     features_UF = rows_U.flatten(1).double().numpy()
     search = NearestNeighbors(n_neighbors=_NEAR + 1).fit(features_UF)
-    found = search.kneighbors(features_UF[landmarks], return_distance=False)
-    return np.stack([row[row != at][:_NEAR] for row, at in zip(found, landmarks, strict=True)])
+    neighbours = search.kneighbors(features_UF[landmarks], return_distance=False)
+    return np.stack(
+        [row[row != landmark][:_NEAR] for row, landmark in zip(neighbours, landmarks, strict=True)]
+    )
 
 
-def _compute_overlap(found: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
-    pairs = zip(found, truth, strict=True)
-    return fmean(len(set(ours) & set(near)) / _NEAR for ours, near in pairs)
+def _compute_overlap(neighbours: NDArray[np.int64], truth: NDArray[np.int64]) -> float:
+    pairs = zip(neighbours, truth, strict=True)
+    return fmean(len(set(guessed) & set(near)) / _NEAR for guessed, near in pairs)
 
 
 def repeated_votes() -> Iterator[Setting]:
@@ -223,15 +225,15 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
     inside = []
     for number, candidate in enumerate(free[chosen].tolist()):
         member = number % 2 == 0
-        found = []
+        results = []
         for label in (0, classes - 1):
             run = _open_run(data, method, epsilon, seed)
             if not member:
                 for name in run.voters:
                     run.get_voter(name).held_N[candidate] = False
             _, votes = run.request_votes(None, honest | {candidate: label})
-            found.append(votes[run.ballot.rows.numpy() != candidate])
-        distances.append(float(np.abs(found[0] - found[1]).sum()))
+            results.append(votes[run.ballot.rows.numpy() != candidate])
+        distances.append(float(np.abs(results[0] - results[1]).sum()))
         inside.append(member)
     return {"auc": float(roc_auc_score(inside, distances))}
 
@@ -255,7 +257,7 @@ def _measure_poisoning(
     row: Row = {"accuracy": reached, "change": reached - honest}
     if agreement:
         row["its agreement"] = agreement[VICTIM]
-        row["of the others"] = fmean(of for name, of in agreement.items() if name != VICTIM)
+        row["of the others"] = fmean(share for name, share in agreement.items() if name != VICTIM)
     return row
 
 
@@ -272,7 +274,7 @@ def _measure_accuracy(
         victim = run.get_voter(VICTIM)
         victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)
     run.learn_from_votes()
-    agreement = {name: one.others or 0.0 for name, one in run.learner.agreement.items()}
+    agreement = {name: agreed.others or 0.0 for name, agreed in run.learner.agreement.items()}
     return 100 * ACCURACY.compute_value(
         run.learner.student.score_rows(run.data.test_rows)
     ), agreement

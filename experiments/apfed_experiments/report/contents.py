@@ -90,7 +90,7 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
     in_clear = summed and sum_kind(run.config.secure_sum).unsafe
     votes = "passives vote" in words
     from_active = "the active sends representations" in words
-    few = _few_positives(run.outcome.ranking)
+    rare_rows = _few_positives(run.outcome.ranking)
     any_sent = any(flow.kind is Kind.REPRESENTATIONS for flow in run.flows)
     sentences = (
         (
@@ -146,9 +146,9 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
             "There is no guard: the active receives representations as they are.",
         ),
         (
-            few is not None,
+            rare_rows is not None,
             (
-                f"{few} test rows are of the rarer class: measures may be chance; "
+                f"{rare_rows} test rows are of the rarer class: measures may be chance; "
                 "read their intervals."
             ),
         ),
@@ -168,10 +168,10 @@ def warnings_of(run: ReportedRun) -> tuple[str, ...]:
 
 def describe_people(common: Sequence[CommonPeople]) -> Iterator[str]:
     """Say how many of each party's people are common, and which IDs hardly ever matched."""
-    for one in common:
-        yield f"{one.party}: {one.sentence}."
-        if one.warning:
-            yield f"{one.warning}."
+    for party_people in common:
+        yield f"{party_people.party}: {party_people.sentence}."
+        if party_people.warning:
+            yield f"{party_people.warning}."
 
 
 def _few_positives(ranking: Ranking | None) -> int | None:
@@ -188,18 +188,18 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
     if measure is not ACCURACY:
         for variant, value in outcome.scores.items():
             tested = run.describe_rows(variant)
-            why = outcome.undefined.get(variant, {}).get(measure.name, tested)
+            reason = outcome.undefined.get(variant, {}).get(measure.name, tested)
             title = f"{run.title_of(variant)} {measure.title}"
-            yield Tile(title, measure.format_value(value), why if math.isnan(value) else tested)
+            yield Tile(title, measure.format_value(value), reason if math.isnan(value) else tested)
     classifies = TASKS[run.config.task].tells == Classification.tells
     for variant, share in outcome.accuracy.items() if classifies else ():
         tested = run.describe_rows(variant)
-        why = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
+        reason = outcome.undefined.get(variant, {}).get(ACCURACY.name, tested)
         title = f"{run.title_of(variant)} accuracy"
         yield Tile(
             title,
             ACCURACY.format_value(share) if math.isnan(share) else words.format_percent(share),
-            why if math.isnan(share) else tested,
+            reason if math.isnan(share) else tested,
         )
     if run.solo is not None:
         yield from _solo_tiles(run, run.solo)
@@ -213,10 +213,10 @@ def tiles_of(run: ReportedRun) -> Iterator[Tile]:
         several = f" in {outcome.sessions} sessions" if outcome.sessions > 1 else ""
         yield Tile("sent", words.format_size(outcome.wire_bytes), f"{messages} messages{several}")
     device = run.versions.get("device")
-    where = f"on {device}" if isinstance(device, str) else ""
+    device_note = f"on {device}" if isinstance(device, str) else ""
     if outcome.sessions > 1:
-        where = f"{where}, training in {outcome.sessions} sessions".removeprefix(", ")
-    yield Tile("duration", words.format_duration(outcome.seconds), where)
+        device_note = f"{device_note}, training in {outcome.sessions} sessions".removeprefix(", ")
+    yield Tile("duration", words.format_duration(outcome.seconds), device_note)
 
 
 def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
@@ -224,8 +224,8 @@ def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
     gain = run.gain
     value = solo.best.test if gain is None else gain.alone
     rows = solo.rows if gain is None else gain.rows
-    on = "" if rows is None else f", of {rows:,} test rows"
-    note = f"{solo.best.title}, {solo.chosen}{on}"
+    rows_note = "" if rows is None else f", of {rows:,} test rows"
+    note = f"{solo.best.title}, {solo.chosen}{rows_note}"
     yield Tile("best alone", solo.headline_measure.format_value(value), note)
     if gain is None:
         yield Tile("gain", "not told", OTHER_ROWS)
@@ -256,12 +256,14 @@ def learned_by(run: Reported) -> Mapping[str, tuple[Learned, ...]]:
     alike: dict[tuple[Role, tuple[Learned, ...]], list[str]] = {}
     for name, role in run.roles.items():
         alike.setdefault((role, tuple(_describe_flows(run, name, role))), []).append(name)
-    found = {}
+    received_by_heading = {}
     for (role, received), names in alike.items():
-        each = ", each of them" if len(names) > 1 else ""
-        heading = f"{', '.join(names)} ({role}{each})" if names != [role] else role.capitalize()
-        found[heading] = received
-    return found
+        each_note = ", each of them" if len(names) > 1 else ""
+        heading = (
+            f"{', '.join(names)} ({role}{each_note})" if names != [role] else role.capitalize()
+        )
+        received_by_heading[heading] = received
+    return received_by_heading
 
 
 def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
@@ -327,17 +329,21 @@ def alignment_leaks_of(run: Reported) -> tuple[str, ...]:
         return ()
     settings = run.config.alignment
     guesses = most_guesses(settings)
-    tried = (
+    guesses_sentence = (
         f"With maximum_ids {settings.maximum_ids:,}, an active that deviates tries out up to "
         f"{guesses.hub:,} guessed IDs at each passive in one intersection, others at another; a "
         f"passive up to {guesses.member:,}."
     )
-    return (*SET_INTERSECTIONS[settings.backend].leaks, tried)
+    return (*SET_INTERSECTIONS[settings.backend].leaks, guesses_sentence)
 
 
 def coalitions_of(run: Reported) -> tuple[tuple[str, str], ...]:
     """Return who colludes, and what they learn together."""
-    return tuple((each.who, each.learns) for each in COALITIONS if each.holds_for(run.facts))
+    return tuple(
+        (coalition.who, coalition.learns)
+        for coalition in COALITIONS
+        if coalition.holds_for(run.facts)
+    )
 
 
 def limits_of(run: Reported) -> tuple[str, ...]:
@@ -385,12 +391,18 @@ def accounting_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
 
 def agreement_of(run: ReportedRun) -> tuple[tuple[str, str], ...]:
     rows = []
-    for passive, of in run.outcome.agreement.items():
-        told = f"as labelled on {of.labels:.2f} of the labelled ones, +- {of.labels_noise:.2f}"
-        if of.others is not None:
-            others = f"as another passive on {of.others:.2f} of the rows, +- {of.others_noise:.2f}"
-            told = f"{others}; {told}"
-        rows.append((passive, told))
+    for passive, agreement in run.outcome.agreement.items():
+        sentence = (
+            f"as labelled on {agreement.labels:.2f} of the labelled ones, "
+            f"+- {agreement.labels_noise:.2f}"
+        )
+        if agreement.others is not None:
+            others = (
+                f"as another passive on {agreement.others:.2f} of the rows, "
+                f"+- {agreement.others_noise:.2f}"
+            )
+            sentence = f"{others}; {sentence}"
+        rows.append((passive, sentence))
     return tuple(rows)
 
 
@@ -415,8 +427,8 @@ def describe_unevenness(result: AttackResult) -> str:
     parts = [f"{name} {value:.2f}" for name, value in result.risk.items() if _BY_CLASS not in name]
     if classes:
         ends = min(classes, key=classes.__getitem__), max(classes, key=classes.__getitem__)
-        least, most = (f"{classes[end]:.2f} (class {end})" for end in ends)
-        parts.append(f"recall from {least} to {most}")
+        worst, best = (f"{classes[end]:.2f} (class {end})" for end in ends)
+        parts.append(f"recall from {worst} to {best}")
     return "; ".join(parts)
 
 
@@ -426,8 +438,8 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     data = config.data
     train = config.train
     labels = config.labels
-    own = data.dataset == "tables"
-    title = "the parties' own tables" if own else find_dataset(data.dataset).title
+    is_own_tables = data.dataset == "tables"
+    title = "the parties' own tables" if is_own_tables else find_dataset(data.dataset).title
     rows = {
         "trained": outcome.train_rows,
         "of these with a label": outcome.labelled_rows,
@@ -446,13 +458,13 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     rate = f"learning rate {train.learning_rate:g}"
     yield "training", f"{train.epochs} epochs, batches of {train.batch_size}, {rate}"
     if not data.horizontal:
-        asked = (
+        request = (
             f"people {data.aligned}"
             if data.aligned
             else f"overlap {words.format_percent(data.overlap)}"
         )
-        drawn = "" if data.dataset == TABLES else f", {asked} asked"
-        yield "alignment", f"{config.alignment.backend}{drawn}"
+        request_note = "" if data.dataset == TABLES else f", {request} asked"
+        yield "alignment", f"{config.alignment.backend}{request_note}"
     if outcome.sum:
         yield "secure sum", words.format_value(outcome.sum)
     if "passives vote" in run.facts.words:
@@ -460,10 +472,11 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
     yield "guard", _describe_settings(config.guard)
     if config.defences:
         kinds = [defence.kind for defence in config.defences]
-        each = (
-            f"{of} ({describe_runners(of, config.method)}): {DEFENCES[of].gives}" for of in kinds
+        descriptions = (
+            f"{kind} ({describe_runners(kind, config.method)}): {DEFENCES[kind].gives}"
+            for kind in kinds
         )
-        yield "defences without a guarantee", "; ".join(each)
+        yield "defences without a guarantee", "; ".join(descriptions)
     if labels.epsilon is not None:
         yield (
             "training labels",
@@ -472,8 +485,8 @@ def settings_of(run: ReportedRun) -> Iterator[tuple[str, str]]:
 
 
 def _describe_settings(settings: Settings, *, but: str = "") -> str:
-    said = settings.model_dump(mode="json", exclude_none=True, exclude={but})
-    return ", ".join(f"{name} {words.format_value(value)}" for name, value in said.items())
+    values = settings.model_dump(mode="json", exclude_none=True, exclude={but})
+    return ", ".join(f"{name} {words.format_value(value)}" for name, value in values.items())
 
 
 def privacy_document(run: ReportedRun, audited: Audited | None = None) -> dict[str, Any]:

@@ -91,18 +91,18 @@ class OwnSide:
             )
 
     def keep_rows(self) -> Iterator[tuple[str, str]]:
-        for name, why in _KEEP.items():
+        for name, reason in _KEEP.items():
             if any(self.path.glob(name)):
-                yield name, why
+                yield name, reason
 
     def list_promises(self, config: Config, role: str) -> tuple[Promise, ...]:
         """Return what it promises the people in its table, by its own ledgers."""
-        spent = self.end.privacy
+        privacy = self.end.privacy
         noisy = self.end.contributions
         accounts = [] if noisy is None else [noisy.model_dump()]
-        if spent is not None:
-            of_releases = {"figure": "epsilon_x", "epsilon": spent.epsilon_x}
-            accounts.append({**of_releases, "delta": spent.delta, "releases": spent.releases})
+        if privacy is not None:
+            of_releases = {"figure": "epsilon_x", "epsilon": privacy.epsilon_x}
+            accounts.append({**of_releases, "delta": privacy.delta, "releases": privacy.releases})
         if not accounts:
             return (promise_of_party(config, role, ()),)
         return tuple(map(promise_of_account, accounts))
@@ -120,28 +120,31 @@ def list_statements(outcome: Outcome, folder: RunFolder) -> Iterator[tuple[str, 
     """
     if not outcome.stated:
         return
-    kept = load_statements(folder.statements)
+    statements = load_statements(folder.statements)
     contract = load_contract(folder.contract, _Signed).document
     identities = {party.name: party.identity for party in contract.participants}
     for name in outcome.stated:
-        if (said := kept.get(name)) is None:
+        if (statement := statements.get(name)) is None:
             yield f"stated by {name}", "nothing: it never said what it charged"
             continue
         try:
-            accounts = said.verify_accounts(name)
+            accounts = statement.verify_accounts(name)
         except RemoteProtocolError as error:
             yield f"stated by {name}", f"NOT SIGNED: {error}"
             continue
-        signed = f"signed before step {said.step}"
-        if (said.identity, said.contract) != (identities.get(name), contract.digest.hex()):
+        signed = f"signed before step {statement.step}"
+        if (statement.identity, statement.contract) != (
+            identities.get(name),
+            contract.digest.hex(),
+        ):
             signed = "NOT OF THIS CONTRACT: signed by another identity, or for another session"
-        told = "; ".join(
+        promises = "; ".join(
             f"{promise.format_title()} {promise.text}"
-            for promise in (promise_of_account(of.model_dump()) for of in accounts)
+            for promise in (promise_of_account(account.model_dump()) for account in accounts)
         )
         yield (
             f"stated by {name}",
-            f"{told or NO_ACCOUNT}, {signed}",
+            f"{promises or NO_ACCOUNT}, {signed}",
         )
 
 
@@ -161,8 +164,8 @@ class ReportedParty:
     @property
     def roles(self) -> Mapping[str, Role]:
         order = list(Role)
-        found = {party.name: Role(party.role) for party in self.contract.participants}
-        return dict(sorted(found.items(), key=lambda item: order.index(item[1])))
+        role_by_party = {party.name: Role(party.role) for party in self.contract.participants}
+        return dict(sorted(role_by_party.items(), key=lambda item: order.index(item[1])))
 
     @property
     def facts(self) -> RunFacts:
@@ -179,10 +182,10 @@ class ReportedParty:
         """Yield what it answers at most, as all have signed, and when it refuses."""
         contract = self.contract
         rules = self.config.rules
-        for one in self.common:
-            yield "people", one.sentence
-            if one.warning:
-                yield "IDs that hardly ever matched", one.warning
+        for people in self.common:
+            yield "people", people.sentence
+            if people.warning:
+                yield "IDs that hardly ever matched", people.warning
         yield (
             "rows of a batch",
             f"{contract.minimum_batch} to {words.format_count(contract.batch_size)}",
@@ -205,14 +208,14 @@ def load_statements(path: Path) -> Mapping[str, Statement]:
 def load_party(path: Path) -> ReportedParty | None:
     """Read the folder of a party that helped; None where it is none, or not over."""
     folder = RunFolder(path)
-    own = OwnSide.from_folder(path)
-    if own is None or folder.result.is_file():
+    own_side = OwnSide.from_folder(path)
+    if own_side is None or folder.result.is_file():
         return None
     for file in (folder.config, folder.contract, folder.flows):
         if not file.is_file():
             raise CheckpointError(
-                f"{file} is missing: {own.name} was ended before it wrote all of its part; its "
-                "audit log says what it sent (secure-apfed audit-log verify)"
+                f"{file} is missing: {own_side.name} was ended before it wrote all of its part; "
+                "its audit log says what it sent (secure-apfed audit-log verify)"
             )
     contract = load_contract(folder.contract, _Signed)
     attacks = path / "attacks.json"
@@ -223,7 +226,7 @@ def load_party(path: Path) -> ReportedParty | None:
         flows=load_json(folder.flows, tuple[Flow, ...]),
         charges=count_charges(folder),
         attacks=load_json(attacks, tuple[AttackResult, ...]) if attacks.is_file() else None,
-        own=own,
+        own=own_side,
         common=load_common_people(folder),
     )
 

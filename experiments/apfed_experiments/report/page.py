@@ -70,7 +70,7 @@ def render_party(party: ReportedParty) -> str:
     learned = contents.learned_by(party)
     own = party.own
     role = party.roles[own.name]
-    mine = role.capitalize() if role == own.name else own.name
+    title = role.capitalize() if role == own.name else own.name
     return render_template(
         "party.html.jinja",
         party=party,
@@ -83,7 +83,7 @@ def render_party(party: ReportedParty) -> str:
             *contents.traffic_of(party, own.name),
             *(_tile_of_promise(name, value) for name, value in party.promise_rows),
         ],
-        learned=dict(sorted(learned.items(), key=lambda item: mine not in item[0].split(" "))),
+        learned=dict(sorted(learned.items(), key=lambda item: title not in item[0].split(" "))),
         alignment_leaks=contents.alignment_leaks_of(party),
         coalitions=contents.coalitions_of(party),
         spent=[
@@ -177,37 +177,39 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     return path
 
 
-def write_seeds_page(found: SeveralSeeds, folder: Path) -> Path:
+def write_seeds_page(several: SeveralSeeds, folder: Path) -> Path:
     """Write report.html of a run under several seeds, with links to that of each seed."""
-    measure = MEASURES[found.config.measure]
-    rankings = found.rankings
+    measure = MEASURES[several.config.measure]
+    rankings = several.rankings
     names = [name for name in RANKED if rankings and name != measure.name]
     header = ["seed", measure.title, *(MEASURES[name].title for name in names)]
     header += ["positives", "their share", "foretold"] if rankings else []
     rows = []
-    for seed, reached in found.reached.items():
-        page = found.folders[seed] / "report.html"
-        told = rankings.get(seed)
-        own = None if told is None else told.intervals.get(measure.name)
+    for seed, reached in several.reached.items():
+        page = several.folders[seed] / "report.html"
+        ranking = rankings.get(seed)
+        interval = None if ranking is None else ranking.intervals.get(measure.name)
         cells = [
             str(seed),
-            measure.format_value(reached) if own is None else own.format_interval(measure),
+            measure.format_value(reached)
+            if interval is None
+            else interval.format_interval(measure),
         ]
-        if told is not None:
-            cells += [told.intervals[name].format_interval(MEASURES[name]) for name in names]
+        if ranking is not None:
+            cells += [ranking.intervals[name].format_interval(MEASURES[name]) for name in names]
             cells += [
-                f"{told.positives} of {told.rows}",
-                words.format_percent(told.rate.value),
-                words.format_percent(told.foretold) + ("" if told.is_met else ", not met"),
+                f"{ranking.positives} of {ranking.rows}",
+                words.format_percent(ranking.rate.value),
+                words.format_percent(ranking.foretold) + ("" if ranking.is_met else ", not met"),
             ]
         link = Path(os.path.relpath(page, folder)).as_posix()
         rows.append((quote(link) if page.is_file() else None, cells))
     content = render_template(
         "several.html.jinja",
-        title=f"{found.config.name}: {len(found.reached)} seeds",
-        lines=describe_seeds(found),
-        note=found.note,
-        together=found.list_common_rows(),
+        title=f"{several.config.name}: {len(several.reached)} seeds",
+        lines=describe_seeds(several),
+        note=several.note,
+        together=several.list_common_rows(),
         header=header,
         rows=rows,
     )
@@ -220,11 +222,11 @@ def _format_figures(
 ) -> dict[str, tuple[str, str, float | None]]:
     """Return the figures of a run, each (text, note, number to sort by)."""
     gain = run.gain
-    alone = run.alone
-    beside = run.gain_text if alone is None or gain is None else alone.best.title
+    local_models = run.alone
+    note = run.gain_text if local_models is None or gain is None else local_models.best.title
     figures = {
         "reached": _format_figure(run.value, lambda _: run.score_text),
-        "gain": _format_figure(gain, lambda _: run.gain_text.replace("-", "\u2212"), beside),
+        "gain": _format_figure(gain, lambda _: run.gain_text.replace("-", "\u2212"), note),
         "epsilon": _epsilon_figure(run),
     }
     for target in targets:

@@ -59,7 +59,7 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     """Write every picture that the run has data for; return them in the order of reading."""
     for stale in own_subfolder(folder).glob("*.png"):
         stale.unlink()
-    made: list[Picture] = []
+    pictures: list[Picture] = []
     drawings: tuple[tuple[str, str, Callable[[], Drawn]], ...] = (
         ("learning", "Learning", lambda: _draw_learning(run)),
         ("who-helped", "What each passive's help was worth", lambda: _draw_passive_worth(run)),
@@ -69,14 +69,14 @@ def write_pictures(run: ReportedRun, folder: Path) -> tuple[Picture, ...]:
     )
     with mpl.rc_context(STYLE):
         for name, title, draw in drawings:
-            drawn = draw()
-            if drawn is None:
+            drawing = draw()
+            if drawing is None:
                 continue
-            figure, caption = drawn
+            figure, caption = drawing
             path = folder / f"{name}.png"
             figure.savefig(path)
-            made.append(Picture(path=path, title=title, caption=caption))
-    return tuple(made)
+            pictures.append(Picture(path=path, title=title, caption=caption))
+    return tuple(pictures)
 
 
 def _draw_learning(run: ReportedRun) -> Drawn:
@@ -91,10 +91,10 @@ def _draw_learning(run: ReportedRun) -> Drawn:
     figure = Figure(figsize=(_WIDTH, count * height))
     # One below the other, so that a phone shows both with letters that can be read.
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
-    many = len(run.epochs) > _MANY_EPOCHS
-    look: dict[str, Any] = {"marker": None if many else "o", "markersize": 3.5}
+    has_many_epochs = len(run.epochs) > _MANY_EPOCHS
+    look: dict[str, Any] = {"marker": None if has_many_epochs else "o", "markersize": 3.5}
     parts = []
-    beside = 0.1
+    right_margin = 0.1
     if losses:
         panels[0].plot(*zip(*losses, strict=True), color=OURS, **look)
         panels[0].set(title="Training loss", xlabel="epoch", ylabel="mean task loss")
@@ -103,8 +103,8 @@ def _draw_learning(run: ReportedRun) -> Drawn:
     if curves:
         measure = run.outcome.headline_measure
         ends = []
-        for at, (variant, points) in enumerate(curves.items()):
-            color = OURS if at == 0 else OTHER
+        for position, (variant, points) in enumerate(curves.items()):
+            color = OURS if position == 0 else OTHER
             panels[-1].plot(*zip(*points, strict=True), color=color, **look)
             ends.append((points[-1][1], run.title_of(variant), color))
         rows = f"per cent {run.describe_rows(next(iter(curves)))}".partition(", whom")[0]
@@ -114,13 +114,13 @@ def _draw_learning(run: ReportedRun) -> Drawn:
             ylabel=rows if measure.share else measure.title,
         )
         last = max(points[-1][0] for points in curves.values())
-        beside += inches_of(_label_ends(panels[-1], last, ends, measure))
+        right_margin += inches_of(_label_ends(panels[-1], last, ends, measure))
         parts.append(f"{measure.title} on rows that no training step saw")
     for axes in panels:
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.set_size_inches(_CURVE_LEFT + _CURVE_WIDTH + beside, count * height)
+    figure.set_size_inches(_CURVE_LEFT + _CURVE_WIDTH + right_margin, count * height)
     figure.subplots_adjust(hspace=(_ABOVE + _UNDER) / _CURVE_HEIGHT)
-    set_margins(figure, left=_CURVE_LEFT, right=beside, bottom=_UNDER, top=_ABOVE)
+    set_margins(figure, left=_CURVE_LEFT, right=right_margin, bottom=_UNDER, top=_ABOVE)
     caption = f"The active's {', and its '.join(parts)}."
     if curves and (finish := _describe_finish(run.outcome)):
         caption += f" The last point is of the finished model, {finish}."
@@ -131,16 +131,16 @@ def _draw_learning(run: ReportedRun) -> Drawn:
 
 def _draw_passive_worth(run: ReportedRun) -> Drawn:
     """Draw the worth of each passive; None: nobody measured it."""
-    found = run.who_helped
-    if found is None or not found.passives:
+    who_helped = run.who_helped
+    if who_helped is None or not who_helped.passives:
         return None
     figure = Figure(layout="constrained")
     draw_worth(
         figure,
-        [worth.passive for worth in found.passives],
-        [interval_of(worth) for worth in found.passives],
-        [worth.wire_bytes for worth in found.passives],
-        measure=MEASURES[found.measure],
+        [worth.passive for worth in who_helped.passives],
+        [interval_of(worth) for worth in who_helped.passives],
+        [worth.wire_bytes for worth in who_helped.passives],
+        measure=MEASURES[who_helped.measure],
     )
     return figure, CAPTION
 
@@ -204,17 +204,17 @@ def _draw_calibration(run: ReportedRun) -> Drawn:
         return None
     figure = Figure(figsize=(4.6, 4.2))
     axes = figure.subplots()
-    most = 0.0
+    highest = 0.0
     for point in points:
         low, high = proportion_interval(round(point.observed * point.rows), point.rows)
         axes.plot([point.foretold] * 2, [low, high], color=OURS, linewidth=1.2)
         axes.plot(point.foretold, point.observed, "o", color=OURS, markersize=5)
-        most = max(most, high, point.foretold)
-    axes.plot([0, most], [0, most], color=OTHER, linestyle=":")
+        highest = max(highest, high, point.foretold)
+    axes.plot([0, highest], [0, highest], color=OTHER, linestyle=":")
     axes.set(
         title="Calibration",
-        xlim=(0, 1.03 * most),
-        ylim=(0, 1.03 * most),
+        xlim=(0, 1.03 * highest),
+        ylim=(0, 1.03 * highest),
         xlabel="probability foretold",
         ylabel="share observed",
     )
@@ -232,8 +232,8 @@ def _draw_attacks(results: Sequence[AttackResult]) -> Drawn:
         attack = result.score.get(metric)
         baseline = result.baselines.get(str(result.baseline), {}).get(metric)
         if result.applicable and attack is not None and baseline is not None:
-            by = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
-            lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(by, _MOST_LETTERS)]
+            attacker = f"by {result.adversary}, {_shorten_name(str(result.variant))}"
+            lines = [*wrap(attack_title(result), _MOST_LETTERS), *wrap(attacker, _MOST_LETTERS)]
             name = "\n".join(lines)
             by_metric.setdefault(format_key(metric), []).append((name, attack, baseline))
     if not by_metric:
@@ -318,21 +318,21 @@ def _name_curve(result: AttackResult) -> str:
 
 
 def _draw_roc(run: ReportedRun) -> Drawn:
-    shown = [result for result in run.attacks or () if result.roc]
-    if not shown:
+    results_with_roc = [result for result in run.attacks or () if result.roc]
+    if not results_with_roc:
         return None
     figure = Figure(figsize=(5.6, 4.4), layout="constrained")
     axes = figure.subplots()
-    for result in shown:
+    for result in results_with_roc:
         false, true = (np.array(rates) for rates in zip(*result.roc, strict=True))
         axes.step(false, true, where="post", color=ATTACK, linewidth=1.8, label=_name_curve(result))
-    least = 1 / max(sum(result.counts.values()) for result in shown)
-    axes.plot([least, 1], [least, 1], color=OTHER, linestyle=":", label="guessing")
+    lowest_rate = 1 / max(sum(result.counts.values()) for result in results_with_roc)
+    axes.plot([lowest_rate, 1], [lowest_rate, 1], color=OTHER, linestyle=":", label="guessing")
     axes.set(
         xscale="log",
         yscale="log",
-        xlim=(least, 1),
-        ylim=(least, 1.1),
+        xlim=(lowest_rate, 1),
+        ylim=(lowest_rate, 1.1),
         title="Who trained the model",
         xlabel="false positive rate",
         ylabel="true positive rate",

@@ -145,17 +145,17 @@ def measure_run(run: ReportedRun) -> dict[str, Any] | None:
     scored = load_predictions(run)
     if scored is None:
         return None
-    found = estimate_measures(scored)
+    estimates = estimate_measures(scored)
     lines = []
-    for name, of in found.items():
+    for name, estimate in estimates.items():
         measure = MEASURES[name]
         ends = (
             "-"
-            if math.isnan(of.low)
-            else f"{measure.format_value(of.low)} to {measure.format_value(of.high)}"
+            if math.isnan(estimate.low)
+            else f"{measure.format_value(estimate.low)} to {measure.format_value(estimate.high)}"
         )
         better = "higher" if measure.higher_is_better else "lower"
-        lines.append((measure.title, measure.format_value(of.value), ends, better))
+        lines.append((measure.title, measure.format_value(estimate.value), ends, better))
     return {
         "title": run.title_of(next(iter(run.outcome.accuracy))),
         "rows": len(scored.truth),
@@ -163,7 +163,7 @@ def measure_run(run: ReportedRun) -> dict[str, Any] | None:
         "calibration": calibration_curve(scored) if scored.classes else (),
         "finite": scored.is_finite,
         "binary": scored.classes == 2,
-        "ranked": "ks" in found,
+        "ranked": "ks" in estimates,
         "threshold": scored.threshold,
     }
 
@@ -195,18 +195,19 @@ class Audited:
 
     def list_rows(self) -> tuple[tuple[str, str], ...]:
         audit = self.audit
-        found = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
+        proved_epsilon = max(audit.epsilon_dp, audit.epsilon_gdp, audit.epsilon_rows)
         verdict = "CONTRADICTS the claim" if self.has_contradiction else "below the claim"
         planted = (
             f"{words.format_count(audit.canaries)} canaries, each released {self.releases} times"
         )
         proved = (
-            f"epsilon at least {words.format_number(found)}, wrong once in a million: {verdict}"
+            f"epsilon at least {words.format_number(proved_epsilon)}, "
+            f"wrong once in a million: {verdict}"
         )
         tells = f"AUC {self.ceiling_auc:.3f}, {words.format_percent(self.ceiling_tpr)} found"
         ceiling = "ceiling of any attack that tells two values of one row apart"
-        at = f"{tells} at {words.format_percent(_FALSE_ALARMS)} false alarms"
-        return (f"audit of the guard, {planted}", proved), (ceiling, at)
+        figures = f"{tells} at {words.format_percent(_FALSE_ALARMS)} false alarms"
+        return (f"audit of the guard, {planted}", proved), (ceiling, figures)
 
 
 def audit_of(run: ReportedRun) -> Audited | None:

@@ -77,7 +77,7 @@ class RunFacts:
         return self.happens | {word for word, holds in _evaluate_words(self).items() if holds}
 
 
-_OF_METHODS = frozenset[str]().union(*(one.public_facts.happens for one in METHODS.values()))
+_OF_METHODS = frozenset[str]().union(*(method.public_facts.happens for method in METHODS.values()))
 
 
 def _evaluate_words(run: RunFacts) -> dict[str, bool]:
@@ -131,8 +131,8 @@ class _Row:
     when: str
 
     def __post_init__(self) -> None:
-        named = {word for part in self.when.split("; ") for word in part.split(" or ")}
-        if unknown := named - FACTS:
+        words_used = {word for part in self.when.split("; ") for word in part.split(" or ")}
+        if unknown := words_used - FACTS:
             raise ApfedError(
                 f"who_learns.md: {', '.join(sorted(unknown))} in {self.when!r} is no fact of a "
                 f"run; say it of runs or methods, or take one of {', '.join(sorted(FACTS))}"

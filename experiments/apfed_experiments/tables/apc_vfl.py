@@ -105,9 +105,13 @@ class Scenario:
         predict, which the paper does not measure here.
         """
         cut = find_preset(f"apc-vfl/{self.dataset}/{features}/{aligned or self.full.aligned[0]}")
-        kept = {"dataset": cut["dataset"], "columns": cut["columns"], "aligned": aligned}
-        mine = {"limit": self.rows, "test_fraction": self.test_fraction, "split": "at_random"}
-        return kept | mine
+        data_settings = {"dataset": cut["dataset"], "columns": cut["columns"], "aligned": aligned}
+        active_settings = {
+            "limit": self.rows,
+            "test_fraction": self.test_fraction,
+            "split": "at_random",
+        }
+        return data_settings | active_settings
 
     def make_config(
         self, data: Mapping[str, Any], method: str, changes: Mapping[str, Mapping[str, Any]]
@@ -196,8 +200,8 @@ def _prepare_run(
     labels_T = data.active.labels[data.train_rows]
 
     def score_rows(what: str, values_TF: Tensor) -> Figures:
-        found = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
-        return {f"{what} {name}": 100 * float(folds.mean()) for name, folds in found.items()}
+        scores_found = cross_validate_scores(values_TF, labels_T, seed=seed, scores=scores)
+        return {f"{what} {name}": 100 * float(folds.mean()) for name, folds in scores_found.items()}
 
     return of_run, data, score_rows
 
@@ -233,10 +237,10 @@ def _make_job(
 
 def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
     """Of each score: every cell, and what help gains in each and on average over the features."""
-    own = {features: _make_job(scenario, features) for features in part.features}
+    local_jobs = {features: _make_job(scenario, features) for features in part.features}
     joint = {
-        of: _make_job(scenario, of[0], of[2], of[1])
-        for of in product(part.features, part.aligned, _HELPED)
+        cell: _make_job(scenario, cell[0], cell[2], cell[1])
+        for cell in product(part.features, part.aligned, _HELPED)
     }
     for score, title in scenario.scores.items():
         panels = {rows: f"{rows:,} aligned rows, {title}" for rows in part.aligned}
@@ -247,11 +251,11 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
 
         lines: dict[tuple[int, object, str], Line] = {}
         for features in part.features:
-            for method, what in ((_LOCAL, "columns"), (_ABLATION, "code")):
+            for method, columns in ((_LOCAL, "columns"), (_ABLATION, "code")):
                 lines[features, _ANY, method] = Line(
                     cells=make_cells(features, _ANY, method),
-                    job=own[features],
-                    figure=f"{what} {score}",
+                    job=local_jobs[features],
+                    figure=f"{columns} {score}",
                     panels=tuple(panels.values()),
                     series=method,
                     at=float(features),
@@ -268,13 +272,16 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
         yield from lines.values()
         for base, rows in product((_LOCAL, _ABLATION, _VECTORS), part.aligned):
             known = rows if base in _HELPED else _ANY
-            pairs = {of: (lines[of, rows, _USUAL], lines[of, known, base]) for of in part.features}
+            pairs = {
+                features: (lines[features, rows, _USUAL], lines[features, known, base])
+                for features in part.features
+            }
             minus = f"{_USUAL} minus {base}"
             weight = 1 / len(pairs)
-            for features, (ours, other) in pairs.items():
-                gain = ((1.0, ours), (-1.0, other))
+            for features, (usual, other) in pairs.items():
+                gain = ((1.0, usual), (-1.0, other))
                 yield Line(cells=make_cells(features, rows, minus), combines=gain)
-            mean = [(weight, ours) for ours, _ in pairs.values()]
+            mean = [(weight, usual) for usual, _ in pairs.values()]
             mean += [(-weight, other) for _, other in pairs.values()]
             yield Line(cells=make_cells("mean", rows, minus), combines=mean)
 
@@ -290,7 +297,7 @@ def _make_lambda_table(full: bool) -> Size:
     for features in part.features:
         jobs = [_make_job(scenario, features)]
         jobs += [_make_job(scenario, features, _USUAL, rows, weight) for weight in _LAMBDAS[1:]]
-        own, *drawn = (
+        base_line, *weighted_lines = (
             Line(
                 cells={"features": str(features), "lambda": f"{weight:g}", "score": title},
                 job=job,
@@ -301,11 +308,17 @@ def _make_lambda_table(full: bool) -> Size:
             )
             for weight, job in zip(_LAMBDAS, jobs, strict=True)
         )
-        lines += [own, *drawn]
-        for line in drawn:
-            gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, own)))
-    said = {by: {"features": "mean", "lambda": by, "score": f"{title}, minus 0"} for by in gains}
-    lines += [Line(cells=said[by], combines=of) for by, of in gains.items()]
+        lines += [base_line, *weighted_lines]
+        for line in weighted_lines:
+            gains.setdefault(line.cells["lambda"], []).extend(((share, line), (-share, base_line)))
+    cells_by_weight = {
+        weight_text: {"features": "mean", "lambda": weight_text, "score": f"{title}, minus 0"}
+        for weight_text in gains
+    }
+    lines += [
+        Line(cells=cells_by_weight[weight_text], combines=parts)
+        for weight_text, parts in gains.items()
+    ]
     return Size(lines, part.seeds)
 
 
@@ -334,13 +347,13 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
     steps = sent[Kind.GRADIENTS]
     rows = len(data.train_rows)
     # Messages in which passives answer for rows that are predicted.
-    asked = math.ceil(len(data.test_rows) / of_run.train.batch_size)
+    batches = math.ceil(len(data.test_rows) / of_run.train.batch_size)
     # Eqs. (6) to (9): every epoch sends all rows, every step the gradient of the last layer.
     exchanges = last[0].epoch if steps else 1
     layer = _BEFORE * _WIDTH + _WIDTH
     return {
         "accuracy": 100 * result.accuracy[way],
-        "rounds": float(sum(sent.values()) - asked),
+        "rounds": float(sum(sent.values()) - batches),
         "megabytes": last[0].wire_bytes / 1e6,
         "counted": _BYTES * (exchanges * rows * _WIDTH + steps * layer) / 1e6,
     }
@@ -375,8 +388,8 @@ def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
 
 
 def _table2_size(full: bool) -> Size:
-    wanted = [one for name, one in SCENARIOS.items() if full or name == _QUICK]
-    return Size([line for scenario in wanted for line in _table2_lines(scenario)], _TABLE2_SEEDS)
+    scenarios = [scenario for name, scenario in SCENARIOS.items() if full or name == _QUICK]
+    return Size([line for scenario in scenarios for line in _table2_lines(scenario)], _TABLE2_SEEDS)
 
 
 def _table2_lines(scenario: Scenario) -> Iterator[Line]:
@@ -408,10 +421,10 @@ def _table2_lines(scenario: Scenario) -> Iterator[Line]:
         )
     yield from lines.values()
     for rows in aligned:
-        ours, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
+        usual, other = (lines["accuracy", rows, label] for label in ("APC-VFL", "SplitNN"))
         yield Line(
             cells=make_cells(rows, "APC-VFL minus SplitNN", "accuracy"),
-            combines=((1.0, ours), (-1.0, other)),
+            combines=((1.0, usual), (-1.0, other)),
         )
 
 

@@ -113,9 +113,9 @@ def run_of(
     """
     base, (views, view) = base_config("apfed-table2"), setting.split("-")
     helped = METHODS[method].settings.sums_gradients
-    few = [f"n{labelled}"] if labelled else []
+    file_suffix = [f"n{labelled}"] if labelled else []
     weighted = [f"lambda{weight:g}"] if helped else []
-    parts = (dataset, setting, method, *weighted, training.key, *few)
+    parts = (dataset, setting, method, *weighted, training.key, *file_suffix)
     changes: dict[str, Any] = {
         "name": "-".join(parts).replace("_", "-"),
         "method": method,
@@ -178,10 +178,13 @@ def _make_cell_lines(
     }
     yield from lines.values()
     for column in _HELPED:
-        helped, alone = (get_paper_result(dataset, setting, of).mean for of in (column, SINGLE))
+        helped, local = (
+            get_paper_result(dataset, setting, printed_column).mean
+            for printed_column in (column, SINGLE)
+        )
         yield Line(
             cells={"data": title, "views": setting, "method": f"{column} minus {SINGLE}"},
-            paper=None if labelled else Printed(mean=helped - alone),
+            paper=None if labelled else Printed(mean=helped - local),
             combines=((1.0, lines[column]), (-1.0, lines[SINGLE])),
         )
 

@@ -99,8 +99,8 @@ _STRIPS = "2-1"
 
 def hold_out(data: VerticalData, rows: int) -> VerticalData:
     """Return the data without its last `rows` training rows, which become its test rows."""
-    kept, held = data.train_rows.split([len(data.train_rows) - rows, rows])
-    return replace(data, train_rows=kept, test_rows=held)
+    training_rows, held_out_rows = data.train_rows.split([len(data.train_rows) - rows, rows])
+    return replace(data, train_rows=training_rows, test_rows=held_out_rows)
 
 
 def give_active_view(data: VerticalData) -> VerticalData:
@@ -131,8 +131,8 @@ def judge_training(
     """Train a run without messages; return the active's accuracy on test rows at the end, and on
     `held_out` rows that it does not train on at the end and at half of the epochs, in per cent.
     """
-    own = {"seed": seed, "party_seeds": "shared_for_comparison"}
-    of_run = Config.model_validate({**config, **own})
+    run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
+    of_run = Config.model_validate({**config, **run_settings})
     whole = load_data(of_run.data, seed=seed)
     data = hold_out(whole, held_out)
     session = begin_simulation(of_run, give_active_view(data) if reads_own_view else data)

@@ -92,7 +92,10 @@ def compute_scores(
     numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights
 ) -> Floats:
     """Z of rows that nobody learnt from, where Eqs. (12) and (13) end; all zeta_k are equal."""
-    parts = [numerals.views[at][rows] @ of for at, of in zip(places, weights, strict=True)]
+    parts = [
+        numerals.views[view][rows] @ weights_FC
+        for view, weights_FC in zip(places, weights, strict=True)
+    ]
     return np.asarray(np.mean(parts, axis=0))
 
 
@@ -119,7 +122,7 @@ def fit_vertical(
 ) -> Weights:
     """V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), of parties with a view each."""
     rng = np.random.default_rng(seed)
-    models = [start_view(numerals.views[at][rows], choice, rng) for at in places]
+    models = [start_view(numerals.views[view][rows], choice, rng) for view in places]
     pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     for _ in range(_ITERATIONS):
@@ -133,9 +136,9 @@ def fit_by_labels(
     """Each view alone, with the labels: Eq. (20)."""
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
-    found = []
-    for at in places:
-        x_NF = numerals.views[at][rows]
+    weights_by_place = []
+    for view in places:
+        x_NF = numerals.views[view][rows]
         first_FC = rng.standard_normal((x_NF.shape[1], _CLASSES))
         weights_FC = weights_of(
             x_NF,
@@ -145,8 +148,8 @@ def fit_by_labels(
             tolerance=_TOLERANCE,
             most_rounds=_REWEIGHTINGS,
         )
-        found.append(weights_FC)
-    return found
+        weights_by_place.append(weights_FC)
+    return weights_by_place
 
 
 def make_client(
@@ -162,14 +165,14 @@ def average_clients(clients: Sequence[LinearViews], shares: Sequence[float]) -> 
     """Run H-FedMV's rounds (Algorithm 3): all clients hold the average then."""
     average_FC = clients[0].weights
     for step in range(_ROUNDS):
-        for each in clients:
-            each.load(average_FC)
-            each.train(step)
+        for client in clients:
+            client.load(average_FC)
+            client.train(step)
         average_FC = np.asarray(
-            sum(share * each.weights for share, each in zip(shares, clients, strict=True))
+            sum(share * client.weights for share, client in zip(shares, clients, strict=True))
         )
-    for each in clients:
-        each.load(average_FC)
+    for client in clients:
+        client.load(average_FC)
 
 
 def weights_by_view(model: LinearViews) -> Weights:
@@ -187,9 +190,12 @@ def clients_of(
     rng = np.random.default_rng(seed)
     return [
         make_client(
-            [numerals.views[at][own] for at in places], numerals.encode_labels(own), choice, rng
+            [numerals.views[view][client_rows] for view in places],
+            numerals.encode_labels(client_rows),
+            choice,
+            rng,
         )
-        for own in split_clients(rows)
+        for client_rows in split_clients(rows)
     ]
 
 
@@ -198,7 +204,7 @@ def fit_horizontal(
 ) -> Weights:
     """H-FedMV of clients with equally many rows."""
     clients = clients_of(numerals, places, rows, choice, seed)
-    shares = [len(own) / len(rows) for own in split_clients(rows)]
+    shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
     average_clients(clients, shares)
     return weights_by_view(clients[0])
 
@@ -214,11 +220,11 @@ def fit_alone(
 ) -> Weights:
     """Fit one client by itself, of whom all rows are."""
     rng = np.random.default_rng(seed)
-    alone = make_client(
-        [numerals.views[at][rows] for at in places], numerals.encode_labels(rows), choice, rng
+    client = make_client(
+        [numerals.views[view][rows] for view in places], numerals.encode_labels(rows), choice, rng
     )
-    train_alone(alone)
-    return weights_by_view(alone)
+    train_alone(client)
+    return weights_by_view(client)
 
 
 def fit_best_choice(
@@ -230,20 +236,22 @@ def fit_best_choice(
     seed: int,
 ) -> Weights:
     """Fit by the choice that predicts held-out training rows best, on all training rows."""
-    judged, others = hold_out(rows)
-    labels_B = numerals.labels_N[judged]
-    found = []
+    held_out, others = hold_out(rows)
+    labels_B = numerals.labels_N[held_out]
+    accuracies = []
     for choice in choices:
         weights = fit(numerals, places, others, choice, seed)
-        found.append(compute_accuracy(compute_scores(numerals, places, judged, weights), labels_B))
-    best = choices[int(np.argmax(found))]
+        accuracies.append(
+            compute_accuracy(compute_scores(numerals, places, held_out, weights), labels_B)
+        )
+    best = choices[int(np.argmax(accuracies))]
     return fit(numerals, places, rows, best, seed)
 
 
 def hold_out(rows: Rows) -> tuple[Rows, Rows]:
     """Return the rows that choose, and those that train."""
-    held = round(_HELD_OUT * len(rows))
-    return rows[:held], rows[held:]
+    count = round(_HELD_OUT * len(rows))
+    return rows[:count], rows[count:]
 
 
 def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
@@ -257,8 +265,8 @@ def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
 def measure_views(*, seed: int) -> Figures:
     """Tables 1 and 2, and MMVFL, of one cut into training and test rows."""
     numerals, test, train = cut_numerals(seed)
-    every = tuple(range(len(_VIEWS)))
-    sets = [every, *combinations(every, 2)]
+    all_views = tuple(range(len(_VIEWS)))
+    sets = [all_views, *combinations(all_views, 2)]
     methods: Mapping[str, tuple[Fit, Sequence[Choice]]] = {
         "V-FedMV": (partial(fit_vertical, own=False), _FEDMV),
         "MMVFL": (partial(fit_vertical, own=True), _MMVFL),
@@ -268,25 +276,27 @@ def measure_views(*, seed: int) -> Figures:
     for method, (fit, choices) in methods.items():
         for places in sets:
             weights = fit_best_choice(fit, numerals, places, train, choices, seed)
-            said = compute_accuracy(
+            accuracy = compute_accuracy(
                 compute_scores(numerals, places, test, weights), numerals.labels_N[test]
             )
-            figures[f"{method} {name_places(places)}"] = said
-            if places == every and method in ("V-FedMV", "MMVFL"):
-                for at in every:
-                    alone_BC = compute_scores(numerals, [at], test, [weights[at]])
-                    figures[f"{method} party {_VIEWS[at]}"] = compute_accuracy(
+            figures[f"{method} {name_places(places)}"] = accuracy
+            if places == all_views and method in ("V-FedMV", "MMVFL"):
+                for view in all_views:
+                    alone_BC = compute_scores(numerals, [view], test, [weights[view]])
+                    figures[f"{method} party {_VIEWS[view]}"] = compute_accuracy(
                         alone_BC, numerals.labels_N[test]
                     )
-    for at in every:
+    for view in all_views:
         for method, fit, rows in (
             ("alone", fit_by_labels, train),
             ("single view FL", fit_horizontal, train),
         ):
             choices = _SUPERVISED if method == "alone" else _FEDMV
-            weights = fit_best_choice(fit, numerals, [at], rows, choices, seed)
-            alone_BC = compute_scores(numerals, [at], test, weights)
-            figures[f"{method} {_VIEWS[at]}"] = compute_accuracy(alone_BC, numerals.labels_N[test])
+            weights = fit_best_choice(fit, numerals, [view], rows, choices, seed)
+            alone_BC = compute_scores(numerals, [view], test, weights)
+            figures[f"{method} {_VIEWS[view]}"] = compute_accuracy(
+                alone_BC, numerals.labels_N[test]
+            )
     side_by_side = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
     weights = fit_best_choice(fit_by_labels, side_by_side, [0], train, _SUPERVISED, seed)
     one_BC = compute_scores(side_by_side, [0], test, weights)
@@ -296,20 +306,20 @@ def measure_views(*, seed: int) -> Figures:
 def measure_clients(*, seed: int) -> Figures:
     """Measure Table 2's clients without the others, of the same cut: the mean of the four."""
     numerals, test, train = cut_numerals(seed)
-    every = tuple(range(len(_VIEWS)))
-    found = []
-    for own in split_clients(train):
-        weights = fit_best_choice(fit_alone, numerals, every, own, _FEDMV, seed)
-        found.append(
+    all_views = tuple(range(len(_VIEWS)))
+    accuracies = []
+    for client_rows in split_clients(train):
+        weights = fit_best_choice(fit_alone, numerals, all_views, client_rows, _FEDMV, seed)
+        accuracies.append(
             compute_accuracy(
-                compute_scores(numerals, every, test, weights), numerals.labels_N[test]
+                compute_scores(numerals, all_views, test, weights), numerals.labels_N[test]
             )
         )
-    return {"MV w/o FL": float(np.mean(found))}
+    return {"MV w/o FL": float(np.mean(accuracies))}
 
 
 def name_places(places: Sequence[int]) -> str:
-    return "all" if len(places) == len(_VIEWS) else "+".join(_VIEWS[at] for at in places)
+    return "all" if len(places) == len(_VIEWS) else "+".join(_VIEWS[view] for view in places)
 
 
 def cut_into_steps(view_NF: Floats, sequence: tuple[int, int]) -> torch.Tensor:
@@ -339,13 +349,13 @@ class Sequences:
         self, owner: str, places: Sequence[int], rows: Rows | None, training: RecurrentTraining
     ) -> SequenceViews:
         """GRUs of these views, which may learn from the labels of these rows; None: from none."""
-        features_N = torch.cat([self.views[at] for at in places], dim=1)
+        features_N = torch.cat([self.views[view] for view in places], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
         return SequenceViews.begin(
             owner,
             ModelSettings(
                 network="gru",
-                sequences=tuple(_SEQUENCES[_VIEWS[at]] for at in places),
+                sequences=tuple(_SEQUENCES[_VIEWS[view]] for view in places),
                 representation=_SIZE,
             ),
             features_N=features_N if rows is None else features_N[rows],
@@ -358,7 +368,7 @@ class Sequences:
 
     def compute_states(self, grus: SequenceViews, places: Sequence[int]) -> Numerals:
         """All rows as GRUs see them."""
-        features_N = torch.cat([self.views[at] for at in places], dim=1)
+        features_N = torch.cat([self.views[view] for view in places], dim=1)
         parts = [part.double().numpy() for part in grus.compute_states(features_N)]
         return Numerals(parts, self.labels_N)
 
@@ -372,37 +382,39 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
     """V-FedMV of parties with a sequence each, of whom the first has labels; see
     `secure_apfed.methods.multiview`: a GRU learns an epoch in each of the steps 1 to `_EPOCHS`.
     """
-    every = range(len(_VIEWS))
+    all_views = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
     grus = [
         sequences.make_grus(
-            _VIEWS[at], [at], None if at else rows, limit_epochs(sequences.training)
+            _VIEWS[view], [view], None if view else rows, limit_epochs(sequences.training)
         )
-        for at in every
+        for view in all_views
     ]
-    seen = [sequences.compute_states(own, [at]).views[0] for at, own in enumerate(grus)]
-    models = [start_view(of[rows], choice, rng) for of in seen]
+    states = [sequences.compute_states(gru, [view]).views[0] for view, gru in enumerate(grus)]
+    models = [start_view(states_NF[rows], choice, rng) for states_NF in states]
     truth_NC = np.eye(_CLASSES)[sequences.labels_N[rows]]
     pull = Pull(truth_NC, np.full((len(rows), 1), choice.pull))
     common_NC = draw_orthonormal(len(rows), _CLASSES, rng)
     positions = np.arange(len(rows))
     for step in range(_EPOCHS + _ITERATIONS):
-        for at in every:
+        for view in all_views:
             if 0 < step <= _EPOCHS:
-                if at:
+                if view:
                     shares_NC = torch.from_numpy(common_NC).clamp(min=0)
-                    grus[at].learn_from(sequences.views[at][rows], shares_NC)
-                grus[at].train(step)
-                seen[at] = sequences.compute_states(grus[at], [at]).views[0]
-                models[at].replace_features(seen[at][rows])
-            models[at].update_model(positions, common_NC)
+                    grus[view].learn_from(sequences.views[view][rows], shares_NC)
+                grus[view].train(step)
+                states[view] = sequences.compute_states(grus[view], [view]).views[0]
+                models[view].replace_features(states[view][rows])
+            models[view].update_model(positions, common_NC)
         common_NC = average_views(models, pull)
-    return Numerals(seen, sequences.labels_N), [model.weights_FC for model in models]
+    return Numerals(states, sequences.labels_N), [model.weights_FC for model in models]
 
 
 def measure_accuracy(numerals: Numerals, weights: Weights, rows: Rows) -> float:
-    every = range(len(numerals.views))
-    return compute_accuracy(compute_scores(numerals, every, rows, weights), numerals.labels_N[rows])
+    all_views = range(len(numerals.views))
+    return compute_accuracy(
+        compute_scores(numerals, all_views, rows, weights), numerals.labels_N[rows]
+    )
 
 
 def measure_sequences(*, seed: int) -> Figures:
@@ -410,7 +422,7 @@ def measure_sequences(*, seed: int) -> Figures:
     choose, which nobody learns from here.
     """
     numerals, test, train = cut_numerals(seed)
-    judged, rows = hold_out(train)
+    held_out_rows, rows = hold_out(train)
     cut = [
         cut_into_steps(x, _SEQUENCES[name]) for x, name in zip(numerals.views, _VIEWS, strict=True)
     ]
@@ -418,7 +430,7 @@ def measure_sequences(*, seed: int) -> Figures:
     for rate in _RATES:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
         sequences = Sequences(cut, numerals.labels_N, training, seed)
-        for name, held_out, tested in _lines_of(sequences, rows, judged, test):
+        for name, held_out, tested in _lines_of(sequences, rows, held_out_rows, test):
             # Of equal ones the first stays: test rows choose nothing.
             if name not in best or held_out > best[name][0]:
                 best[name] = held_out, tested
@@ -426,62 +438,79 @@ def measure_sequences(*, seed: int) -> Figures:
 
 
 def _lines_of(
-    sequences: Sequences, rows: Rows, judged: Rows, test: Rows
+    sequences: Sequences, rows: Rows, held_out_rows: Rows, test: Rows
 ) -> Iterator[tuple[str, float, float]]:
     """Yield of each line its accuracy on held-out and on test rows."""
     choice = Choice(beta=0.1, pull=_PULL)
-    every = tuple(range(len(_VIEWS)))
+    all_views = tuple(range(len(_VIEWS)))
 
     def measure_both(name: str, *models: tuple[Numerals, Weights]) -> tuple[str, float, float]:
         held_out, tested = (
-            float(np.mean([measure_accuracy(seen, weights, of) for seen, weights in models]))
-            for of in (judged, test)
+            float(
+                np.mean(
+                    [
+                        measure_accuracy(numerals, weights, rows_judged)
+                        for numerals, weights in models
+                    ]
+                )
+            )
+            for rows_judged in (held_out_rows, test)
         )
         return name, held_out, tested
 
     yield measure_both("V-FedMV", fit_v_fedmv(sequences, rows, choice))
 
-    central = sequences.make_grus("central", every, rows, sequences.training)
+    central = sequences.make_grus("central", all_views, rows, sequences.training)
     central.train(0)
-    seen = sequences.compute_states(central, every)
-    yield measure_both("central", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
-    for at in every:
-        own = Numerals([seen.views[at]], seen.labels_N)
+    states = sequences.compute_states(central, all_views)
+    yield measure_both(
+        "central", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
+    )
+    for view in all_views:
+        view_states = Numerals([states.views[view]], states.labels_N)
         yield measure_both(
-            f"alone {_VIEWS[at]}", (own, fit_by_labels(own, [0], rows, choice, sequences.seed))
+            f"alone {_VIEWS[view]}",
+            (view_states, fit_by_labels(view_states, [0], rows, choice, sequences.seed)),
         )
 
-    dealt = split_clients(rows)
+    client_rows = split_clients(rows)
     clients = [
-        sequences.make_grus(f"client {at}", every, own, limit_epochs(sequences.training))
-        for at, own in enumerate(dealt)
+        sequences.make_grus(
+            f"client {client}", all_views, rows_of_client, limit_epochs(sequences.training)
+        )
+        for client, rows_of_client in enumerate(client_rows)
     ]
     average_RW = clients[0].weights
     for step in range(_EPOCHS):
-        for each in clients:
-            each.load(average_RW)
-            each.train(step)
+        for client in clients:
+            client.load(average_RW)
+            client.train(step)
         average_RW = np.asarray(
-            sum(len(own) / len(rows) * of.weights for own, of in zip(dealt, clients, strict=True))
+            sum(
+                len(rows_of_client) / len(rows) * client.weights
+                for rows_of_client, client in zip(client_rows, clients, strict=True)
+            )
         )
     clients[0].load(average_RW)
-    seen = sequences.compute_states(clients[0], every)
-    yield measure_both("S-FedMV", (seen, fit_horizontal(seen, every, rows, choice, sequences.seed)))
+    states = sequences.compute_states(clients[0], all_views)
+    yield measure_both(
+        "S-FedMV", (states, fit_horizontal(states, all_views, rows, choice, sequences.seed))
+    )
 
     own_seen: list[Numerals] = []
     linear: list[LinearViews] = []
-    for at, dealt_rows in enumerate(dealt):
-        local = sequences.make_grus(f"client {at}", every, dealt_rows, sequences.training)
+    for view, dealt_rows in enumerate(client_rows):
+        local = sequences.make_grus(f"client {view}", all_views, dealt_rows, sequences.training)
         local.train(0)
-        own_seen.append(sequences.compute_states(local, every))
-        rng = np.random.default_rng([sequences.seed, at])
-        parts = [view_NF[dealt_rows] for view_NF in own_seen[at].views]
-        linear.append(make_client(parts, own_seen[at].encode_labels(dealt_rows), choice, rng))
+        own_seen.append(sequences.compute_states(local, all_views))
+        rng = np.random.default_rng([sequences.seed, view])
+        parts = [view_NF[dealt_rows] for view_NF in own_seen[view].views]
+        linear.append(make_client(parts, own_seen[view].encode_labels(dealt_rows), choice, rng))
     for model in linear:
         train_alone(model)
-    apart = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
-    yield measure_both("local sequential, local MV", *apart)
-    average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in dealt])
+    local_models = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
+    yield measure_both("local sequential, local MV", *local_models)
+    average_clients(linear, [len(dealt_rows) / len(rows) for dealt_rows in client_rows])
     together = zip(own_seen, [weights_by_view(model) for model in linear], strict=True)
     yield measure_both("local sequential, H-FedMV", *together)
 
@@ -492,12 +521,12 @@ _SEQUENCES_JOB = Job(label="sequences", measure=measure_sequences)
 _PAIRS = tuple(combinations(range(len(_VIEWS)), 2))
 
 
-def _make_line(job: Job, setting: str, method: str, views: str, figure: str, at: str) -> Line:
+def _make_line(job: Job, setting: str, method: str, views: str, figure: str, panel: str) -> Line:
     return Line(
         cells={"setting": setting, "method": method, "views": views},
         job=job,
         figure=figure,
-        panels=(at,),
+        panels=(panel,),
         series=f"{method}, {views}",
     )
 
@@ -518,7 +547,7 @@ def _table_of_views(full: bool) -> Size:
         ("a view each", ("V-FedMV", "MMVFL")),
         ("all views, people apart", ("H-FedMV",)),
     ):
-        make = partial(_make_line, _VIEWS_JOB, setting, at=setting)
+        make = partial(_make_line, _VIEWS_JOB, setting, panel=setting)
         for method in methods:
             lines.append(make(method, "all five", f"{method} all"))
             pairs = [
@@ -527,9 +556,9 @@ def _table_of_views(full: bool) -> Size:
             ]
             lines.append(_average_lines(pairs, f"{method}, pairwise", "mean of ten pairs"))
             lines += pairs
-    vertical = partial(_make_line, _VIEWS_JOB, "a view each", at="a view each")
+    vertical = partial(_make_line, _VIEWS_JOB, "a view each", panel="a view each")
     apart = "all views, people apart"
-    horizontal = partial(_make_line, _VIEWS_JOB, apart, at=apart)
+    horizontal = partial(_make_line, _VIEWS_JOB, apart, panel=apart)
     for method in ("V-FedMV", "MMVFL"):
         lines += [
             vertical(f"{method}, one party predicts", view, f"{method} party {view}")
@@ -549,17 +578,17 @@ def _table_of_views(full: bool) -> Size:
 def _table_of_sequences(full: bool) -> Size:
     make = partial(_make_line, _SEQUENCES_JOB)
     vertical = "a sequence each"
-    apart = "all sequences, people apart"
+    setting = "all sequences, people apart"
     lines = [
         make(vertical, "V-FedMV", "all five", "V-FedMV", vertical),
         *(
             make(vertical, "without FL, Eq. (20)", view, f"alone {view}", vertical)
             for view in _VIEWS
         ),
-        make(apart, "S-FedMV", "all five", "S-FedMV", apart),
-        make(apart, "local GRUs, H-FedMV", "all five", "local sequential, H-FedMV", apart),
-        make(apart, "local GRUs, without FL", "all five", "local sequential, local MV", apart),
-        make(apart, "GRUs of all rows, H-FedMV", "all five", "central", apart),
+        make(setting, "S-FedMV", "all five", "S-FedMV", setting),
+        make(setting, "local GRUs, H-FedMV", "all five", "local sequential, H-FedMV", setting),
+        make(setting, "local GRUs, without FL", "all five", "local sequential, local MV", setting),
+        make(setting, "GRUs of all rows, H-FedMV", "all five", "central", setting),
     ]
     return Size(lines, 5 if full else 3)
 

@@ -63,8 +63,8 @@ def align_views(data: VerticalData) -> tuple[list[Floats], Rows]:
     labels_N = data.active.labels
     assert labels_N is not None
     views = [
-        table.features[of].flatten(1).double().numpy()
-        for table, of in zip(data.tables, rows, strict=True)
+        table.features[order].flatten(1).double().numpy()
+        for table, order in zip(data.tables, rows, strict=True)
     ]
     return views, labels_N[rows[0]].numpy()
 
@@ -91,35 +91,37 @@ def fit_mmvfl(
     pull = Pull(truth_NC, np.full((rows, 1), _ETA), own=True)
     common_NC = draw_orthonormal(rows, classes, rng)
     before = np.inf
-    found: dict[int, list[Floats]] = {}
-    for done in range(1, max(iterations) + 1):
+    weights_by_iterations: dict[int, list[Floats]] = {}
+    for iteration in range(1, max(iterations) + 1):
         common_NC = run_iteration(models, common_NC, pull)
-        now = compute_objective(models, common_NC, pull)
-        converged = before - now <= _TOLERANCE * now
+        objective = compute_objective(models, common_NC, pull)
+        converged = before - objective <= _TOLERANCE * objective
         weights = [model.weights_FC for model in models]
-        found |= {
-            most: weights for most in iterations if most == done or (converged and most > done)
+        weights_by_iterations |= {
+            count: weights
+            for count in iterations
+            if count == iteration or (converged and count > iteration)
         }
         if converged:
             break
-        before = now
-    return found
+        before = objective
+    return weights_by_iterations
 
 
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
     """By the share of features that are kept, in per cent: section 4.2."""
-    found = {}
+    accuracy_by_share = {}
     for share in _SHARES:
-        kept = select_features(weights_FC, share / 100)
-        guessed_N = (x_NF[:, kept] @ weights_FC[kept]).argmax(1)
-        found[share] = 100 * float((guessed_N == labels_N).mean())
-    return found
+        columns = select_features(weights_FC, share / 100)
+        guessed_N = (x_NF[:, columns] @ weights_FC[columns]).argmax(1)
+        accuracy_by_share[share] = 100 * float((guessed_N == labels_N).mean())
+    return accuracy_by_share
 
 
 def select_features(weights_FC: Floats, share: float) -> Rows:
     """Return the features that count most, this share of all, at least one; ascending."""
-    kept = max(1, round(share * len(weights_FC)))
-    return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:kept])
+    count = max(1, round(share * len(weights_FC)))
+    return np.sort(np.argsort(-row_norms(weights_FC), kind="stable")[:count])
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
@@ -132,23 +134,28 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
     for beta in betas:
         parts = [x_NF[train] for x_NF in views]
         joint = fit_mmvfl(parts, truth_NC, beta=beta, seed=seed, iterations=iterations)
-        for at, x_NF in enumerate(views):
-            of_view = {f"MMVFL {most}": weights[at] for most, weights in joint.items()}
-            begin = joint[max(joint)][at]
-            of_view["supFL"] = weights_of(parts[at], truth_NC, beta, begin)
+        for view, x_NF in enumerate(views):
+            of_view = {f"MMVFL {count}": weights[view] for count, weights in joint.items()}
+            begin = joint[max(joint)][view]
+            of_view["supFL"] = weights_of(parts[view], truth_NC, beta, begin)
             for method, weights_FC in of_view.items():
-                for share, found in compute_accuracies(
+                for share, accuracy in compute_accuracies(
                     weights_FC, x_NF[test], labels_N[test]
                 ).items():
-                    name = f"{method} {at + 1} {share}"
-                    best[name] = max(best.get(name, 0.0), found)
-    for most in iterations:
-        apart = [
-            np.mean([best[f"MMVFL {most} {at} {of}"] - best[f"supFL {at} {of}"] for of in _SHARES])
-            for at in range(1, len(views) + 1)
+                    name = f"{method} {view + 1} {share}"
+                    best[name] = max(best.get(name, 0.0), accuracy)
+    for count in iterations:
+        differences = [
+            np.mean(
+                [
+                    best[f"MMVFL {count} {view} {share}"] - best[f"supFL {view} {share}"]
+                    for share in _SHARES
+                ]
+            )
+            for view in range(1, len(views) + 1)
         ]
-        best |= {f"apart {most} {at}": float(mean) for at, mean in enumerate(apart, 1)}
-        best[f"apart {most} average"] = float(np.mean(apart))
+        best |= {f"apart {count} {view}": float(mean) for view, mean in enumerate(differences, 1)}
+        best[f"apart {count} average"] = float(np.mean(differences))
     return best
 
 
@@ -195,19 +202,19 @@ def _make_curves(full: bool) -> Size:
 
 def _make_differences(full: bool) -> Size:
     """Both models of the paper are the same one, so that a figure has two lines."""
-    participants = [*(f"{at} ({view})" for at, view in enumerate(_VIEWS, 1)), "average"]
+    participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     lines = [
         Line(
-            cells={"MMVFL minus": against, "participant": participant, "iterations": str(most)},
+            cells={"MMVFL minus": against, "participant": participant, "iterations": str(count)},
             job=_JOB,
-            figure=f"apart {most} {participant.partition(' ')[0]}",
+            figure=f"apart {count} {participant.partition(' ')[0]}",
             paper=Printed(mean=mean),
             panels=(f"MMVFL minus {against}",),
-            series=f"{participant}, {most} iterations",
+            series=f"{participant}, {count} iterations",
         )
         for against, printed in _PAPER.items()
         for participant, mean in zip(participants, printed, strict=True)
-        for most in _ITERATIONS
+        for count in _ITERATIONS
     ]
     return Size(lines, _FOLDS)
 

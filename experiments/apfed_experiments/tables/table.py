@@ -84,26 +84,26 @@ class Job:
         cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any
     ) -> Self:
         """Of a run of this configuration, which `measure` takes as plain settings."""
-        told = config.model_dump(mode="json", exclude_defaults=True)
-        return cls(label=label, measure=measure, settings={"config": told, **more})
+        config_settings = config.model_dump(mode="json", exclude_defaults=True)
+        return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
     def load_or_measure(self, seed: int, path: Path) -> Figures:
         """Measure on one thread and keep it, or read what was kept.
 
         Raises CheckpointError where a file in its place has other settings.
         """
-        told = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
-        digest = hashlib.sha256(told.encode()).hexdigest()
-        kept = measure_once(path, _StoredMeasurement, digest, partial(self._measure_seed, seed))
-        return kept.measured.figures
+        settings = json.dumps({**self.settings, "seed": seed}, sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()
+        stored = measure_once(path, _StoredMeasurement, digest, partial(self._measure_seed, seed))
+        return stored.measured.figures
 
     def _measure_seed(self, seed: int) -> dict[str, _Measured]:
         began = time.monotonic()
         figures = dict(self.measure(seed=seed, **self.settings))
-        if lost := sorted(name for name, of in figures.items() if not math.isfinite(of)):
+        if missing := sorted(name for name, figure in figures.items() if not math.isfinite(figure)):
             raise ModelError(
-                f"{self.label}: {', '.join(lost)} is no finite number, so its training diverged; "
-                "nothing is kept of it"
+                f"{self.label}: {', '.join(missing)} is no finite number, so its training "
+                "diverged; nothing is kept of it"
             )
         return {"measured": _Measured(figures=figures, seconds=time.monotonic() - began)}
 
@@ -136,29 +136,33 @@ class Line:
     series: str = ""
     at: float | None = None
 
-    def compute_values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """By seed."""
         if self.job is not None:
             label = self.job.label
-            return {seed: of[self.figure] for (job, seed), of in found.items() if job == label}
+            return {
+                seed: figures[self.figure]
+                for (job, seed), figures in measured.items()
+                if job == label
+            }
         if self.chooses:
-            return self._choose_values(found)
-        parts = [(weight, line.compute_values(found)) for weight, line in self.combines]
+            return self._choose_values(measured)
+        parts = [(weight, line.compute_values(measured)) for weight, line in self.combines]
         seeds = set.intersection(*(set(values) for _, values in parts))
         return {
             seed: sum(weight * values[seed] for weight, values in parts) for seed in sorted(seeds)
         }
 
-    def _choose_values(self, found: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
+    def _choose_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
         """Return by seed the value of the candidate that the rows held out prefer."""
-        values = [line.compute_values(found) for line in self.chooses]
-        judged = [
-            replace(line, figure=self.judged_by).compute_values(found) for line in self.chooses
+        values = [line.compute_values(measured) for line in self.chooses]
+        held_out = [
+            replace(line, figure=self.judged_by).compute_values(measured) for line in self.chooses
         ]
         candidates = range(len(values))
         chosen = {}
         for seed in sorted(set.intersection(*map(set, values))):
-            best = max(candidates, key=lambda place: judged[place][seed])
+            best = max(candidates, key=lambda place: held_out[place][seed])
             chosen[seed] = values[best][seed]
         return chosen
 
@@ -172,10 +176,12 @@ def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
     """Of a run, by way of inference, in per cent; where these can be had without messages between
     the parties, none are sent.
     """
-    own = {"seed": seed, "party_seeds": "shared_for_comparison"}
-    of_run = Config.model_validate({**config, **own})
-    found = run(of_run, None).accuracy if describe_obstacles(of_run) else simulate_run(of_run)
-    return {way: 100 * accuracy for way, accuracy in found.items()}
+    run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
+    of_run = Config.model_validate({**config, **run_settings})
+    accuracy_by_way = (
+        run(of_run, None).accuracy if describe_obstacles(of_run) else simulate_run(of_run)
+    )
+    return {way: 100 * accuracy for way, accuracy in accuracy_by_way.items()}
 
 
 @dataclass(frozen=True)
@@ -259,7 +265,7 @@ class Board:
         measured = (
             make_visible_column("here", "here", format_mean),
             make_visible_column("limits", "95 % interval", from_to),
-            make_visible_column("seeds", "seeds", lambda many: str(many or "")),
+            make_visible_column("seeds", "seeds", lambda count: str(count or "")),
             make_visible_column("printed", "paper", format_mean, missing="-"),
             make_visible_column("difference", "difference", make_form(f"+{form}")),
             make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
@@ -279,14 +285,14 @@ class Board:
         }
 
 
-def _make_row(line: Line, found: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
+def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
     """One line with what was measured of it; None: nothing was, or not enough.
 
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
     standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
     table's unit cannot be.
     """
-    by_seed = line.compute_values(found)
+    by_seed = line.compute_values(measured)
     paper = line.paper
     values = list(by_seed.values())
     interval = Interval.from_values(values, shared=table.shared) if values else None
@@ -337,26 +343,31 @@ def fill_table(
     set.
     """
     size = table.size(full)
-    kept = folder / "jobs"
-    kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+    job_folder = folder / "jobs"
+    job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     until = math.inf if minutes is None else clock() + 60 * minutes
-    every = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
-    files = {of: kept / f"{of[0]}-seed{of[1]}.json" for of in every}
+    all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
+    files = {key: job_folder / f"{key[0]}-seed{key[1]}.json" for key in all_jobs}
     tasks = (
-        (path.stem, partial(or_failure, path.stem, partial(every[of].load_or_measure, of[1], path)))
-        for of, path in files.items()
+        (
+            path.stem,
+            partial(or_failure, path.stem, partial(all_jobs[key].load_or_measure, key[1], path)),
+        )
+        for key, path in files.items()
         if path.is_file() or clock() < until
     )
-    ended = run_tasks(tasks, len(every), jobs=jobs, on_done=on_done)
-    failures = {name: of.message for name, of in ended.items() if isinstance(of, Failure)}
-    found: dict[tuple[str, int], Figures] = {}
-    for of, path in files.items():
+    ended = run_tasks(tasks, len(all_jobs), jobs=jobs, on_done=on_done)
+    failures = {
+        name: ending.message for name, ending in ended.items() if isinstance(ending, Failure)
+    }
+    measured: dict[tuple[str, int], Figures] = {}
+    for key, path in files.items():
         figures = ended.get(path.stem)
         if isinstance(figures, Mapping):
-            found[of] = figures
-    rows = [_make_row(line, found, table) for line in size.lines]
+            measured[key] = figures
+    rows = [_make_row(line, measured, table) for line in size.lines]
     return Board(
-        table=table, full=full, rows=rows, done=len(found), jobs=len(every), failures=failures
+        table=table, full=full, rows=rows, done=len(measured), jobs=len(all_jobs), failures=failures
     )
 
 
@@ -380,9 +391,9 @@ def write_table(board: Board, folder: Path) -> Mapping[str, Path]:
 
 def _draw_table(path: Path, board: Board) -> None:
     """Every panel: curves where lines have a place on an axis, else a dot a line."""
-    drawn = [row for row in board.rows if row["line"].series]
-    titles = dict.fromkeys(title for row in drawn for title in row["line"].panels)
-    panels = {title: [row for row in drawn if title in row["line"].panels] for title in titles}
+    drawn_rows = [row for row in board.rows if row["line"].series]
+    titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
+    panels = {title: [row for row in drawn_rows if title in row["line"].panels] for title in titles}
     down = -(-len(panels) // _COLUMNS)
     across = -(-len(panels) // down)
     tallest = max(map(len, panels.values()))
@@ -422,23 +433,23 @@ def _cut_limits(
 ) -> tuple[float, float]:
     """Return the ends of an interval without what a share of rows, or a difference, cannot be."""
     low, high = ends
-    most = _find_most(table)
-    least = -most if is_difference or math.isinf(most) else 0.0
-    return max(low, least), min(high, most)
+    highest = _find_most(table)
+    lowest = -highest if is_difference or math.isinf(highest) else 0.0
+    return max(low, lowest), min(high, highest)
 
 
 def _draw_dots(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     """Draw a dot a line, the first on top, and the paper's a little below."""
-    ours: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
-    theirs: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
+    look_here: dict[str, Any] = {"fmt": "o", "color": OURS, "label": "here, 95 % interval"}
+    look_paper: dict[str, Any] = {"fmt": "D", "color": OTHER, "label": "paper, standard deviation"}
     for height, row in enumerate(lines):
-        for of, up, look in (
-            (row["interval"], 0.12, ours),
-            (_make_paper_interval(row), -0.18, {**theirs, "markerfacecolor": "white"}),
+        for interval, up, look in (
+            (row["interval"], 0.12, look_here),
+            (_make_paper_interval(row), -0.18, {**look_paper, "markerfacecolor": "white"}),
         ):
-            if of is not None:
-                arms = of.compute_error_bars(most=_find_most(table))
-                axes.errorbar(of.mean, up - height, xerr=arms, capsize=2.5, **look)
+            if interval is not None:
+                arms = interval.compute_error_bars(most=_find_most(table))
+                axes.errorbar(interval.mean, up - height, xerr=arms, capsize=2.5, **look)
     name_rows(axes, [row["line"].series for row in lines])
     axes.set_ylim(-len(lines) + 0.4, 0.6)
 
@@ -456,23 +467,25 @@ def _draw_curves(axes: Axes, lines: Sequence[Row], table: PaperTable) -> None:
     for place, (name, rows) in enumerate(series.items()):
         colour = COLOURS[place % len(COLOURS)]
         shift = step * (place - (len(series) - 1) / 2)
-        ours: dict[str, Any] = {"fmt": "o-", "label": name}
-        theirs: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
+        look_here: dict[str, Any] = {"fmt": "o-", "label": name}
+        look_paper: dict[str, Any] = {"fmt": "D:", "label": f"{name}, paper", "mfc": "white"}
         for intervals, look in (
-            ([row["interval"] for row in rows], ours),
-            ([_make_paper_interval(row) for row in rows], theirs),
+            ([row["interval"] for row in rows], look_here),
+            ([_make_paper_interval(row) for row in rows], look_paper),
         ):
-            shown = [
-                (row["line"].at + shift, of)
-                for row, of in zip(rows, intervals, strict=True)
-                if of is not None
+            points = [
+                (row["line"].at + shift, interval)
+                for row, interval in zip(rows, intervals, strict=True)
+                if interval is not None
             ]
-            if shown:
-                places, found = zip(*shown, strict=True)
-                most = _find_most(table)
-                draw_line(axes, places, found, color=colour, markersize=5, most=most, **look)
+            if points:
+                places, intervals_drawn = zip(*points, strict=True)
+                highest = _find_most(table)
+                draw_line(
+                    axes, places, intervals_drawn, color=colour, markersize=5, most=highest, **look
+                )
     axes.set(xlabel=table.axis, ylabel=table.unit)
-    axes.set_xticks(ticks, [table.ticks.get(at, f"{at:g}") for at in ticks])
+    axes.set_xticks(ticks, [table.ticks.get(tick, f"{tick:g}") for tick in ticks])
     means = [row["interval"].mean for row in lines if row["interval"] is not None]
     low, high = axes.get_ylim()
     if low < 0 <= min(means, default=-1.0):
