@@ -140,8 +140,8 @@ def _raise_failure(error: BaseException) -> NoReturn:
     """Raise it; a link that broke is a peer that fell silent."""
     if not isinstance(error, OSError | EOFError):
         raise error
-    why = str(error) or type(error).__name__
+    reason = str(error) or type(error).__name__
     raise RemoteProtocolError(
-        f"a peer fell silent before the protocol was finished ({why}); it may have stopped or "
+        f"a peer fell silent before the protocol was finished ({reason}); it may have stopped or "
         "refused a message: look at its log, then start all parties again with a new session"
     ) from error

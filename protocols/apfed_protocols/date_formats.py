@@ -21,9 +21,9 @@ def check_date_format(form: str) -> str:
         ValueError: it is ambiguous, or lacks day, month or year.
     """
     parts = _FIELD.findall(form)
-    between = [text for text in _FIELD.split(form)[2:-1:2] if text]
+    separators = [text for text in _FIELD.split(form)[2:-1:2] if text]
     is_plain = not re.search(r"[%\d]", _FIELD.sub("", form))
-    if sorted(parts) != ["%Y", "%d", "%m"] or len(between) != 2 or not is_plain:
+    if sorted(parts) != ["%Y", "%d", "%m"] or len(separators) != 2 or not is_plain:
         raise ValueError(
             f"date_formats: {form!r} must have %d, %m and %Y once, and between them something "
             "that is no digit, as in %d.%m.%Y"
@@ -41,9 +41,9 @@ def parse_date(text: str, formats: Sequence[str]) -> date | None:
         datetime.date(2026, 1, 31)
     """
     for pattern in _compile_formats(tuple(formats)):
-        if found := pattern.fullmatch(text):
+        if match := pattern.fullmatch(text):
             try:
-                return date(*(int(found[field]) for field in "Ymd"))
+                return date(*(int(match[field]) for field in "Ymd"))
             except ValueError:  # such as the 31st of February
                 continue
     return None

@@ -72,12 +72,12 @@ def count_patterns(texts: Sequence[str]) -> dict[str, int]:
 def describe_patterns(counts: Mapping[str, int]) -> str:
     """Say the patterns with their shares, such as "A-9 56 %, a-9 24 %, A9 20 %"."""
     total = sum(counts.values())
-    shown = [
+    parts = [
         f"{pattern} {_format_percent(count, total)}"
         for pattern, count in [*counts.items()][:MOST_PATTERNS]
     ]
-    more = len(counts) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    others = len(counts) - len(parts)
+    return ", ".join(parts) + (f" and {others} more" if others else "")
 
 
 def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ...]:
@@ -102,10 +102,10 @@ def suggest_rules(texts: Sequence[str], rules: IdNormalisation) -> tuple[str, ..
         united = [*map(replace(rules, **added).normalise_text, sample)]
         if len({*united}) < distinct:
             continue
-        found = len(count_patterns(united))
-        if found < fewest:
+        count = len(count_patterns(united))
+        if count < fewest:
             best = chosen
-            fewest = found
+            fewest = count
     return best
 
 
@@ -174,7 +174,9 @@ def find_unmatched_patterns(
     total = Counter(patterns)
     if len(total) > MOST_PATTERNS:
         return {}
-    common = Counter(pattern for pattern, found in zip(patterns, is_common, strict=True) if found)
+    common = Counter(
+        pattern for pattern, is_match in zip(patterns, is_common, strict=True) if is_match
+    )
     frequent = {pattern for pattern, count in total.items() if count >= _FEWEST_IDS}
     best = max((common[pattern] / total[pattern] for pattern in frequent), default=0.0)
     return {

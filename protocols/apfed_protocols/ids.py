@@ -223,9 +223,9 @@ def _numpy_moment(value: Any, bits: int) -> str:
     return str(second).replace("T", " ") + digits
 
 
-def _make_refusal(why: str) -> Callable[[Any, int], str]:
+def _make_refusal(reason: str) -> Callable[[Any, int], str]:
     def refuse_value(value: Any, bits: int) -> str:
-        raise _RefusedError(why)
+        raise _RefusedError(reason)
 
     return refuse_value
 
@@ -282,7 +282,7 @@ KINDS = (
     ),
     IdKind("moments of numpy", "as days or moments", (np.datetime64,), _numpy_moment),
     IdKind("durations of numpy", "", (np.timedelta64,), _make_refusal("type")),
-    IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda one, _: str(one)),
+    IdKind("UUIDs", "`8b2d9f0e-7c1a-4f63-9d57-3e0c5a1b2f44`", (UUID,), lambda value, _: str(value)),
     IdKind("truth values", "", (bool, np.bool_), _make_refusal("truth")),
     IdKind(
         "lists and records",
@@ -339,13 +339,13 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
-        self._whose = whose
+        self._subject = whose
         self._place = place
         self._strip = strip
         self._part = part
         self._rows = rows
         self._key = f" ({key})" if key else ""
-        self._read = 0
+        self._rows_read = 0
         self._refused: dict[str, list[int]] = {}
         self._types = set[str]()
 
@@ -357,13 +357,13 @@ class IdReader:
         return [text for piece in self.convert_pieces(column) for text in piece]
 
     def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
-        values, bits = _list_values(column, self._whose)
-        for at in range(0, len(values), _ROWS_OF_A_PIECE):
-            yield self._convert_piece(values[at : at + _ROWS_OF_A_PIECE], bits)
+        values, bits = _list_values(column, self._subject)
+        for start in range(0, len(values), _ROWS_OF_A_PIECE):
+            yield self._convert_piece(values[start : start + _ROWS_OF_A_PIECE], bits)
 
     def _convert_piece(self, values: list[Any], bits: int) -> list[str]:
-        first = self._read
-        self._read = self._read + len(values)
+        first = self._rows_read
+        self._rows_read = self._rows_read + len(values)
         wide = self._rows and {*map(type, values)} <= {tuple, list}
         if wide and len({*map(len, values)}) == 1 and len(values[0]) > 1:
             columns = [
@@ -395,22 +395,22 @@ class IdReader:
     def require_no_refusals(self) -> None:
         if not self._refused:
             return
-        found = []
-        for why in sorted(self._refused, key=list(REFUSALS).index):
-            what, remedy = REFUSALS[why]
-            what += f" ({', '.join(sorted(self._types))})" if why == "type" else ""
-            rows = self._refused[why]
+        sentences = []
+        for reason in sorted(self._refused, key=list(REFUSALS).index):
+            problem, remedy = REFUSALS[reason]
+            problem += f" ({', '.join(sorted(self._types))})" if reason == "type" else ""
+            rows = self._refused[reason]
             remedy = remedy.format(key=self._key)
-            found.append(
-                f"{what} in {len(rows)} rows, first in {self._describe_places(rows)}; {remedy}"
+            sentences.append(
+                f"{problem} in {len(rows)} rows, first in {self._describe_places(rows)}; {remedy}"
             )
-        raise DataError(f"{self._whose} {'. It '.join(found)}")
+        raise DataError(f"{self._subject} {'. It '.join(sentences)}")
 
     def _describe_places(self, rows: Sequence[int]) -> str:
-        shown = rows[:_ROWS_SHOWN]
+        first_rows = rows[:_ROWS_SHOWN]
         if self._place:
-            return ", ".join(map(self._place, shown))
-        return f"row{'s' if len(shown) > 1 else ''} {', '.join(map(str, shown))} (from 0)"
+            return ", ".join(map(self._place, first_rows))
+        return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
     def _convert_row(self, value: Any, bits: int, row: int) -> str:
         try:
@@ -463,8 +463,8 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
     columns = _split_columns(ids)
     if columns is not None:
         read = (
-            id_texts(one, party=party, what=f"column {name!r}", part=len(columns) > 1)
-            for name, one in columns
+            id_texts(cells, party=party, what=f"column {name!r}", part=len(columns) > 1)
+            for name, cells in columns
         )
         yield list(map(JOINT.join, zip(*read, strict=True)))
         return
@@ -478,13 +478,13 @@ def _text_pieces(party: str, ids: Any) -> Iterator[list[str]]:
 
 def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
     """Refuse frames of IDs of which one has the columns of another in another order."""
-    named = {
+    names_by_party = {
         party: names
         for party, ids in ids_by_party.items()
         if (names := column_names(ids)) is not None
     }
-    for party, names in named.items():
-        for other, others in named.items():
+    for party, names in names_by_party.items():
+        for other, others in names_by_party.items():
             if names != others and sorted(names) == sorted(others):
                 raise DataError(
                     f"{party}: the columns of its IDs are {', '.join(names)}, and those of {other} "
@@ -515,9 +515,9 @@ def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
     bits = _bits_of(
         next(
             (
-                found
+                kind
                 for name in ("dtype", "type", "typecode")
-                if (found := getattr(ids, name, None)) is not None
+                if (kind := getattr(ids, name, None)) is not None
             ),
             None,
         )
@@ -529,8 +529,8 @@ def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
             try:
                 ids = getattr(ids, listing)()
             except _NO_MOMENT as error:
-                what, remedy = REFUSALS["moment"]
-                raise DataError(f"{whose} {what}; {remedy}") from error
+                problem, remedy = REFUSALS["moment"]
+                raise DataError(f"{whose} {problem}; {remedy}") from error
             break
     if isinstance(ids, Mapping):
         raise DataError(
@@ -557,7 +557,7 @@ _BITS = (
 def _bits_of(kind: object) -> int:
     """Return the number of bits of a type's floats, or of its categories'."""
     kind = getattr(getattr(kind, "categories", None), "dtype", kind)
-    return next((few for name, few in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
+    return next((bits for name, bits in _BITS if re.search(name, str(kind).lower())), _DOUBLE_BITS)
 
 
 def _split_levels(ids: Any) -> list[Any] | None:
@@ -570,10 +570,10 @@ def _split_levels(ids: Any) -> list[Any] | None:
 
 
 def _narrow_floats(values: list[Any], bits: int) -> list[Any]:
-    few = {11: np.float16, 24: np.float32}.get(bits)
-    if few is None:
+    narrow = {11: np.float16, 24: np.float32}.get(bits)
+    if narrow is None:
         return values
-    return [few(cell) if isinstance(cell, float) else cell for cell in values]
+    return [narrow(cell) if isinstance(cell, float) else cell for cell in values]
 
 
 _TIME = r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?"
@@ -628,19 +628,19 @@ _COMPARED_ELSE = (
 
 def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
     """Refuse parties whose IDs, normalised, are of kinds of which none matches the first's."""
-    (first, own), *others = texts.items()
-    own = list(own)
-    for party, theirs in others:
-        looks = set[tuple[str, ...]]()
-        found = set[tuple[str, ...]]()
-        for mine, other in zip_longest(own, theirs):
-            looks |= set() if mine is None else {_classify_parts(mine)}
-            found |= set() if other is None else {_classify_parts(other)}
-            if looks & found:
+    (first, first_texts), *others = texts.items()
+    first_texts = list(first_texts)
+    for party, texts_of_party in others:
+        first_looks = set[tuple[str, ...]]()
+        party_looks = set[tuple[str, ...]]()
+        for first_text, party_text in zip_longest(first_texts, texts_of_party):
+            first_looks |= set() if first_text is None else {_classify_parts(first_text)}
+            party_looks |= set() if party_text is None else {_classify_parts(party_text)}
+            if first_looks & party_looks:
                 break
         else:
-            if looks and found:
-                _refuse_to_compare(first, looks, party, found)
+            if first_looks and party_looks:
+                _refuse_to_compare(first, first_looks, party, party_looks)
 
 
 def _classify_parts(text: str) -> tuple[str, ...]:
@@ -651,15 +651,15 @@ def _classify_parts(text: str) -> tuple[str, ...]:
 
 
 def _refuse_to_compare(
-    first: str, own: set[tuple[str, ...]], party: str, theirs: set[tuple[str, ...]]
+    first: str, first_looks: set[tuple[str, ...]], party: str, party_looks: set[tuple[str, ...]]
 ) -> None:
-    names = {name for look in own | theirs for name in look}
-    remedy = next((what for among, what in _COMPARED if names <= among), _COMPARED_ELSE)
-    if {len(look) for look in own}.isdisjoint(len(look) for look in theirs):
+    names = {name for look in first_looks | party_looks for name in look}
+    remedy = next((advice for kinds, advice in _COMPARED if names <= kinds), _COMPARED_ELSE)
+    if {len(look) for look in first_looks}.isdisjoint(len(look) for look in party_looks):
         remedy = "name the same columns of IDs at both"
     raise DataError(
-        f"{party}: its IDs are {_describe_looks(theirs)}, and those of {first} "
-        f"{_describe_looks(own)}, so that "
+        f"{party}: its IDs are {_describe_looks(party_looks)}, and those of {first} "
+        f"{_describe_looks(first_looks)}, so that "
         f"no two can match; {remedy}"
     )
 
@@ -716,8 +716,8 @@ class IdNormalisation:
 
     def __post_init__(self) -> None:
         for rule in ("unicode_nfc", "case_fold", "strip", "whole_numbers", "drop_punctuation"):
-            if type(given := getattr(self, rule)) is not bool:
-                raise LocalProtocolError(f"{rule}: expected True or False, got {given!r}")
+            if type(value := getattr(self, rule)) is not bool:
+                raise LocalProtocolError(f"{rule}: expected True or False, got {value!r}")
         formats: object = self.date_formats
         if isinstance(formats, str):
             raise LocalProtocolError(f"date_formats takes several, as ({formats!r},)")
@@ -770,8 +770,8 @@ class IdNormalisation:
 
     def _normalise_value(self, text: str) -> str:
         """Return the agreed form of a number or a date; return other texts unchanged."""
-        if (found := parse_date(text, self.date_formats)) is not None:
-            return found.isoformat()
+        if (day := parse_date(text, self.date_formats)) is not None:
+            return day.isoformat()
         if self.whole_numbers and len(text) < _MOST_DIGITS and _WHOLE.fullmatch(text):
             return str(int(text.partition(".")[0]))
         return text
@@ -781,9 +781,9 @@ class _LettersAndDigits(dict[int, int | None]):
     """A table for `str.translate` that drops what is no letter, no mark of one and no digit."""
 
     def __missing__(self, code: int) -> int | None:
-        kept = code if unicodedata.category(chr(code))[0] in "LMN" else None
-        self[code] = kept
-        return kept
+        replacement = code if unicodedata.category(chr(code))[0] in "LMN" else None
+        self[code] = replacement
+        return replacement
 
 
 _LETTERS_AND_DIGITS = _LettersAndDigits()
@@ -861,11 +861,11 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 
 def text_of(identity: bytes) -> str:
     parts = []
-    at = 2
-    while at < len(identity):
-        end = at + 4 + int.from_bytes(identity[at : at + 4], "big")
-        parts.append(identity[at + 4 : end].decode())
-        at = end
+    start = 2
+    while start < len(identity):
+        end = start + 4 + int.from_bytes(identity[start : start + 4], "big")
+        parts.append(identity[start + 4 : end].decode())
+        start = end
     return JOINT.join(parts)
 
 
@@ -898,12 +898,13 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
         row for row, identity in enumerate(ids) if first_row.setdefault(identity, row) != row
     ]
     pairs = ", ".join(f"{row} (as {first_row[ids[row]]})" for row in repeats[:_ROWS_SHOWN])
-    more = ", ..." if len(repeats) > _ROWS_SHOWN else ""
+    ellipsis = ", ..." if len(repeats) > _ROWS_SHOWN else ""
     raise LocalProtocolError(
-        f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{more}; keep one row for each ID"
+        f"{me} has {len(repeats)} repeated ID(s), in row(s) {pairs}{ellipsis}; keep one row for "
+        "each ID"
     )
 
 
 def _format_first_rows(rows: Sequence[int]) -> str:
-    shown = ", ".join(map(str, rows[:_ROWS_SHOWN]))
-    return shown + ", ..." if len(rows) > _ROWS_SHOWN else shown
+    text = ", ".join(map(str, rows[:_ROWS_SHOWN]))
+    return text + ", ..." if len(rows) > _ROWS_SHOWN else text

@@ -25,9 +25,9 @@ INSTALL_CRYPTEN = f"{_PIP} --no-deps crypten==0.4.1"
 
 def install_checkout(*extras: str, editable: bool = False) -> str:
     """Return the line that installs both distributions, run in the root of a checkout."""
-    ours = f".[{','.join(extras)}]" if extras else "."
+    checkout = f".[{','.join(extras)}]" if extras else "."
     flag = "--editable " if editable else ""
-    return f"{_PIP} {flag}./protocols {flag}{shlex.quote(ours)}"
+    return f"{_PIP} {flag}./protocols {flag}{shlex.quote(checkout)}"
 
 
 def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
@@ -44,25 +44,27 @@ def install_extra(extra: str, distribution: str = "secure-apfed") -> str:
 def install_requirement(package: str, distribution: str = "secure-apfed") -> str:
     """Return the line that installs one requirement of an installed distribution."""
     for line in (*_list_requirements(distribution), *_list_requirements(OURS[0])):
-        wanted = line.split(";")[0].strip()
-        if _normalise_name(wanted) == _normalise_name(package):
-            return f"{_PIP} {shlex.quote(wanted)}"
+        requirement = line.split(";")[0].strip()
+        if _normalise_name(requirement) == _normalise_name(package):
+            return f"{_PIP} {shlex.quote(requirement)}"
     return _NO_METADATA
 
 
 def _packages_of(extra: str, distribution: str) -> list[str]:
     """List the requirements behind an extra; those behind other extras of ours, too."""
-    found: list[str] = []
+    packages: list[str] = []
     for line in _list_requirements(distribution):
-        wanted, _, marker = line.partition(";")
+        requirement, _, marker = line.partition(";")
         if extra not in _EXTRA.findall(marker):
             continue
-        if _normalise_name(wanted) in OURS:
-            inner = wanted.partition("[")[2].partition("]")[0].split(",")
-            found += [one for name in inner for one in _packages_of(name.strip(), distribution)]
+        if _normalise_name(requirement) in OURS:
+            inner = requirement.partition("[")[2].partition("]")[0].split(",")
+            packages += [
+                package for name in inner for package in _packages_of(name.strip(), distribution)
+            ]
         else:
-            found.append(wanted.strip())
-    return list(dict.fromkeys(found))
+            packages.append(requirement.strip())
+    return list(dict.fromkeys(packages))
 
 
 def _list_requirements(distribution: str) -> list[str]:

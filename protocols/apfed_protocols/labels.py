@@ -188,5 +188,5 @@ def _convert_label(label: Any) -> Any:
 
 
 def _format_names(names: Sequence[Any]) -> str:
-    shown = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
-    return f"{shown}, ..." if len(names) > _SHOWN else shown
+    text = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
+    return f"{text}, ..." if len(names) > _SHOWN else text

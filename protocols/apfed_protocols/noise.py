@@ -72,18 +72,22 @@ def discrete_gaussian(
     deviation = int(deviation)
     count = math.prod(shape)
     bits = _Bits(derive_key(key, _PURPOSE, *context))
-    kept: list[Integers] = []
+    accepted_parts: list[Integers] = []
     missing = count
-    most = largest_noise(deviation)
+    largest = largest_noise(deviation)
     while missing > 0:
         # About half of the proposals are kept.
         y_n = _draw_laplace(bits, deviation, 2 * missing + 16)
-        y_n = y_n[np.abs(y_n) <= most]
+        y_n = y_n[np.abs(y_n) <= largest]
         distance_n = np.abs(y_n) - deviation
         accepted_n = _exp_minus(bits, distance_n * distance_n, 2 * deviation * deviation)
-        kept.append(y_n[accepted_n][:missing])
-        missing -= len(kept[-1])
-    return np.concatenate(kept).reshape(shape) if kept else np.zeros(shape, dtype=np.int64)
+        accepted_parts.append(y_n[accepted_n][:missing])
+        missing -= len(accepted_parts[-1])
+    return (
+        np.concatenate(accepted_parts).reshape(shape)
+        if accepted_parts
+        else np.zeros(shape, dtype=np.int64)
+    )
 
 
 class _Bits:
@@ -108,10 +112,10 @@ class _Bits:
             shifted: Integers = (self.draw_words(number) >> np.uint64(64 - width)).astype(np.int64)
             return shifted
 
-        drawn = draw_bits(count)
-        while len(again := np.flatnonzero(drawn >= bound)):
-            drawn[again] = draw_bits(len(again))
-        return drawn
+        values = draw_bits(count)
+        while len(again := np.flatnonzero(values >= bound)):
+            values[again] = draw_bits(len(again))
+        return values
 
 
 def _draw_laplace(bits: _Bits, scale: int, proposals: int) -> Integers:
@@ -133,11 +137,11 @@ def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
     rest_n = numerator_n % denominator
     heads_n = _exp_minus_fraction(bits, rest_n, denominator)
     # exp(-whole): as many coins of exp(-1), of which the first that fails decides.
-    left = np.flatnonzero(heads_n & (whole_n > 0))
-    while len(left):
-        heads_n[left] = _exp_minus_one(bits, len(left))
-        whole_n[left] -= 1
-        left = left[heads_n[left] & (whole_n[left] > 0)]
+    active = np.flatnonzero(heads_n & (whole_n > 0))
+    while len(active):
+        heads_n[active] = _exp_minus_one(bits, len(active))
+        whole_n[active] -= 1
+        active = active[heads_n[active] & (whole_n[active] > 0)]
     return heads_n
 
 
@@ -153,13 +157,13 @@ def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) ->
     of that probability is one of numerator / denominator and one of 1 / k, both heads.
     """
     is_odd_n = np.zeros(len(numerator_n), dtype=bool)
-    left = np.arange(len(numerator_n))
+    active = np.arange(len(numerator_n))
     k = 1
-    while len(left):
-        heads = bits.draw_below(denominator, len(left)) < numerator_n[left]
-        heads &= bits.draw_below(k, len(left)) == 0
-        is_odd_n[left[~heads]] = k % 2 == 1
-        left = left[heads]
+    while len(active):
+        heads = bits.draw_below(denominator, len(active)) < numerator_n[active]
+        heads &= bits.draw_below(k, len(active)) == 0
+        is_odd_n[active[~heads]] = k % 2 == 1
+        active = active[heads]
         k = k + 1
     return is_odd_n
 
@@ -167,8 +171,8 @@ def _exp_minus_fraction(bits: _Bits, numerator_n: Integers, denominator: int) ->
 def _count_while(heads: Callable[[int], Flags], count: int) -> Integers:
     """Count how often each coin falls heads before its first tails."""
     times_n = np.zeros(count, dtype=np.int64)
-    left = np.arange(count)
-    while len(left):
-        left = left[heads(len(left))]
-        times_n[left] += 1
+    active = np.arange(count)
+    while len(active):
+        active = active[heads(len(active))]
+        times_n[active] += 1
     return times_n

@@ -206,11 +206,11 @@ class SealedLink:
                 f"{self.me} expects of {self.peer} a hello of {HELLO_BYTES} bytes other than its "
                 "own, and got something else"
             )
-        here = (self.me, self.hello)
-        there = (self.peer, peer_hello)
+        own_end = (self.me, self.hello)
+        peer_end = (self.peer, peer_hello)
         self._ciphers = (
-            self._make_cipher(peer_public, here, there),
-            self._make_cipher(peer_public, there, here),
+            self._make_cipher(peer_public, own_end, peer_end),
+            self._make_cipher(peer_public, peer_end, own_end),
         )
 
     def _make_cipher(

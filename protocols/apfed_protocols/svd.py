@@ -244,10 +244,10 @@ class SvdFrames:
             raise RemoteProtocolError(
                 f"{sender} sent {len(frame)} bytes, too few for {kind.name}; it was cut"
             )
-        came = _HEADER.unpack_from(frame)
-        people = _NOBODY if kind is MessageKind.MASKS else came[-1]
-        due = _HEADER.unpack(self._pack_header(kind, owner, people))
-        for name, *pair in zip(_FIELDS, came, due, strict=True):
+        header = _HEADER.unpack_from(frame)
+        people = _NOBODY if kind is MessageKind.MASKS else header[-1]
+        expected = _HEADER.unpack(self._pack_header(kind, owner, people))
+        for name, *pair in zip(_FIELDS, header, expected, strict=True):
             if len({*pair}) > 1:
                 raise RemoteProtocolError(
                     f"{sender} sent no {kind.name} of this decomposition: its {name} differs; it "
@@ -258,14 +258,14 @@ class SvdFrames:
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, beyond = divmod(len(body), _NUMBER * columns)
-        least = agreed.vectors
-        most = agreed.most_rows
+        smallest = agreed.vectors
+        largest = agreed.most_rows
         if kind is MessageKind.MASKS:
-            least = most = agreed.features[agreed.find_position(owner)]
-        if beyond or not least <= rows <= most:
+            smallest = largest = agreed.features[agreed.find_position(owner)]
+        if beyond or not smallest <= rows <= largest:
             raise RemoteProtocolError(
-                f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {least} to "
-                f"{most} rows of {columns} numbers; it was cut or padded"
+                f"{sender} sent a body of {len(body)} bytes, expected {kind.name} of {smallest} to "
+                f"{largest} rows of {columns} numbers; it was cut or padded"
             )
         matrix = np.frombuffer(body, dtype="<f8").reshape(rows, columns).astype(np.float64)
         if not _is_bounded(matrix):
@@ -286,16 +286,16 @@ class _SvdRole(KeepsSecrets):
         self.me = me
         self._frames = SvdFrames(agreement)
         self._fork_check = ForkCheck(f"{me}: this role of a decomposition")
-        self._done = False
+        self._is_used = False
 
     def _require_first_use(self) -> None:
         self._fork_check.require_own_process()
-        if self._done:
+        if self._is_used:
             raise LocalProtocolError(
                 f"{self.me} played its part of {self.agreement.session!r} already; masks are used "
                 "once: agree on a new session"
             )
-        self._done = True
+        self._is_used = True
 
 
 class SvdDealer(_SvdRole):
@@ -312,8 +312,10 @@ class SvdDealer(_SvdRole):
         agreed = self.agreement
         mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
         for owner in agreed.owners:
-            own = mask_FF[agreed.columns_of(owner)]
-            body = self._frames.pack_matrix(MessageKind.MASKS, own, owner=owner, seed=rows_seed)
+            own_mask = mask_FF[agreed.columns_of(owner)]
+            body = self._frames.pack_matrix(
+                MessageKind.MASKS, own_mask, owner=owner, seed=rows_seed
+            )
             yield Outgoing(owner, body)
 
 
@@ -343,18 +345,18 @@ class SvdOwner(_SvdRole):
         agreed = self.agreement
         masks = self._require_masks()
         require_people(people, "ordered rows to decompose")
-        own = agreed.features[agreed.find_position(self.me)]
+        own_columns = agreed.features[agreed.find_position(self.me)]
         if (
             type(table_NF) is not np.ndarray
             or table_NF.dtype != np.float64
             or table_NF.ndim != 2
-            or table_NF.shape[1] != own
+            or table_NF.shape[1] != own_columns
             or not agreed.vectors <= len(table_NF) <= agreed.most_rows
             or not _is_bounded(table_NF)
         ):
             raise LocalProtocolError(
                 f"{self.me}: a table is an array of bounded float64 of {agreed.vectors} to "
-                f"{agreed.most_rows} rows and {own} columns, got "
+                f"{agreed.most_rows} rows and {own_columns} columns, got "
                 f"{getattr(table_NF, 'dtype', type(table_NF))} {np.shape(table_NF)}"
             )
         self._require_first_use()
@@ -404,15 +406,15 @@ class SvdServer(_SvdRole):
         """Return the first left singular vectors of the sum, zeros beyond its numerical rank."""
         count = self.agreement.vectors
         try:
-            left, values, _ = np.linalg.svd(masked_NF, full_matrices=False)
+            left_vectors, values, _ = np.linalg.svd(masked_NF, full_matrices=False)
         except np.linalg.LinAlgError as error:
             raise RemoteProtocolError(
                 "the sum of the masked tables has no decomposition; an owner sent other numbers "
                 "than a table"
             ) from error
         # As `numpy.linalg.matrix_rank` draws the line: what lies below is of rounding alone.
-        least = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
-        vectors_ND: Floats = left[:, :count] * (values[:count] > least)
+        threshold = values[0] * max(masked_NF.shape) * np.finfo(np.float64).eps
+        vectors_ND: Floats = left_vectors[:, :count] * (values[:count] > threshold)
         return vectors_ND
 
 
@@ -430,29 +432,29 @@ class SvdReceiver(SvdOwner):
         """
         agreed = self.agreement
         masks = self._require_masks()
-        if not self._done or self._opened:
+        if not self._is_used or self._opened:
             raise LocalProtocolError(
                 f"{self.me} sent no table yet, or opened its answer; each is once"
             )
-        came = self._frames.open_frame(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
-        if came.people != people or len(came.matrix) != rows:
+        answer = self._frames.open_frame(vectors, MessageKind.VECTORS, agreed.server, owner=self.me)
+        if answer.people != people or len(answer.matrix) != rows:
             raise RemoteProtocolError(
-                f"{agreed.server} sent {len(came.matrix)} rows of vectors, expected {rows}, of the "
-                "people asked for"
+                f"{agreed.server} sent {len(answer.matrix)} rows of vectors, expected {rows}, of "
+                "the people asked for"
             )
-        kept_D = np.abs(came.matrix).max(axis=0) > 0
-        _require_orthonormal(came.matrix[:, kept_D], agreed.server)
+        kept_D = np.abs(answer.matrix).max(axis=0) > 0
+        _require_orthonormal(answer.matrix[:, kept_D], agreed.server)
         if (kept_D[1:] > kept_D[:-1]).any():
             raise RemoteProtocolError(f"{agreed.server} sent a vector after one of zeros")
         self._opened = True
-        left_ND = _unmask_table_rows(came.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
+        left_ND = _unmask_table_rows(answer.matrix, masks.seed, people, mask_rows=agreed.mask_rows)
         largest_D = np.take_along_axis(left_ND, np.abs(left_ND).argmax(axis=0)[None], axis=0)
         return np.asarray(left_ND * np.where(largest_D < 0, -1.0, 1.0), dtype=np.float64)
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
-    apart = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
-    if not (apart < _SLACK).all():
+    deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
+    if not (deviation < _SLACK).all():
         raise RemoteProtocolError(
             f"{sender} sent vectors that are not orthonormal; what it drew or computed is not what "
             "was agreed"

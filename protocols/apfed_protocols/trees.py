@@ -103,9 +103,9 @@ class _Leaf:
     @property
     def form(self) -> str:
         """The form in words, for errors."""
-        named = [names for names in self.labels.names if names] if self.labels else []
-        labels = " x ".join(", ".join(names[:4]) for names in named)
-        return f"{list(self.shape)} labelled {labels}" if named else f"{list(self.shape)}"
+        axis_names = [names for names in self.labels.names if names] if self.labels else []
+        labels = " x ".join(", ".join(names[:4]) for names in axis_names)
+        return f"{list(self.shape)} labelled {labels}" if axis_names else f"{list(self.shape)}"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,11 +118,11 @@ class _Leaf:
                 "or a smaller clip, or add floats"
             )
         values = np.rint(values) if self.whole else values
-        least, most = self.range
-        if values.size and not least <= values.min() <= values.max() <= most:
+        smallest, largest = self.range
+        if values.size and not smallest <= values.min() <= values.max() <= largest:
             raise LocalProtocolError(
-                f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond {most:g}, the "
-                "end of its type; add a wider one"
+                f"the sum of {self.path} goes up to {np.abs(values).max():g}, beyond {largest:g}, "
+                "the end of its type; add a wider one"
             )
         return self.back(values)
 
@@ -176,11 +176,11 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
     """Rebuild the same structure with other leaves, taken in the order of `_walk`."""
     if isinstance(node, Mapping):
-        found = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
+        children = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:
-            return {key: found[key] for key in node}
+            return {key: children[key] for key in node}
         filled: Any = copy.copy(node)  # keeps what a subclass holds besides
-        filled.update(found)
+        filled.update(children)
         return filled
     if isinstance(node, list | tuple):
         items = [rebuild_tree(item, leaves) for item in node]
@@ -231,10 +231,10 @@ def _make_leaf(node: Any, path: str) -> _Leaf:
 
 def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> Any:
     """Return values in canonical order as a frame or series like `node`."""
-    own = labels.restore_order(values).astype(dtype.newbyteorder("="))
+    restored = labels.restore_order(values).astype(dtype.newbyteorder("="))
     if hasattr(node, "columns"):
-        return type(node)(own, index=node.index, columns=node.columns)
-    return type(node)(own, index=node.index, name=node.name)
+        return type(node)(restored, index=node.index, columns=node.columns)
+    return type(node)(restored, index=node.index, name=node.name)
 
 
 def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:

@@ -175,9 +175,9 @@ def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
     return np.frombuffer(stream, _WORD).reshape(shape)
 
 
-def compute_last_share(values: Integers, drawn: Sequence[Shares]) -> Shares:
+def compute_last_share(values: Integers, other_shares: Sequence[Shares]) -> Shares:
     last = values.astype(np.int64).view(_WORD).copy()
-    for share in drawn:
+    for share in other_shares:
         last -= share
     return last
 

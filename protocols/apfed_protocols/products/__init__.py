@@ -127,9 +127,9 @@ class SumOfProducts(DescribedSum):
     @property
     def label_bytes(self) -> int:
         """The memory of one encrypted label at a passive, as values at roots (`LabelValues`)."""
-        found = self.headroom
-        powers = found.stride + found.folds * self.products.columns
-        return found.rows // 2 * len(found.widths) * powers * _COMPLEX_BYTES
+        headroom = self.headroom
+        powers = headroom.stride + headroom.folds * self.products.columns
+        return headroom.rows // 2 * len(headroom.widths) * powers * _COMPLEX_BYTES
 
     def make_receiver(self, labels_nK: NDArray[Any]) -> "ProductReceiver":
         return ProductReceiver(self, labels_nK)
@@ -170,7 +170,7 @@ class SumOfProducts(DescribedSum):
         return range(first, min(first + self.block_rows, self.products.people))
 
     def list_parameters(self) -> Mapping[str, object]:
-        found = self.headroom
+        headroom = self.headroom
         agreed = self.products
         return {
             **super().list_parameters(),
@@ -179,11 +179,11 @@ class SumOfProducts(DescribedSum):
             "labelled": agreed.labelled,
             "security": agreed.security,
             "candidates": agreed.candidates or 0,
-            "poly_degree": found.degree,
-            "modulus_bits": found.modulus_bits,
-            "answer_bits": found.kept_bits,
-            "plain_bits": found.plain_bits,
-            "smudging_bits": found.smudging_bits,
+            "poly_degree": headroom.degree,
+            "modulus_bits": headroom.modulus_bits,
+            "answer_bits": headroom.kept_bits,
+            "plain_bits": headroom.plain_bits,
+            "smudging_bits": headroom.smudging_bits,
             "block_people": self.block_rows,
         }
 
@@ -211,23 +211,23 @@ class SumOfProducts(DescribedSum):
     @property
     def answer_bits(self) -> int:
         """The bits of the combined answer about one person: no active reads more by any message."""
-        found = self.headroom
-        return (self.products.columns + found.stride) * found.kept_bits
+        headroom = self.headroom
+        return (self.products.columns + headroom.stride) * headroom.kept_bits
 
     @property
     def malicious(self) -> str:
         """A sentence for reports: what an active that breaks the protocol reads."""
-        one = (
+        one_person = (
             "Labels of one person alone give that person's column, summed over the passives, and "
             "no single passive's. "
         )
         if self.products.candidates is not None:
-            return one + (
+            return one_person + (
                 f"An active whose key or labels are not as agreed is found out before anybody "
                 f"answers, but for one time in {self.products.candidates} of the sessions that it "
                 "begins."
             )
-        return one + (
+        return one_person + (
             "The active is trusted to encrypt bits under a proper key; no passive can tell. "
             "Multiples of labels give several columns in the digits of one number, fractions of a "
             "step give some that noise on votes does not hide: together "
@@ -379,7 +379,7 @@ class LabelValues(KeepsSecrets):
     ) -> "LabelValues":
         """Read the parts of a request; `shifts`: powers of X by which the labels are multiplied."""
         ring = described.ring
-        found = described.headroom
+        headroom = described.headroom
         sender = described.agreement.receiver
         seed = blobs[0]
         if len(seed) != _BYTES:
@@ -387,20 +387,20 @@ class LabelValues(KeepsSecrets):
                 f"{sender} sent a seed of {len(seed)} bytes, expected {_BYTES}"
             )
         key = ring.parse_digits(blobs[1], sender=sender), _expand_key(ring, seed)
-        spread_2N = np.stack([ring.round_digits(half_LN, found.kept_bits) for half_LN in key])
-        require_spread(spread_2N, 1 << found.kept_bits, sender=sender)
-        asked = found.folds * described.products.columns
-        count = len(ring.widths) * (found.stride + asked)
-        values_HnF = np.empty((found.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
+        spread_2N = np.stack([ring.round_digits(half_LN, headroom.kept_bits) for half_LN in key])
+        require_spread(spread_2N, 1 << headroom.kept_bits, sender=sender)
+        columns = headroom.folds * described.products.columns
+        count = len(ring.widths) * (headroom.stride + columns)
+        values_HnF = np.empty((headroom.rows // 2, len(blobs) - 2, count), dtype=np.complex128)
         for place, blob in enumerate(blobs[2:]):
             halves = expand_label(ring, seed, place), ring.parse_digits(blob, sender=sender)
             a, b = (
                 _multiply_by_power(
                     ring.centre_digits(half_LN), shifts[place] if shifts else 0
-                ).reshape(-1, found.rows, found.stride)
+                ).reshape(-1, headroom.rows, headroom.stride)
                 for half_LN in halves
             )
-            digits_LFU = np.concatenate((a, b[:, :, :asked]), axis=2).swapaxes(1, 2)
+            digits_LFU = np.concatenate((a, b[:, :, :columns]), axis=2).swapaxes(1, 2)
             values_HnF[:, place] = transform_polynomials(digits_LFU).reshape(count, -1).T
         return cls(
             digest=hashlib.sha256(request).digest(),
@@ -447,13 +447,13 @@ class Candidates(KeepsSecrets):
         """Return the message of step 3 and the secret key of the request that is kept; once."""
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         described = self._described
-        kept = _parse_challenges(described, self._frames, challenges, self._hashes)
+        chosen = _parse_challenges(described, self._frames, challenges, self._hashes)
         with self._opening:
             if not self._roots:
                 raise LocalProtocolError("the candidates of this request were opened already")
             roots = self._roots
             self._roots = []
-        root = roots.pop(kept)
+        root = roots.pop(chosen)
         columns = described.products.columns
         classes_n = _classes_of(described, root)
         shifts_n = ((self._classes_n - classes_n) % columns).astype(_SHIFT)
@@ -477,60 +477,60 @@ class PublicCoin(KeepsSecrets):
         self._names = agreed.contributors
         self._frames = frames
         self._candidates = agreed.candidates or 1
-        self._drawn = {me: fresh_key()}
+        self._coins = {me: fresh_key()}
         self._promised: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
-        return self._to_all(self._hash_promise(self.me, self._drawn[self.me]))
+        return self._to_all(self._hash_promise(self.me, self._coins[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
-        if sender not in self._names or sender == self.me or sender in self._drawn:
+        if sender not in self._names or sender == self.me or sender in self._coins:
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
         frame = self._frames.open_own_setup(body, sender, self.me)
         if len(frame.blobs) != 1 or len(frame.blobs[0]) != _BYTES:
             raise RemoteProtocolError(f"{sender} sent no {_BYTES} bytes of a coin")
-        drawn = frame.blobs[0]
+        coin = frame.blobs[0]
         if sender in self._promised:
-            if self._hash_promise(sender, drawn) != self._promised[sender]:
+            if self._hash_promise(sender, coin) != self._promised[sender]:
                 raise RemoteProtocolError(
                     f"{sender} sent other bytes for the coin than it promised, or got other hashes "
                     f"of {self._frames.agreement.receiver}"
                 )
-            self._drawn[sender] = drawn
+            self._coins[sender] = coin
             return ()
-        self._promised[sender] = drawn
+        self._promised[sender] = coin
         # This party's own bytes stay secret until all the others are bound to theirs.
         bound = len(self._promised) == len(self._names) - 1
-        return self._to_all(self._drawn[self.me]) if bound else ()
+        return self._to_all(self._coins[self.me]) if bound else ()
 
     @property
     def is_finished(self) -> bool:
-        return len(self._drawn) == len(self._names)
+        return len(self._coins) == len(self._names)
 
     @property
     def chosen_candidate(self) -> int:
         if not self.is_finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
-        drawn = b"".join(self._drawn[name] for name in self._names)
-        number = hashlib.sha256(b"products coin" + self.hashes + drawn).digest()
+        coins = b"".join(self._coins[name] for name in self._names)
+        number = hashlib.sha256(b"products coin" + self.hashes + coins).digest()
         return int.from_bytes(number, "big") % self._candidates
 
     def pack_challenge(self) -> bytes:
         return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
 
-    def _hash_promise(self, name: str, drawn: bytes) -> bytes:
-        parts = (b"products promise", name.encode(), self.hashes, drawn)
+    def _hash_promise(self, name: str, coin: bytes) -> bytes:
+        parts = (b"products promise", name.encode(), self.hashes, coin)
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
-    def _to_all(self, drawn: bytes) -> Sequence[Outgoing]:
-        message = self._frames.pack_setup(drawn)
+    def _to_all(self, coin: bytes) -> Sequence[Outgoing]:
+        message = self._frames.pack_setup(coin)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
 def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
     agreed = described.products
-    kept = coin.chosen_candidate
+    chosen = coin.chosen_candidate
     parts = described.open_request(request, 4 + agreed.labelled)
     roots = parts[0]
     shifts = np.frombuffer(parts[1][: len(parts[1]) & ~1], _SHIFT)
@@ -544,7 +544,7 @@ def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -
         _hash_of(described, roots[start : start + _BYTES]) for start in range(0, len(roots), _BYTES)
     ]
     blobs = parts[2:]
-    hashes.insert(kept, _hash_request(described.pack_request(blobs)))
+    hashes.insert(chosen, _hash_request(described.pack_request(blobs)))
     if b"".join(hashes) != coin.hashes:
         raise RemoteProtocolError(
             f"{agreed.receiver} cheated: the requests that it opened, or the one that is kept, are "
@@ -571,8 +571,8 @@ def _hash_request(request: bytes) -> bytes:
     return hashlib.sha256(b"products candidate" + request).digest()
 
 
-def _encode_challenge(kept: int, hashes: bytes) -> bytes:
-    return kept.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
+def _encode_challenge(chosen: int, hashes: bytes) -> bytes:
+    return chosen.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
 
 
 def _parse_challenges(
@@ -584,17 +584,20 @@ def _parse_challenges(
             f"{agreed.receiver} waits for a challenge of each of {', '.join(agreed.contributors)}, "
             f"got {', '.join(sorted(challenges)) or 'none'}"
         )
-    named = {
+    bodies = {
         b"".join(frames.open_own_setup(body, name, agreed.receiver).blobs)
         for name, body in challenges.items()
     }
-    possible = {_encode_challenge(kept, hashes): kept for kept in range(agreed.candidates or 0)}
-    if len(named) != 1 or not named <= set(possible):
+    possible = {
+        _encode_challenge(candidate, hashes): candidate
+        for candidate in range(agreed.candidates or 0)
+    }
+    if len(bodies) != 1 or not bodies <= set(possible):
         raise RemoteProtocolError(
             "the passives do not name one of the requests that were committed to, all the same; "
             "nothing is opened"
         )
-    return possible[named.pop()]
+    return possible[bodies.pop()]
 
 
 class ProductReceiver(SumReceiver):
@@ -653,7 +656,7 @@ class ProductReceiver(SumReceiver):
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
         described = self._sum
-        found = self._sum.headroom
+        headroom = self._sum.headroom
         columns = described.products.columns
         words = described.parse_words(frame, binding.step, sender=described.agreement.combiner)
         integers_BK = np.empty(frame.shape, dtype=np.int64)
@@ -661,9 +664,9 @@ class ProductReceiver(SumReceiver):
         for place, count in enumerate(described.count_words(binding.step)):
             people = (count - described.ring.degree) // columns
             c0, c1_N = np.split(words[start : start + count], [people * columns])
-            phase_US = self._times_secret(c1_N).reshape(found.rows, found.stride)
+            phase_US = self._times_secret(c1_N).reshape(headroom.rows, headroom.stride)
             phase_UK = c0.reshape(people, columns) + self._fold_classes(phase_US[:people])
-            first = place * found.rows
+            first = place * headroom.rows
             start = start + count
             integers_BK[first : first + people] = self._step_of(phase_UK, binding)
         self._require_range(integers_BK, binding)
@@ -691,15 +694,15 @@ class ProductReceiver(SumReceiver):
 
     def _step_of(self, phase: Words, binding: StepBinding) -> IntArray:
         """Round these words to integers modulo t; raise if noise is beyond the honest bound."""
-        found = self._sum.headroom
-        unused = np.uint64(64 - found.kept_bits)
+        headroom = self._sum.headroom
+        unused = np.uint64(64 - headroom.kept_bits)
         signed = (phase << unused).view(np.int64) >> np.int64(unused)
-        step_bits = found.kept_bits - found.plain_bits
+        step_bits = headroom.kept_bits - headroom.plain_bits
         integers = (signed + (1 << (step_bits - 1))) >> step_bits
         noise = signed - (integers << step_bits)
-        if not -found.noise_bound <= noise.min() <= noise.max() <= found.noise_bound:
+        if not -headroom.noise_bound <= noise.min() <= noise.max() <= headroom.noise_bound:
             raise self._beyond_range(binding)
-        half = 1 << (found.plain_bits - 1)
+        half = 1 << (headroom.plain_bits - 1)
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
@@ -821,24 +824,24 @@ class ProductContributor(Role):
 
         Their shapes are (L, C, U, K) and (L, C, N).
         """
-        found = self._products.headroom
+        headroom = self._products.headroom
         ring = self._products.ring
-        count = -(-len(integers_Bn) // found.rows)
+        count = -(-len(integers_Bn) // headroom.rows)
         columns = self._products.products.columns
-        padded = np.zeros((count * found.rows, integers_Bn.shape[1]))
+        padded = np.zeros((count * headroom.rows, integers_Bn.shape[1]))
         padded[: len(integers_Bn)] = integers_Bn
-        values_CnH = transform_polynomials(padded.reshape(count, found.rows, -1).swapaxes(1, 2))
+        values_CnH = transform_polynomials(padded.reshape(count, headroom.rows, -1).swapaxes(1, 2))
         products_HCF = np.ascontiguousarray(values_CnH.transpose(2, 0, 1)) @ labels.labels
         products_CFU = invert_transform(np.ascontiguousarray(products_HCF.transpose(1, 2, 0)))
         zeros_2LCN = self._encrypt_zeros(labels, count)
-        places = (len(ring.widths), count, found.rows, -1)
-        sums_LCUF = products_CFU.reshape(count, len(ring.widths), -1, found.rows).transpose(
+        places = (len(ring.widths), count, headroom.rows, -1)
+        sums_LCUF = products_CFU.reshape(count, len(ring.widths), -1, headroom.rows).transpose(
             1, 0, 3, 2
         )
-        c1_LCUS = np.rint(sums_LCUF[..., : found.stride] + zeros_2LCN[1].reshape(places))
-        b_LCUF = zeros_2LCN[0].reshape(places)[..., : found.folds * columns]
-        c0_LCUF = np.rint(sums_LCUF[..., found.stride :] + b_LCUF).astype(np.int64)
-        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], found.folds, columns).sum(axis=3)
+        c1_LCUS = np.rint(sums_LCUF[..., : headroom.stride] + zeros_2LCN[1].reshape(places))
+        b_LCUF = zeros_2LCN[0].reshape(places)[..., : headroom.folds * columns]
+        c0_LCUF = np.rint(sums_LCUF[..., headroom.stride :] + b_LCUF).astype(np.int64)
+        c0_LCUK = c0_LCUF.reshape(*c0_LCUF.shape[:3], headroom.folds, columns).sum(axis=3)
         c1_LCN = c1_LCUS.astype(np.int64).reshape(len(ring.widths), count, ring.degree)
         c1_LCN[0] += centred_binomial(count * ring.degree).reshape(count, -1)
         self._smudge(c0_LCUK)
@@ -856,17 +859,17 @@ class ProductContributor(Role):
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
-        found = self._products.headroom
+        headroom = self._products.headroom
         ring = self._products.ring
-        c0_BK = ring.round_digits(c0_LCUK, found.kept_bits).reshape(-1, shape[1])[: shape[0]]
+        c0_BK = ring.round_digits(c0_LCUK, headroom.kept_bits).reshape(-1, shape[1])[: shape[0]]
         if noise_BK is not None:
-            step = np.uint64(found.kept_bits - found.plain_bits)
+            step = np.uint64(headroom.kept_bits - headroom.plain_bits)
             c0_BK = c0_BK + (noise_BK.view(np.uint64) << step)
-        c1_CN = ring.round_digits(c1_LCN, found.kept_bits)
+        c1_CN = ring.round_digits(c1_LCN, headroom.kept_bits)
         parts: list[Words] = []
         for place, c1_N in enumerate(c1_CN):
-            first = place * found.rows
-            parts += [c0_BK[first : first + found.rows].reshape(-1), c1_N]
+            first = place * headroom.rows
+            parts += [c0_BK[first : first + headroom.rows].reshape(-1), c1_N]
         return np.concatenate(parts)
 
 

@@ -149,8 +149,8 @@ class Ring:
         for digit, offset, width in zip(numbers_L, self.offsets, self.widths, strict=True):
             if offset < bits:
                 stream = keystream(fresh_key(), b"uniform", length=4 * count)
-                drawn = np.frombuffer(stream, "<u4").reshape(digit.shape).astype(np.int64)
-                digit += drawn & ((1 << min(width, bits - offset)) - 1)
+                words = np.frombuffer(stream, "<u4").reshape(digit.shape).astype(np.int64)
+                digit += words & ((1 << min(width, bits - offset)) - 1)
         self.add_at(numbers_L, bits - 1, -1)
 
     def round_digits(self, numbers_L: Digits, kept: int) -> Words:
@@ -249,20 +249,22 @@ class ProductAgreement:
 
     def __post_init__(self) -> None:
         take_numpy_integers(self)
-        for name, most in _MOST.items():
+        for name, largest in _MOST.items():
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
+            if type(value) is not int or not 1 <= value <= largest:
                 raise LocalProtocolError(
-                    f"{name} of a sum of products lies in 1..{most}, got {value!r}"
+                    f"{name} of a sum of products lies in 1..{largest}, got {value!r}"
                 )
-        least, most = _SECURITY
-        if type(self.security) is not int or not least <= self.security <= most:
-            raise LocalProtocolError(f"security lies in {least}..{most}, got {self.security!r}")
+        smallest, largest = _SECURITY
+        if type(self.security) is not int or not smallest <= self.security <= largest:
+            raise LocalProtocolError(
+                f"security lies in {smallest}..{largest}, got {self.security!r}"
+            )
         if self.candidates is not None:
-            least, most = _CANDIDATES
-            if type(self.candidates) is not int or not least <= self.candidates <= most:
+            smallest, largest = _CANDIDATES
+            if type(self.candidates) is not int or not smallest <= self.candidates <= largest:
                 raise LocalProtocolError(
-                    f"candidates lies in {least}..{most}, got {self.candidates!r}"
+                    f"candidates lies in {smallest}..{largest}, got {self.candidates!r}"
                 )
         _ = self.blocks_sum  # which checks the rest
 
@@ -348,9 +350,9 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
     for degree in _DEGREES:
-        found = _fit_degree(agreement, degree)
-        if found is not None:
-            return found
+        headroom = _fit_degree(agreement, degree)
+        if headroom is not None:
+            return headroom
     raise LocalProtocolError(
         f"a sum of products of {agreement.bits} bits with {agreement.labelled} labels and noise of "
         f"{agreement.noise or 0} steps under security {agreement.security} fits no ring degree up "
@@ -365,35 +367,35 @@ def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | N
     if rows < _LEAST_ROWS:
         return None
     passives = len(agreement.contributors)
-    most = row_limit(agreement)
+    largest = row_limit(agreement)
     values = agreement.people * agreement.columns
-    plain = (2 * passives * (most + largest_noise(agreement.noise or 0))).bit_length()
-    own = folds * LARGEST_ERROR * (rows * most + 2 * degree)
-    smudging = (own * passives * values - 1).bit_length() + agreement.security
+    plain = (2 * passives * (largest + largest_noise(agreement.noise or 0))).bit_length()
+    own_error = folds * LARGEST_ERROR * (rows * largest + 2 * degree)
+    smudging = (own_error * passives * values - 1).bit_length() + agreement.security
     tail = math.sqrt(
         passives * (folds * degree + 1) * math.log(2) * (values.bit_length() + 1 + _TAIL_BITS) / 2
     )
-    kept = next((bits for bits in _KEPT if 2 ** (bits - plain - 1) > 2 * tail), None)
-    if kept is None:
+    kept_bits = next((bits for bits in _KEPT if 2 ** (bits - plain - 1) > 2 * tail), None)
+    if kept_bits is None:
         return None
-    room = 2 ** (kept - plain - 1)
-    flood = passives * (own + 2 ** (smudging - 1))
-    least = kept + math.ceil(math.log2(flood / (room - tail - 1)))
-    modulus = min(least + _MARGIN, SECURE_MODULUS_BITS[degree])
-    widest = _widest_digit(agreement.labelled, rows, degree, most)
-    if modulus < least or widest is None:
+    room = 2 ** (kept_bits - plain - 1)
+    flood = passives * (own_error + 2 ** (smudging - 1))
+    least_bits = kept_bits + math.ceil(math.log2(flood / (room - tail - 1)))
+    modulus = min(least_bits + _MARGIN, SECURE_MODULUS_BITS[degree])
+    widest = _widest_digit(agreement.labelled, rows, degree, largest)
+    if modulus < least_bits or widest is None:
         return None
     return ProductHeadroom(
         degree=degree,
         modulus_bits=modulus,
-        kept_bits=kept,
+        kept_bits=kept_bits,
         plain_bits=plain,
         smudging_bits=smudging,
-        noise_bound=math.ceil(flood / 2 ** (modulus - kept) + tail),
+        noise_bound=math.ceil(flood / 2 ** (modulus - kept_bits) + tail),
         folds=folds,
         stride=stride,
         ciphertexts=max(1, _WORDS // degree),
-        widths=split_widths(modulus - kept, widest) + split_widths(kept, widest),
+        widths=split_widths(modulus - kept_bits, widest) + split_widths(kept_bits, widest),
     )
 
 

@@ -143,10 +143,10 @@ def count_common(
 ) -> int:
     """Return how many IDs all parties share; no party learns which. See `align`."""
     agreed: dict[str, Any] = {"minimum_rows": minimum_rows, "maximum_ids": maximum_ids}
-    played = _run_parties(
+    results = _run_parties(
         ids_by_party, hub, protocol, normalisation, Output.SIZE, agreed, threads, progress
     )
-    return played[hub].size
+    return results[hub].size
 
 
 def share_membership(
@@ -217,9 +217,9 @@ def _run_parties(
         converse(aligners | helpers)
         _ = aligners[hub].membership if output is Output.SHARED else aligners[hub].size
     except IntersectionTooSmallError as error:
-        shown = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
+        counts = ", ".join(f"{party} {len(rows)}" for party, rows in ids.items())
         raise DataError(
-            f"{error}. Rows by party: {shown}; normalisation: {normalisation}"
+            f"{error}. Rows by party: {counts}; normalisation: {normalisation}"
         ) from error
     except LocalProtocolError as error:
         raise DataError(str(error)) from error

@@ -236,8 +236,8 @@ class CircuitIntersection(DealtIntersection):
             order = deal_request(words, meeting.slots)
             inbox = yield desk.make_turn(Kind.DEAL, {dealer: order}, [dealer])
             length = seed_bytes + WORD.itemsize * all_words
-            dealt = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
-            *seeds, all_seed = (dealt[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
+            dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+            *seeds, all_seed = (dealing[k : k + KEY_BYTES] for k in range(0, seed_bytes, KEY_BYTES))
             planes = {}
             triples = {}
             for member, slots, seed, count, tags_B in zip(
@@ -247,7 +247,7 @@ class CircuitIntersection(DealtIntersection):
                 planes[member] = np.broadcast_to(planes_1W, (BITS, slots, words))
                 triples[member] = TripleShares.from_seed(seed, count)
             bits = yield from _any_slot_equals(desk, planes, triples, leads=True, gate=gate)
-            all_triples = TripleShares.from_seed(all_seed, all_words, dealt[seed_bytes:])
+            all_triples = TripleShares.from_seed(all_seed, all_words, dealing[seed_bytes:])
             bits_MW = np.stack([bits[member] for member in members])
             share = yield from _all_members_agree(
                 desk, bits_MW, all_triples, hub=desk.me, members=members, gate=gate
@@ -272,10 +272,10 @@ class CircuitIntersection(DealtIntersection):
             pair_words, all_words = _triple_words(words, meeting.slots)
             inbox = yield Turn((), [dealer])
             length = 2 * KEY_BYTES + WORD.itemsize * pair_words[place]
-            dealt = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
-            seed = dealt[:KEY_BYTES]
-            all_seed = dealt[KEY_BYTES : 2 * KEY_BYTES]
-            triples = TripleShares.from_seed(seed, pair_words[place], dealt[2 * KEY_BYTES :])
+            dealing = desk.parse_message(inbox, dealer, Kind.TRIPLES, length)
+            seed = dealing[:KEY_BYTES]
+            all_seed = dealing[KEY_BYTES : 2 * KEY_BYTES]
+            triples = TripleShares.from_seed(seed, pair_words[place], dealing[2 * KEY_BYTES :])
             planes = {hub: bit_planes(tags_KB)}
             bits = yield from _any_slot_equals(desk, planes, {hub: triples}, leads=False, gate=gate)
             bits_MW = np.zeros((len(meeting.slots), words), np.uint64)
@@ -303,9 +303,9 @@ class CircuitIntersection(DealtIntersection):
         A chunk takes 64 bits a slot, an intersection one token an ID. The hub adds what it repeats
         of each member; a message counts at most 2^16 of them.
         """
-        most = self.agreement.largest_size
-        slots = max(CHUNK_SLOTS, BITS * self.count_slots(most, hashing.bins_for(0)))
-        return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * most) + _ROSTER_BYTES)
+        largest = self.agreement.largest_size
+        slots = max(CHUNK_SLOTS, BITS * self.count_slots(largest, hashing.bins_for(0)))
+        return message_bytes(max(WORD.itemsize * slots, TOKEN_BYTES * largest) + _ROSTER_BYTES)
 
     def tag_hub_bins(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
@@ -326,15 +326,15 @@ class CircuitIntersection(DealtIntersection):
     ) -> Script:
         """Play the dealer's steps 2 and 3; `hub_size` is what the hub announced to the dealer."""
         total = 0
-        most = self.agreement.maximum_ids if hub_size is None else hub_size
+        largest = self.agreement.maximum_ids if hub_size is None else hub_size
         turn = Turn((), [hub])
         inbox = yield turn
         while desk.kind_of(inbox, hub) is Kind.DEAL:
             words, turn = self._fill_order(desk, hub, members, inbox)
             total += words
-            if total * BITS > hashing.bins_for(most):
+            if total * BITS > hashing.bins_for(largest):
                 raise RemoteProtocolError(
-                    f"{hub} orders triples for {total * BITS} bins, more than the agreed {most} "
+                    f"{hub} orders triples for {total * BITS} bins, more than the agreed {largest} "
                     "IDs take"
                 )
             inbox = yield turn
@@ -348,12 +348,12 @@ class CircuitIntersection(DealtIntersection):
         order = desk.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
-        most = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
+        most_slots = self.count_slots(self.agreement.maximum_ids, hashing.bins_for(0))
         too_many = words > 1 and words * BITS * max(slots) > CHUNK_SLOTS
-        if not words or not min(slots) or too_many or max(slots) > most:
+        if not words or not min(slots) or too_many or max(slots) > most_slots:
             raise RemoteProtocolError(
                 f"{hub} orders triples for {words} words of bins with {max(slots)} slots; a chunk "
-                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most}"
+                f"has 1 to {CHUNK_SLOTS} slots, or one word of bins, and a bin at most {most_slots}"
             )
         pair_words, all_words = _triple_words(words, slots)
         all_seeds, all_correction = deal_triples(len(members) + 1, all_words)
@@ -384,19 +384,19 @@ class CryptenCircuitIntersection(CircuitIntersection):
 def _meet_as_hub(
     desk: Desk, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
-    own = fresh_key()
+    own_part = fresh_key()
     count = len(members)
     size = desk.agreement.compute_announced_size(desk.me, len(ids))
-    commitment = hashlib.sha256(own).digest()
+    commitment = hashlib.sha256(own_part).digest()
     commits = {m: _COMMIT.pack(commitment, size, count, k) for k, m in enumerate(members)}
     inbox = yield desk.make_turn(Kind.COMMIT, commits, members)
     joins = [_JOIN.unpack(desk.parse_message(inbox, m, Kind.JOIN, _JOIN.size)) for m in members]
     for member, (_, _, announced) in zip(members, joins, strict=True):
         desk.agreement.check_announced_sizes(member, [announced], [member])
     parts = b"".join(_PART.pack(part, announced) for part, _, announced in joins)
-    yield desk.make_turn(Kind.REVEAL, dict.fromkeys(members, own + parts), ())
+    yield desk.make_turn(Kind.REVEAL, dict.fromkeys(members, own_part + parts), ())
     bins = hashing.bins_for(size)
-    keys = [_derive_attempt_key(desk, own, parts, attempt) for attempt in range(_ATTEMPTS)]
+    keys = [_derive_attempt_key(desk, own_part, parts, attempt) for attempt in range(_ATTEMPTS)]
     key, (prints, bins_of, tokens), row_of_bin = yield from _fill_bins(
         desk, members, ids, keys, bins
     )
@@ -456,16 +456,16 @@ def _meet_as_member(
             f"{hub} speaks of {count} members, the parties agreed on sizes for "
             f"{len(desk.agreement.sizes) - 1}"
         )
-    own = fresh_key()
+    own_part = fresh_key()
     mask = fresh_key()
     own_size = desk.agreement.compute_announced_size(desk.me, len(ids))
-    inbox = yield desk.make_turn(Kind.JOIN, {hub: _JOIN.pack(own, mask, own_size)}, [hub])
+    inbox = yield desk.make_turn(Kind.JOIN, {hub: _JOIN.pack(own_part, mask, own_size)}, [hub])
     reveal = desk.parse_message(inbox, hub, Kind.REVEAL, KEY_BYTES + _PART.size * count)
     hub_part = reveal[:KEY_BYTES]
     parts = reveal[KEY_BYTES:]
     if not hmac.compare_digest(hashlib.sha256(hub_part).digest(), commitment):
         raise RemoteProtocolError(f"{hub} revealed another key part than it committed to")
-    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own, own_size):
+    if parts[_PART.size * place :][: _PART.size] != _PART.pack(own_part, own_size):
         raise RemoteProtocolError(f"{hub} repeats the key part or size of {desk.me} wrongly")
     sizes = [size for _, size in _PART.iter_unpack(parts)]
     members = [party for party in desk.agreement.sizes if party != hub]
@@ -545,7 +545,7 @@ def _any_slot_equals(
             peer: gate(x[:half], x[half:], triples[peer].take_triple(x[:half].shape), leads=leads)
             for peer, x in planes.items()
         }
-        sent = {peer: each.mask_inputs() for peer, each in gates.items()}
+        sent = {peer: pair_gate.mask_inputs() for peer, pair_gate in gates.items()}
         inbox = yield desk.make_turn(
             Kind.MASKED, {peer: words.tobytes() for peer, words in sent.items()}, sent.keys()
         )
@@ -574,11 +574,11 @@ def _all_members_agree(
     """
     while len(shares) > 1:
         half = len(shares) // 2
-        left = shares[:half]
+        left_bits = shares[:half]
         right = shares[half : 2 * half]
         rest = shares[2 * half :]
-        each = gate(left, right, triples.take_triple(left.shape), leads=bool(members))
-        opened = each.mask_inputs()
+        and_gate = gate(left_bits, right, triples.take_triple(left_bits.shape), leads=bool(members))
+        opened = and_gate.mask_inputs()
         if members:
             inbox = yield Turn((), members)
             for member in members:
@@ -587,7 +587,7 @@ def _all_members_agree(
         else:
             inbox = yield desk.make_turn(Kind.MASKED, {hub: opened.tobytes()}, [hub])
             opened = desk.parse_words(inbox, hub, Kind.OPENED, opened.shape)
-        shares = np.concatenate([each.compute_share(opened), rest])
+        shares = np.concatenate([and_gate.compute_share(opened), rest])
     bits_W: Words = shares[0]
     return bits_W
 
@@ -602,12 +602,12 @@ def _open_at_hub(
     inbox = yield Turn((), members)
     for member in members:
         share = share ^ desk.parse_words(inbox, member, Kind.SHARE, share.shape)
-    found = row_of_bin[_unpack_bits(share)]
-    if (found < 0).any():
+    common_rows = row_of_bin[_unpack_bits(share)]
+    if (common_rows < 0).any():
         raise RemoteProtocolError(
             f"{', '.join(members)} opened bins in which {desk.me} has no ID; a share is wrong"
         )
-    rows = found[random_permutation(len(found))]
+    rows = common_rows[random_permutation(len(common_rows))]
     if desk.agreement.output is Output.HUB_ROWS:
         return IntersectionResult(rows=rows)
     tokens = meeting.tokens[rows].tobytes()
@@ -633,14 +633,14 @@ def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
     place = vole.match_tags(meeting.tokens, tokens, sender=hub)
-    found = np.flatnonzero(place >= 0)
+    rows = np.flatnonzero(place >= 0)
     minimum = desk.agreement.minimum_rows
-    if len(found) != whole or len(body) % TOKEN_BYTES or whole < minimum:
+    if len(rows) != whole or len(body) % TOKEN_BYTES or whole < minimum:
         raise RemoteProtocolError(
-            f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(found)} "
+            f"{hub} opened {math.ceil(len(body) / TOKEN_BYTES)} IDs, of which {len(rows)} "
             f"different ones are among those of {desk.me}; the parties agreed on at least {minimum}"
         )
-    return found[np.argsort(place[found])]
+    return rows[np.argsort(place[rows])]
 
 
 def _request_count(
@@ -767,10 +767,10 @@ class OpprfIntersection(CircuitIntersection):
 
     @property
     def longest(self) -> int:
-        most = self.agreement.largest_size
-        hints = PLACES * WORD.itemsize * vole.vector_elements(most)
-        dealt = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(most))))
-        return max(dealt, super().longest)
+        largest = self.agreement.largest_size
+        hints = PLACES * WORD.itemsize * vole.vector_elements(largest)
+        dealt_bytes = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(largest))))
+        return max(dealt_bytes, super().longest)
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
@@ -778,8 +778,8 @@ class OpprfIntersection(CircuitIntersection):
 
         The dealer makes an element for each bin, for one member at once.
         """
-        dealt = vole.DEALING_ELEMENT_BYTES * bins_for(size)
-        return max(dealt, super().count_announced_bytes(size, own=own, members=members))
+        dealt_bytes = vole.DEALING_ELEMENT_BYTES * bins_for(size)
+        return max(dealt_bytes, super().count_announced_bytes(size, own=own, members=members))
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
@@ -794,8 +794,8 @@ class OpprfIntersection(CircuitIntersection):
         hub_size, *sizes = meeting.sizes
         inbox = yield _CORRELATING.make_order(desk, hub_size)
         shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
-        used, own, choice = _place_rows(meeting)
-        digests = _hash_tokens(meeting.tokens[own], meeting.key)
+        used, own_rows, choice = _place_rows(meeting)
+        digests = _hash_tokens(meeting.tokens[own_rows], meeting.key)
         points = store.random_elements(fresh_key(), b"points", len(meeting.row_of_bin))
         points[used] = store.targets_of(digests)
         vectors = {member: share.mask_vector(points) for member, share in shares.items()}
@@ -844,23 +844,23 @@ class OpprfIntersection(CircuitIntersection):
 
 def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
     used = np.flatnonzero(meeting.row_of_bin >= 0)
-    own = meeting.row_of_bin[used]
-    bins_of = meeting.bins_of.take(own, axis=0)
+    own_rows = meeting.row_of_bin[used]
+    bins_of = meeting.bins_of.take(own_rows, axis=0)
     choice = np.where(bins_of[:, 0] == used, 0, np.where(bins_of[:, 1] == used, 1, 2))
-    return used, own, choice
+    return used, own_rows, choice
 
 
 def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
     """Return the digests that give the rows of IDs, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
-    found = np.empty((len(elements), _BLOCKS, 2), np.uint64)
+    digests = np.empty((len(elements), _BLOCKS, 2), np.uint64)
     for start in range(0, len(elements), _CHUNK):  # what is worked on stays in the cache
         inputs = np.repeat(elements[start : start + _CHUNK, None], _BLOCKS, axis=1)
         inputs[:, :, 1] ^= np.arange(_BLOCKS, dtype=np.uint64)
         hashed = vole.hash_elements(inputs.reshape(-1, 2), of_rows)
-        found[start : start + _CHUNK] = hashed.reshape(inputs.shape)
-    return found.reshape(len(elements), 2 * _BLOCKS)
+        digests[start : start + _CHUNK] = hashed.reshape(inputs.shape)
+    return digests.reshape(len(elements), 2 * _BLOCKS)
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:

@@ -178,9 +178,9 @@ class _EcdhRole(Aligner, ABC):
         """Send each peer the own IDs, blinded, with the ID of row `order[k]` at place k."""
         digests = self._digests.reshape(-1, POINT_BYTES)
         bodies = {}
-        for peer, own in self._blindings.items():
-            blocks = digests[own.order].tobytes()
-            work = partial(blind_digests, own.scalar)
+        for peer, blinding in self._blindings.items():
+            blocks = digests[blinding.order].tobytes()
+            work = partial(blind_digests, blinding.scalar)
             bodies[peer] = self._map_blocks("blinding its own IDs", work, blocks)
         return self._desk.make_turn(Kind.BLINDED, bodies, awaited)
 
@@ -188,13 +188,13 @@ class _EcdhRole(Aligner, ABC):
         points = self._desk.parse_message(inbox, sender, Kind.BLINDED)
         check_points(sender, points)
         by_scalar = partial(multiply_points, self._blindings[sender].scalar)
-        found = self._map_blocks(f"blinding the IDs of {sender}", by_scalar, points)
-        if len(set(split_points(found))) * POINT_BYTES < len(found):
+        tags = self._map_blocks(f"blinding the IDs of {sender}", by_scalar, points)
+        if len(set(split_points(tags))) * POINT_BYTES < len(tags):
             # they differ by points of low order, which multiplying by a scalar takes away
             raise RemoteProtocolError(
                 f"{sender} sent one blinded ID in two ways; it does not follow the protocol"
             )
-        return np.frombuffer(found, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
+        return np.frombuffer(tags, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
         backend, total = self._backend, len(blocks) // POINT_BYTES
@@ -294,19 +294,19 @@ class EcdhHub(_EcdhRole):
         return {member: place[rows] for member, place in self._places.items()}
 
     def _run_role(self) -> Script:
-        theirs = {}
+        own_tags = {}
         members = list(self._blindings)
         yield self._blind_ids()
         for member in members:
             inbox = yield Turn((), [member])
-            theirs[member] = split_points(self._compute_tags(inbox, member).tobytes(), TAG_BYTES)
+            own_tags[member] = split_points(self._compute_tags(inbox, member).tobytes(), TAG_BYTES)
         for member in members:
             inbox = yield Turn((), [member])
             tags = split_points(self._desk.parse_message(inbox, member, Kind.TAGS), TAG_BYTES)
-            self._places[member] = self._match_rows(member, tags, theirs[member])
+            self._places[member] = self._match_rows(member, tags, own_tags[member])
         return (yield from open_rows(self._desk, self._places))
 
-    def _match_rows(self, sender: str, tags: list[bytes], theirs: list[bytes]) -> Rows:
+    def _match_rows(self, sender: str, tags: list[bytes], own_tags: list[bytes]) -> Rows:
         """Return, for each own row, its place in the list of `sender`; -1 where it has none."""
         row_of_tag = dict(zip(tags, self._blindings[sender].order.tolist(), strict=False))
         if not len(row_of_tag) == len(tags) == self._size:
@@ -314,7 +314,7 @@ class EcdhHub(_EcdhRole):
                 f"{sender} returned {len(row_of_tag)} different tags for the {self._size} "
                 f"blinded IDs of {self._me}"
             )
-        rows = np.array([row_of_tag.get(tag, -1) for tag in theirs], np.int64)
+        rows = np.array([row_of_tag.get(tag, -1) for tag in own_tags], np.int64)
         places = np.full(self._size, -1, np.int64)
         shared = np.flatnonzero(rows >= 0)
         places[rows[shared]] = shared
@@ -388,12 +388,12 @@ def to_curve(digests: bytes) -> list[bytes]:
         below = (2 * r * r + 1) % _PRIME  # never 0: -1/2 is no square
         fractions.append((product, below))
         product = product * below % _PRIME
-    # one inversion for all (Montgomery's trick): `left` inverts the product of those to come
-    left = invert(product, _PRIME)
+    # one inversion for all (Montgomery's trick): `inverse` inverts the product of those to come
+    inverse = invert(product, _PRIME)
     points = []
     for product, below in reversed(fractions):
-        u = -_CURVE_A * (left * product % _PRIME) % _PRIME
-        left = left * below % _PRIME
+        u = -_CURVE_A * (inverse * product % _PRIME) % _PRIME
+        inverse = inverse * below % _PRIME
         if jacobi(u * (u * (u + _CURVE_A) + 1), _PRIME) != 1:
             u = (-_CURVE_A - u) % _PRIME
         points.append(int(u).to_bytes(POINT_BYTES, "little"))
@@ -423,13 +423,13 @@ def map_in_threads(
     count = len(blocks) // POINT_BYTES
     pieces = max(1, math.ceil(count / _POINTS_OF_A_PIECE))
     bounds = [POINT_BYTES * (count * k // pieces) for k in range(pieces + 1)]
-    given = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
+    parts = (blocks[bounds[k] : bounds[k + 1]] for k in range(pieces))
     several = min(pieces, threads or os.cpu_count() or 1)
     if several == 1:
-        return b"".join(_report_results(map(work, given), report))
+        return b"".join(_report_results(map(work, parts), report))
     with ThreadPoolExecutor(several) as pool:
         try:
-            return b"".join(_report_results(pool.map(work, given), report))
+            return b"".join(_report_results(pool.map(work, parts), report))
         finally:
             # where this ends early, pieces that no thread has begun are not done any more
             pool.shutdown(wait=False, cancel_futures=True)
@@ -438,9 +438,9 @@ def map_in_threads(
 def _report_results(
     results: Iterable[bytes], report: Callable[[int], None] | None
 ) -> Iterator[bytes]:
-    done = 0
+    blocks_done = 0
     for result in results:
         yield result
-        done += len(result) // POINT_BYTES
+        blocks_done += len(result) // POINT_BYTES
         if report is not None:
-            report(done)
+            report(blocks_done)

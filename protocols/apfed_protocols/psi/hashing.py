@@ -79,8 +79,8 @@ def slots_for(member_size: int, bins: int) -> int:
 
     # above the mean the tail falls with k, so that halving finds the first that fits
     candidates = range(math.floor(mean) + 1, member_size)
-    found = bisect.bisect_left(candidates, True, key=is_large_enough)
-    return candidates[found] if found < len(candidates) else max(member_size, 1)
+    place = bisect.bisect_left(candidates, True, key=is_large_enough)
+    return candidates[place] if place < len(candidates) else max(member_size, 1)
 
 
 def fingerprints(
@@ -153,9 +153,9 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
 
 def _twice_in_a_bin(tags_n: Words, bins_n3: Rows) -> bool:
     order = np.argsort(tags_n)
-    same = tags_n[order[1:]] == tags_n[order[:-1]]
-    first = bins_n3[order[:-1][same]]
-    second = bins_n3[order[1:][same]]
+    is_equal = tags_n[order[1:]] == tags_n[order[:-1]]
+    first = bins_n3[order[:-1][is_equal]]
+    second = bins_n3[order[1:][is_equal]]
     return bool((first[:, :, None] == second[:, None, :]).any())
 
 

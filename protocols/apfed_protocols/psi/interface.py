@@ -406,7 +406,7 @@ class Desk(Generic[_Kind]):
         self._progress = progress
         self._version = version or self.version
         self._items = dict.fromkeys(map(int, self.kinds), 1) | dict(self.item_bytes)
-        self._most = agreement.maximum_ids if self.item_bytes else 2**32 - 1
+        self._most_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report_progress(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -423,10 +423,10 @@ class Desk(Generic[_Kind]):
         self, inbox: Inbox, sender: str, kind: _Kind, length: int | None = None
     ) -> bytes:
         """Return the body of the message of `sender`, of this kind and length."""
-        found, body = self._unpack_message(sender, inbox[sender])
-        if found != kind:
+        sent_kind, body = self._unpack_message(sender, inbox[sender])
+        if sent_kind != kind:
             raise RemoteProtocolError(
-                f"{sender} sent {self.kinds(found).name.lower()} when the protocol expects "
+                f"{sender} sent {self.kinds(sent_kind).name.lower()} when the protocol expects "
                 f"{kind.name.lower()}; a message was repeated or reordered"
             )
         if length is not None and len(body) != length:
@@ -443,10 +443,10 @@ class Desk(Generic[_Kind]):
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
         count = len(items) // self._items[kind] if items else 0
-        if count > self._most:
+        if count > self._most_ids:
             raise LocalProtocolError(
                 f"a message of kind {kind} would have {count} items, a message holds at most "
-                f"{self._most}; such large sets are intersected in parts"
+                f"{self._most_ids}; such large sets are intersected in parts"
             )
         digest = self.agreement.digest[:_DIGEST_BYTES]
         return _HEADER.pack(self._version, kind, digest, count) + items
@@ -466,9 +466,9 @@ class Desk(Generic[_Kind]):
                 f"{sender} holds another agreement; compare session, minimum_rows, maximum_ids "
                 "and the normalisation of IDs"
             )
-        if count > self._most:
+        if count > self._most_ids:
             raise RemoteProtocolError(
-                f"{sender} announces {count} items, this party accepts at most {self._most}"
+                f"{sender} announces {count} items, this party accepts at most {self._most_ids}"
             )
         items = message[_HEADER.size :]
         if len(items) != count * self._items[kind]:
@@ -491,12 +491,12 @@ def digest_each(ids: Sequence[bytes], keyed: "hashlib.blake2b") -> NDArray[np.ui
     digests = np.empty((len(ids), keyed.digest_size), np.uint8)
     copy = keyed.copy
     for start in range(0, len(ids), _IDS_OF_A_PIECE):
-        found = []  # millions of small objects would crowd the memory
+        hashes = []  # millions of small objects would crowd the memory
         for identity in ids[start : start + _IDS_OF_A_PIECE]:
-            one = copy()
-            one.update(identity)
-            found.append(one.digest())
-        rows = np.frombuffer(b"".join(found), np.uint8)
+            hasher = copy()
+            hasher.update(identity)
+            hashes.append(hasher.digest())
+        rows = np.frombuffer(b"".join(hashes), np.uint8)
         digests[start : start + _IDS_OF_A_PIECE] = rows.reshape(-1, keyed.digest_size)
     return digests
 
@@ -528,8 +528,8 @@ def _common_rows(
     shared = {member: place >= 0 for member, place in places.items()}
     common = np.flatnonzero(np.logical_and.reduce(list(shared.values())))
     if len(common) < minimum:
-        found = ", ".join(f"{int(with_it.sum())} with {name}" for name, with_it in shared.items())
-        detail = f" ({len(common)} in common to all; {found})"
+        counts = ", ".join(f"{int(with_it.sum())} with {name}" for name, with_it in shared.items())
+        detail = f" ({len(common)} in common to all; {counts})"
         return IntersectionTooSmallError.for_party(me, minimum, detail)
     return common[random_permutation(len(common))]
 
@@ -588,11 +588,11 @@ def parse_opened_rows(
         return IntersectionResult()
     if output is Output.SIZE:
         items = desk.parse_message(inbox, hub, desk.kinds["SIZE"])
-        most = min(len(order), hub_size)
+        largest = min(len(order), hub_size)
         size = int.from_bytes(items, "big")
-        if len(items) != POSITION_BYTES or not minimum <= size <= most:
+        if len(items) != POSITION_BYTES or not minimum <= size <= largest:
             raise RemoteProtocolError(
-                f"{hub} announces {size} common IDs, expected {minimum} to {most}"
+                f"{hub} announces {size} common IDs, expected {minimum} to {largest}"
             )
         return IntersectionResult(size=size)
     items = desk.parse_message(inbox, hub, desk.kinds["ROWS"])
@@ -707,11 +707,11 @@ class SetIntersection(ABC):
         size = self.agreement.largest_size
         needed = self.count_announced_bytes(size, own=own, members=members)
         if needed > MOST_ANNOUNCED_BYTES:
-            most = self.find_largest_size(own=own, members=members)
+            largest = self.find_largest_size(own=own, members=members)
             raise LocalProtocolError(
                 f"{me}: whoever announces {size:,} IDs to {self.name} would have {me} take "
                 f"{needed / 2**30:,.1f} GiB, expected {MOST_ANNOUNCED_BYTES / 2**30:g} GiB at "
-                f"most; agree on {most:,} IDs at most (maximum_ids), or on ecdh"
+                f"most; agree on {largest:,} IDs at most (maximum_ids), or on ecdh"
             )
 
 

@@ -92,7 +92,7 @@ class Asker:
             map_in_threads(lambda piece: multiply_points(self._scalar, piece), published)
         )
         self.size = len(published) // POINT_BYTES
-        self._place_of = {tag: at for at, tag in enumerate(split_points(tags, TAG_BYTES))}
+        self._place_of = {tag: place for place, tag in enumerate(split_points(tags, TAG_BYTES))}
 
     def ask(self, ids: Sequence[bytes]) -> bytes:
         """Return what the holder is sent about these distinct IDs."""

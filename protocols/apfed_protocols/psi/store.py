@@ -112,17 +112,17 @@ def _split_chunks(rows: int) -> Iterator[slice]:
 def decode_rows(store: Elements, rows: Rows) -> Elements:
     """Return the value of each row, of as many words as a cell of the store; shape (n, w)."""
     dense = _subset_sums(store[-DENSE:])
-    found = np.empty((len(rows), store.shape[1]), np.uint64)
+    values = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _split_chunks(len(rows)):
-        found[chunk] = _sum_cells(store, dense, rows[chunk])
-    return found
+        values[chunk] = _sum_cells(store, dense, rows[chunk])
+    return values
 
 
 def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
-    found = _gather_sums(dense, rows.dense)
+    sums = _gather_sums(dense, rows.dense)
     for place in range(_ONES):
-        found ^= store.take(rows.cells[:, place], axis=0)
-    return found
+        sums ^= store.take(rows.cells[:, place], axis=0)
+    return sums
 
 
 class Encoder:
@@ -131,7 +131,7 @@ class Encoder:
     def __init__(self, rows: Rows, cells: int) -> None:
         self._rows = rows
         self._cells = cells
-        self._rounds, self._left = _peel_rows(rows.cells, cells)
+        self._rounds, self._unpeeled = _peel_rows(rows.cells, cells)
 
     def encode(self, values: Elements) -> Elements:
         """Return a store in which each row has its value, (cells + DENSE, w).
@@ -141,18 +141,20 @@ class Encoder:
         rows = self._rows
         cells = self._cells
         store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
-        _solve_cells(store, rows, values, self._left)
+        _solve_cells(store, rows, values, self._unpeeled)
         dense = _subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _split_chunks(len(places)):
                 peeled = all_peeled[chunk]
-                at = places[chunk]
+                cells_here = places[chunk]
                 value = values.take(peeled, axis=0) ^ _sum_cells(
                     store, dense, rows.pick_rows(peeled)
                 )
-                value ^= store.take(at, axis=0)  # what was there, which its row has summed up, too
-                view_as_items(store)[at] = view_as_items(value)
+                value ^= store.take(
+                    cells_here, axis=0
+                )  # what was there, which its row has summed up, too
+                view_as_items(store)[cells_here] = view_as_items(value)
         return store
 
 
@@ -167,33 +169,33 @@ def _peel_rows(cells_n3: Places, cells: int) -> tuple[list[tuple[Places, Places]
     for place in range(_ONES):
         counted = np.bincount(cells_n3[:, place], numbered, cells)
         np.add(users, counted, out=users, casting="unsafe")
-    there = np.ones(len(cells_n3), np.bool_)
+    is_unpeeled = np.ones(len(cells_n3), np.bool_)
     rounds = []
     scratch = np.empty(max(cells, len(cells_n3)), np.int64)
-    alone = np.flatnonzero(users >> _SUM_BITS == 1)
-    while len(alone):
-        peeled, first = _find_unique(users[alone] - _ONE_USER, scratch)
-        rounds.append((peeled, alone[first]))
-        there[peeled] = False
+    single = np.flatnonzero(users >> _SUM_BITS == 1)
+    while len(single):
+        peeled, first = _find_unique(users[single] - _ONE_USER, scratch)
+        rounds.append((peeled, single[first]))
+        is_unpeeled[peeled] = False
         touched = cells_n3[peeled].ravel()
         np.subtract.at(users, touched, np.repeat(numbered[peeled], _ONES))
-        alone, _ = _find_unique(touched[users[touched] >> _SUM_BITS == 1], scratch)
-    return rounds, np.flatnonzero(there)
+        single, _ = _find_unique(touched[users[touched] >> _SUM_BITS == 1], scratch)
+    return rounds, np.flatnonzero(is_unpeeled)
 
 
 def _find_unique(numbers: Places, scratch: Places) -> tuple[Places, Places]:
     """Return each of these numbers once, and where it is, without sorting."""
     index = np.arange(len(numbers))
     scratch[numbers] = index
-    kept = np.flatnonzero(scratch[numbers] == index)
-    return numbers[kept], kept
+    unique = np.flatnonzero(scratch[numbers] == index)
+    return numbers[unique], unique
 
 
-def _solve_cells(store: Elements, rows: Rows, values: Elements, left: Places) -> None:
+def _solve_cells(store: Elements, rows: Rows, values: Elements, unpeeled: Places) -> None:
     """Set the cells that the rows which could not be peeled need, by elimination."""
     sparse = len(store) - DENSE
     pivots: list[tuple[int, int, int]] = []
-    for row in left.tolist():
+    for row in unpeeled.tolist():
         pattern = int(rows.dense[row, 0]) << sparse
         for cell in rows.cells[row].tolist():
             pattern |= 1 << cell
@@ -203,7 +205,7 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, left: Places) ->
                 pattern = pattern ^ other
                 value = value ^ known
         if not pattern:
-            raise DependentRowsError(f"{len(left)} rows are linearly dependent")
+            raise DependentRowsError(f"{len(unpeeled)} rows are linearly dependent")
         pivots.append((pattern.bit_length() - 1, pattern, value))
     # a pivot's row has no cell of an earlier pivot, so the last is solved first
     for bit, pattern, value in reversed(pivots):
@@ -217,12 +219,12 @@ def _as_int(element: NDArray[np.uint64]) -> int:
 
 
 def _list_bits(pattern: int) -> list[int]:
-    found = []
+    bits = []
     while pattern:
         low = pattern & -pattern
-        found.append(low.bit_length() - 1)
+        bits.append(low.bit_length() - 1)
         pattern ^= low
-    return found
+    return bits
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
@@ -247,10 +249,10 @@ def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray
 def add_random(rows: NDArray[np.uint64], seed: bytes, purpose: bytes) -> None:
     """Add what `_random_rows` makes of the seed, in place: it need not be held beside them."""
     content = rows.reshape(-1).view(np.uint8)
-    done = 0
+    start = 0
     for part in keystream_chunks(seed, purpose, length=len(content)):
-        content[done : done + len(part)] ^= np.frombuffer(part, np.uint8)
-        done += len(part)
+        content[start : start + len(part)] ^= np.frombuffer(part, np.uint8)
+        start += len(part)
 
 
 class Multiplier:
@@ -302,7 +304,7 @@ def _gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> E
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _PIECE):  # what is worked on stays in the cache
         part = sums[start : start + _PIECE]
-        named = chosen[start : start + _PIECE, : len(tables)].T.astype(np.int64)
-        for table, places in zip(tables, named, strict=True):
+        entries = chosen[start : start + _PIECE, : len(tables)].T.astype(np.int64)
+        for table, places in zip(tables, entries, strict=True):
             part ^= table.take(places, axis=0)
     return sums

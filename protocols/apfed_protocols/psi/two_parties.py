@@ -112,7 +112,7 @@ def align_with(
         "patience_s": patience_s,
     }
     try:
-        own = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
+        own_ids = encode_ids(me, ids, normalisation, maximum_ids=maximum_ids)
     except DataError:
         with contextlib.suppress(RemoteProtocolError):  # who is gone already needs no telling
             take_part(_Terms(terms | {"fit": False}, shared), **carry)
@@ -120,13 +120,17 @@ def align_with(
     compared = _Terms(terms, shared)
     take_part(compared, **carry)
     protocol = EcdhIntersection(replace(agreed, session=compared.session), threads=threads)
-    role = protocol.make_hub(me, [peer], own) if hub == me else protocol.make_member(me, peer, own)
+    role = (
+        protocol.make_hub(me, [peer], own_ids)
+        if hub == me
+        else protocol.make_member(me, peer, own_ids)
+    )
     take_part(role, **carry)
     try:
         return role.rows
     except IntersectionTooSmallError as error:
-        shown = f"Rows of {me}: {len(own)}; normalisation: {normalisation}"
-        raise DataError(f"{error}. {shown}") from error
+        details = f"Rows of {me}: {len(own_ids)}; normalisation: {normalisation}"
+        raise DataError(f"{error}. {details}") from error
 
 
 def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
@@ -172,41 +176,43 @@ class _Terms:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        theirs = self._parse_terms(sender, body)
+        peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
-        if (theirs["me"], theirs["peer"]) != (sender, me):
+        if (peer_terms["me"], peer_terms["peer"]) != (sender, me):
             raise RemoteProtocolError(
                 f"{me} expects {sender} at the other end of the link, and there is "
-                f"{theirs['me']!r:.80}, who aligns with {theirs['peer']!r:.80}; correct the names, "
-                "or take the link to the right one"
+                f"{peer_terms['me']!r:.80}, who aligns with {peer_terms['peer']!r:.80}; correct "
+                "the names, or take the link to the right one"
             )
         other = [
-            f"{name} is {mine!r} at {me} and {theirs[name]!r:.200} at {sender}"
-            for name, mine in self._shared.items()
-            if mine != theirs[name]
+            f"{name} is {own_value!r} at {me} and {peer_terms[name]!r:.200} at {sender}"
+            for name, own_value in self._shared.items()
+            if own_value != peer_terms[name]
         ]
         if other:
             raise RemoteProtocolError(
                 f"the two parties call align_with on other terms: {'; '.join(other)}; agree on "
                 "one, and call it again at both"
             )
-        if not theirs["fit"]:
+        if not peer_terms["fit"]:
             raise RemoteProtocolError(
                 f"{sender} stopped before the intersection: its own IDs are unfit, and it was told "
                 "why; call align_with again at both once they are mended"
             )
-        both = b"".join(hashlib.sha256(one).digest() for one in sorted((self._sent, body)))
-        self.session = f"two parties {hashlib.sha256(both).hexdigest()}"
+        digests = b"".join(
+            hashlib.sha256(message).digest() for message in sorted((self._sent, body))
+        )
+        self.session = f"two parties {hashlib.sha256(digests).hexdigest()}"
         return ()
 
     def _parse_terms(self, sender: str, body: bytes) -> dict[str, Any]:
         """Parse terms with the same fields, of the same types, as this party's own."""
-        found = dict[str, Any]()
+        terms = dict[str, Any]()
         fits = False
         try:
-            found = json.loads(body) if len(body) <= _MOST_TERMS else {}
-            fits = {name: type(found[name]) for name in found} == {
-                name: type(mine) for name, mine in self._terms.items()
+            terms = json.loads(body) if len(body) <= _MOST_TERMS else {}
+            fits = {name: type(terms[name]) for name in terms} == {
+                name: type(own_value) for name, own_value in self._terms.items()
             }
         except (ValueError, TypeError, LookupError, RecursionError):
             pass
@@ -215,4 +221,4 @@ class _Terms:
                 f"{sender} sent {len(body)} bytes that are no terms of align_with; call it at both "
                 "ends of the link, with nothing else on it, in the same release"
             )
-        return found
+        return terms

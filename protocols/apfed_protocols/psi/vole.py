@@ -197,11 +197,11 @@ class VoleIntersection(DealtIntersection):
             body = desk.parse_message(inbox, member, Kind.TAGS, KEY_BYTES + length * announced)
             part = _parse_key_part(member, body, commitment)
             output = _output_key(agreement, member, parts[member], part)
-            own = hash_values(known.pop(member), output, length)
-            theirs = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
-            places[member] = match_tags(own, theirs, sender=member)
+            own_tags = hash_values(known.pop(member), output, length)
+            member_tags = np.frombuffer(body, np.uint8, offset=KEY_BYTES).reshape(-1, length)
+            places[member] = match_tags(own_tags, member_tags, sender=member)
             desk.report_progress(len(places), len(members))
-            del body, theirs, own
+            del body, member_tags, own_tags
         del inbox
         return (yield from open_rows(desk, places))
 
@@ -365,11 +365,11 @@ def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
 def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
-    most = agreement.size_of(hub) if sizes else agreement.maximum_ids
-    if size > most or (sizes and size != most):
+    largest = agreement.size_of(hub) if sizes else agreement.maximum_ids
+    if size > largest or (sizes and size != largest):
         raise RemoteProtocolError(
             f"{hub} orders a vector for {size} IDs, the parties agreed on "
-            f"{'' if sizes else 'at most '}{most}"
+            f"{'' if sizes else 'at most '}{largest}"
         )
     return int(size)
 
@@ -436,8 +436,8 @@ def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
     for part in range(parts):  # equal tags are in the same part, whose sorting takes little memory
         of_own = _select_part(own, part, parts)
         of_theirs = _select_part(theirs, part, parts)
-        found = _match_part(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
-        place[of_own] = np.append(of_theirs, -1)[found]
+        matches = _match_part(own.take(of_own, axis=0), theirs.take(of_theirs, axis=0), sender)
+        place[of_own] = np.append(of_theirs, -1)[matches]
     return place
 
 
@@ -451,12 +451,14 @@ def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
 def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
     words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
     order = np.argsort(words[:, 0], kind="stable")
-    same = words[order[1:], 0] == words[order[:-1], 0]
-    if (same[1:] & same[:-1]).any():  # three that begin alike: look at the rest of them, too
+    begins_alike = words[order[1:], 0] == words[order[:-1], 0]
+    if (
+        begins_alike[1:] & begins_alike[:-1]
+    ).any():  # three that begin alike: look at the rest of them, too
         order = np.lexsort((words[:, 1], words[:, 0]))
-        same = words[order[1:], 0] == words[order[:-1], 0]
-    first = order[:-1][same]
-    second = order[1:][same]
+        begins_alike = words[order[1:], 0] == words[order[:-1], 0]
+    first = order[:-1][begins_alike]
+    second = order[1:][begins_alike]
     equal = words[first, 1] == words[second, 1]
     low = np.minimum(first, second)[equal]
     high = np.maximum(first, second)[equal]
@@ -513,8 +515,8 @@ class Dealing(Generic[AnyKind]):
 
     def member_share(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> MemberShare:
         dealer = desk.agreement.dealer
-        dealt = desk.parse_message(inbox, dealer, self.dealt, member_dealt_bytes())
-        return MemberShare.from_message(dealt, dealer=dealer)
+        dealing = desk.parse_message(inbox, dealer, self.dealt, member_dealt_bytes())
+        return MemberShare.from_message(dealing, dealer=dealer)
 
     def deal_shares(
         self, desk: AnyDesk[AnyKind], hub: str, members: Sequence[str]
@@ -564,7 +566,7 @@ def tag_bytes(hub_size: int, member_size: int) -> int:
 
 
 def longest_message(agreement: IntersectionAgreement) -> int:
-    most = agreement.largest_size
-    tags = KEY_BYTES + tag_bytes(most, most) * most
-    elements = vector_elements(most)
+    largest = agreement.largest_size
+    tags = KEY_BYTES + tag_bytes(largest, largest) * largest
+    elements = vector_elements(largest)
     return message_bytes(max(tags, hub_dealt_bytes(elements), KEY_BYTES + vector_bytes(elements)))

@@ -113,7 +113,7 @@ class CryptenContributor(SumContributor):
         self._seals = StepSeals(me, (*self._others, agreement.receiver), frames)
         super().__init__(described, me, frames, self._seals)
         self._secret = fresh_key()
-        self._own: tuple[StepBinding, Shares] | None = None
+        self._last_share: tuple[StepBinding, Shares] | None = None
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
         """Seal the keys of the others' shares for their holders; keep the rest as the own share."""
@@ -122,8 +122,8 @@ class CryptenContributor(SumContributor):
             for peer in self._others
         }
         rows, columns = numbers_BD.shape
-        drawn = [draw_share(key, (rows, columns)) for key in keys.values()]
-        self._own = binding, compute_last_share(numbers_BD, drawn)
+        other_shares = [draw_share(key, (rows, columns)) for key in keys.values()]
+        self._last_share = binding, compute_last_share(numbers_BD, other_shares)
         return [self._seals.seal(peer, binding, (rows, columns), key) for peer, key in keys.items()]
 
     def answer(self, request: bytes) -> bytes:
@@ -135,15 +135,15 @@ class CryptenContributor(SumContributor):
                 f"{agreement.combiner} relays {len(frame.blobs)} shares to {self.me}, who expects "
                 f"one of each of {', '.join(self._others) or 'nobody'}"
             )
-        if self._own is None:
+        if self._last_share is None:
             raise LocalProtocolError(f"{self.me} has no share of step {frame.step}")
-        binding, own = self._own
+        binding, last_share = self._last_share
         received = [
             self._open_share(peer, sealed, frame, binding)
             for peer, sealed in zip(self._others, frame.blobs, strict=True)
         ]
-        self._own = None
-        summed = add_shares([own, *received]).tobytes()
+        self._last_share = None
+        summed = add_shares([last_share, *received]).tobytes()
         sealed = self._seals.seal(agreement.receiver, binding, frame.shape, summed)
         return self._frames.pack_answer(self.me, (sealed,))
 

@@ -238,8 +238,8 @@ class FixedPoint:
         # A norm of C (1 + 1e-15 sqrt(D)) rounds to `levels`, never beyond.
         np.rint(levels_BD, out=levels_BD)
         if clipping is not None and not self.noise:  # which is larger than what rounding loses
-            kept = int(np.count_nonzero(levels_BD))
-            clipping.count_lost(int(np.count_nonzero(values_BD)), kept)
+            numbers_kept = int(np.count_nonzero(levels_BD))
+            clipping.count_lost(int(np.count_nonzero(values_BD)), numbers_kept)
         if noise_BD is None and not self.noise:
             return levels_BD.astype(width)
         noise_BD = self.check_noise(noise_BD, values_BD.shape)
@@ -258,10 +258,10 @@ class FixedPoint:
                 f"noise is an int64 array of shape {shape} like the contribution, got {kind} of "
                 f"shape {np.shape(noise_BD)}"
             )
-        most = largest_noise(self.noise)
-        if not -most <= noise_BD.min() <= noise_BD.max() <= most:
+        largest = largest_noise(self.noise)
+        if not -largest <= noise_BD.min() <= noise_BD.max() <= largest:
             raise LocalProtocolError(
-                f"noise of {self.noise} steps ends at {most}; what was given "
+                f"noise of {self.noise} steps ends at {largest}; what was given "
                 "lies beyond and could leave the sum's range"
             )
         return np.ascontiguousarray(noise_BD)

@@ -360,9 +360,9 @@ def _find_headroom(
     Raises LocalProtocolError: none fit; it says how many bits would.
     """
     for fields, chain in itertools.product((2, 1), chains):
-        found = fit(fixed_point, fields, chain)
-        if found is not None:
-            return found
+        headroom = fit(fixed_point, fields, chain)
+        if headroom is not None:
+            return headroom
     fewer = (fixed_point.replace_bits(bits) for bits in range(fixed_point.bits - 1, 1, -1))
     would = next(f.bits for f in fewer if any(fit(f, 1, chain) for chain in chains))
     raise LocalProtocolError(
@@ -465,14 +465,14 @@ class CkksSum(HomomorphicSum):
 
 def ternary(count: int, key: bytes | None = None) -> NDArray[np.int64]:
     """Draw `count` secret numbers, uniform on {-1, 0, 1}; a function of the key if one is given."""
-    drawn = np.zeros(0, dtype=np.uint8)
-    while len(drawn) < count:
+    accepted = np.zeros(0, dtype=np.uint8)
+    while len(accepted) < count:
         # A 255th is rejected on average; a 32nd more than that makes a second draw very rare.
-        used = fresh_key() if key is None else derive_key(key, len(drawn).to_bytes(8, "big"))
+        used = fresh_key() if key is None else derive_key(key, len(accepted).to_bytes(8, "big"))
         stream = keystream(used, b"ternary", length=count + count // 28 + 32)
-        more = np.frombuffer(stream, dtype=np.uint8)
-        drawn = np.concatenate((drawn, more[more < _ACCEPTED]))
-    numbers: NDArray[np.int64] = _REMAINDERS[drawn[:count]]
+        proposals = np.frombuffer(stream, dtype=np.uint8)
+        accepted = np.concatenate((accepted, proposals[proposals < _ACCEPTED]))
+    numbers: NDArray[np.int64] = _REMAINDERS[accepted[:count]]
     return numbers
 
 

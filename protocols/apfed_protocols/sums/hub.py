@@ -110,28 +110,34 @@ class Hub:
             warn_of_unsigned_hub(ends[0].described, stacklevel=4)
 
     def set_up(self) -> None:
-        asked = {name: _pack_parts(_START) for name in self._agreement.contributors}
-        held: list[tuple[str, str, bytes]] = []  # from, to, body
+        packets = {name: _pack_parts(_START) for name in self._agreement.contributors}
+        letters_waiting: list[tuple[str, str, bytes]] = []  # from, to, body
         for name, role in self._roles.items():
-            held += self._signer.sign_letters(self._agreement, name, role.start())
+            letters_waiting += self._signer.sign_letters(self._agreement, name, role.start())
         for _ in range(_MOST_ROUNDS):
-            if not asked and not held:
+            if not packets and not letters_waiting:
                 break
-            for sender, parts in self._collect_answers(asked, _LETTERS).items():
-                held += [(sender, to, letter) for to, letter in _parse_letters(parts, sender)]
-            asked = {}
+            for sender, parts in self._collect_answers(packets, _LETTERS).items():
+                letters_waiting += [
+                    (sender, receiver, letter) for receiver, letter in _parse_letters(parts, sender)
+                ]
+            packets = {}
             letters: dict[str, list[bytes]] = {}
-            while held:
-                sender, to, letter = held.pop(0)
-                if to in self._roles:
-                    body = self._signer.open_letter(self._agreement, sender, to, letter)
-                    answers = self._roles[to].receive(sender, body)
-                    held += self._signer.sign_letters(self._agreement, to, answers)
-                elif to in self._agreement.contributors:
-                    letters.setdefault(to, []).extend((sender.encode(), letter))
+            while letters_waiting:
+                sender, receiver, letter = letters_waiting.pop(0)
+                if receiver in self._roles:
+                    body = self._signer.open_letter(self._agreement, sender, receiver, letter)
+                    answers = self._roles[receiver].receive(sender, body)
+                    letters_waiting += self._signer.sign_letters(self._agreement, receiver, answers)
+                elif receiver in self._agreement.contributors:
+                    letters.setdefault(receiver, []).extend((sender.encode(), letter))
                 else:
-                    raise RemoteProtocolError(f"{sender} wrote to {to!r:.80}, who takes no part")
-            asked = {to: _pack_parts(_LETTERS, *parts) for to, parts in letters.items()}
+                    raise RemoteProtocolError(
+                        f"{sender} wrote to {receiver!r:.80}, who takes no part"
+                    )
+            packets = {
+                receiver: _pack_parts(_LETTERS, *parts) for receiver, parts in letters.items()
+            }
         waiting = [name for name, role in self._roles.items() if not role.is_finished]
         if waiting:
             raise RemoteProtocolError(
@@ -162,31 +168,31 @@ class Hub:
         if self._two_rounds:
             requests = self._combiner.ask(bodies, binding.digest)
             bodies = self._collect_bodies(
-                {to: _pack_parts(_REQUEST, asked) for to, asked in requests.items()}
+                {receiver: _pack_parts(_REQUEST, request) for receiver, request in requests.items()}
             )
         return self._receiver.decode(self._combiner.combine(bodies, binding.digest), like, binding)
 
-    def _collect_bodies(self, asked: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        answers = self._collect_answers(asked, _STEP)
+    def _collect_bodies(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        answers = self._collect_answers(packets, _STEP)
         for sender, parts in answers.items():
             if len(parts) != 1:
                 raise RemoteProtocolError(f"{sender} answered a step in {len(parts)} parts, not 1")
         return {sender: parts[0] for sender, parts in answers.items()}
 
     def _collect_answers(
-        self, asked: Mapping[str, bytes], kind: bytes
+        self, packets: Mapping[str, bytes], kind: bytes
     ) -> Mapping[str, Sequence[bytes]]:
-        for name, packet in asked.items():
+        for name, packet in packets.items():
             self._send(name, packet)
         answers: dict[str, Sequence[bytes]] = {}
-        while len(answers) < len(asked):
+        while len(answers) < len(packets):
             try:
                 sender, packet = self._receive()
             except TimeoutError:
                 if kind == _LETTERS or not self._two_rounds:
                     raise
                 break
-            if sender not in asked or sender in answers:
+            if sender not in packets or sender in answers:
                 raise RemoteProtocolError(f"{sender!r:.80} answered the hub unasked, or twice")
             answers[sender] = _unpack_packet(packet, sender, kind)
         return answers
@@ -222,10 +228,10 @@ def answer_hub(
     if kind == _STEP and len(parts) == 2 and len(parts[0]) == 8:
         if values is None:
             raise LocalProtocolError(f"{role.me}: a step needs `values`, which computes an answer")
-        own = values(parts[1])
+        own_values = values(parts[1])
         step = int.from_bytes(parts[0], "big")
-        refuse_gradients(own, role.me)
-        flat = flatten_tree(own)
+        refuse_gradients(own_values, role.me)
+        flat = flatten_tree(own_values)
         binding = StepBinding.from_contents(
             agreement.session, step, rows=flat.digest, message=parts[1]
         )
@@ -246,7 +252,9 @@ def answer_hub(
     else:
         raise RemoteProtocolError(f"{hub} sent {role.me} a packet that asks for nothing known")
     signed = signer.sign_letters(agreement, role.me, out)
-    return _pack_parts(_LETTERS, *(part for _, to, body in signed for part in (to.encode(), body)))
+    return _pack_parts(
+        _LETTERS, *(part for _, receiver, body in signed for part in (receiver.encode(), body))
+    )
 
 
 class _Signer:

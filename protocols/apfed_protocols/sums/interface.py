@@ -72,8 +72,8 @@ class SumAgreement:
             raise LocalProtocolError(f"contributors are several names, got {names!r:.80}")
         object.__setattr__(self, "contributors", tuple(names))
         require_type(self, bool, "allow_single")
-        given = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
-        require_type(self, int, "bits", *given)
+        optional = [name for name in ("threshold", "noise") if getattr(self, name) is not None]
+        require_type(self, int, "bits", *optional)
         self._require_parties()
         self._require_ranges()
         # 1 and 1.0 are equal, so the digests of agreements that say so must be.

@@ -116,9 +116,9 @@ class PairwiseSeeds(KeepsSecrets):
         return {name: secret.hex() for name, secret in secrets.items()}
 
     def import_secrets(self, secrets: Mapping[str, str]) -> None:
-        held = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
-        self._key = RunKey.from_secret_bytes(held.pop(""))
-        self._seeds = held
+        seeds = {name: bytes.fromhex(secret) for name, secret in secrets.items()}
+        self._key = RunKey.from_secret_bytes(seeds.pop(""))
+        self._seeds = seeds
 
     def forget_secrets(self) -> None:
         self._peers = ()
@@ -127,11 +127,11 @@ class PairwiseSeeds(KeepsSecrets):
 
     def add_cancelling(self, binding: StepBinding, total: Elements) -> None:
         """Add the masks of one step that cancel in the sum over all contributors, in place."""
-        mine = self._frames.agreement.find_position(self.me)
+        own_position = self._frames.agreement.find_position(self.me)
         for position, peer in enumerate(self._frames.agreement.contributors):
-            if position != mine:
+            if position != own_position:
                 # The earlier of two passives adds what the later one subtracts.
-                self.add_stream(peer, binding, total, sign=1 if mine < position else -1)
+                self.add_stream(peer, binding, total, sign=1 if own_position < position else -1)
 
     def add_stream(
         self, peer: str, binding: StepBinding, total: Elements, *, sign: Literal[1, -1]

@@ -90,17 +90,19 @@ def find_readers(
     """
     agreement = described.agreement
     one_box = {agreement.receiver, agreement.combiner} if hub else set()
-    found: list[Readers] = []
+    readers: list[Readers] = []
     for name in agreement.contributors:
         ways = [*_find_ways(described, name, signed=signed)]
         smallest: dict[frozenset[str], str] = {}
-        for parties, how in ways:
+        for parties, way in ways:
             if not any(other < parties for other, _ in ways):
-                smallest.setdefault(parties, how)
-        for parties, how in smallest.items():
+                smallest.setdefault(parties, way)
+        for parties, way in smallest.items():
             boxes = len(parties - one_box) + bool(parties & one_box)
-            found.append(Readers(parties=tuple(sorted(parties)), reads=name, how=how, boxes=boxes))
-    return tuple(found)
+            readers.append(
+                Readers(parties=tuple(sorted(parties)), reads=name, how=way, boxes=boxes)
+            )
+    return tuple(readers)
 
 
 def _find_ways(
@@ -137,14 +139,14 @@ def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool 
     """Return a line for each set of parties that can read one contribution, and of whom."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for readers in find_readers(described, hub=hub, signed=signed):
-        who = _name_parties(described.agreement, readers)
+        names = _name_parties(described.agreement, readers)
         box = "one computer" if readers.boxes == 1 else f"{readers.boxes} computers together"
-        grouped.setdefault((who, box, readers.how), []).append(readers.reads)
-    everybody = len(described.agreement.contributors)
+        grouped.setdefault((names, box, readers.how), []).append(readers.reads)
+    contributors = len(described.agreement.contributors)
     lines = [
-        f"- {who} ({box}) can read the contribution of "
-        f"{'any contributor' if len(read) == everybody else ', '.join(read)}: {how}"
-        for (who, box, how), read in grouped.items()
+        f"- {names} ({box}) can read the contribution of "
+        f"{'any contributor' if len(read) == contributors else ', '.join(read)}: {way}"
+        for (names, box, way), read in grouped.items()
     ]
     return "\n".join(["Who can read one contribution:", *lines])
 
@@ -169,20 +171,25 @@ def require_no_single_reader(
     if described.unsafe:  # which warned by itself
         return
     agreement = described.agreement
-    single = [one for one in find_readers(described, hub=hub) if one.boxes == 1]
+    single = [reader for reader in find_readers(described, hub=hub) if reader.boxes == 1]
     if not single:
         return
     first = single[0]
     box = " and ".join(first.parties)
     if hub and len(first.parties) > 1:
         box = f"the hub, which is {box},"
-    told = f"{described.name}: {box} alone can read one contribution: {first.how}"
-    alone = len(agreement.contributors) == 1  # which `allow_single` says, or there is no agreement
-    if not described.allow_single_reader and not alone:
+    sentence = f"{described.name}: {box} alone can read one contribution: {first.how}"
+    is_only_contributor = (
+        len(agreement.contributors) == 1
+    )  # which `allow_single` says, or there is no agreement
+    if not described.allow_single_reader and not is_only_contributor:
         advice = _suggest_remedy(described, hub=hub)
-        raise LocalProtocolError(f"{told}. {advice}, or say allow_single_reader=True and accept it")
+        raise LocalProtocolError(
+            f"{sentence}. {advice}, or say allow_single_reader=True and accept it"
+        )
     warnings.warn(
-        f"{told}; {'allow_single' if alone else 'allow_single_reader'} says that this is accepted",
+        f"{sentence}; {'allow_single' if is_only_contributor else 'allow_single_reader'} says that "
+        "this is accepted",
         UnsafeChoiceWarning,
         stacklevel=stacklevel,
     )

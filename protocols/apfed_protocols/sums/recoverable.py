@@ -362,8 +362,8 @@ class RecoverableSum(MaskedSum):
 
 @dataclass(frozen=True)
 class _Step(KeepsSecrets):
-    own: StepKeys
-    held: dict[str, HolderShares]
+    keys: StepKeys
+    shares: dict[str, HolderShares]
 
 
 def usual_threshold(contributors: int) -> int:
@@ -414,8 +414,8 @@ class AnsweredCircles:
         if self._book is None:
             return self._circles.get(mark)
         with closing(sqlite3.connect(self._book)) as opened:
-            found = opened.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
-        return None if found is None else tuple(json.loads(found[0]))
+            row = opened.execute("SELECT circle FROM circles WHERE mark = ?", (mark,)).fetchone()
+        return None if row is None else tuple(json.loads(row[0]))
 
     def require_same_circle(
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
@@ -423,12 +423,12 @@ class AnsweredCircles:
         """Raise RemoteProtocolError where one of these was answered in another circle."""
         for mark in marks:
             earlier = self._find_circle(mark) or tuple(circle)
-            apart = sorted(set(earlier) ^ set(circle))
-            if apart:
+            differing = sorted(set(earlier) ^ set(circle))
+            if differing:
                 raise RemoteProtocolError(
                     f"{aggregator} asks {me} again about what it answered among "
                     f"{', '.join(earlier)}, and counts {', '.join(circle)} now: the two sums would "
-                    f"differ by what {', '.join(apart)} contributed. {me} does not answer; its "
+                    f"differ by what {', '.join(differing)} contributed. {me} does not answer; its "
                     f"session is over. {self.suggest_remedy(earlier, circle)}"
                 )
 
@@ -493,7 +493,7 @@ class RecoverableContributor(SumContributor):
             )
             for name in self._others
         }
-        self._due = set(self._others)  # passives whose shares for the first step did not come
+        self._awaited = set(self._others)  # passives whose shares for the first step did not come
         self._ready: _Step | None = _Step(self._fresh_keys(), {})
         self._waiting: tuple[_Step, StepKeys] | None = None
         self.answered = AnsweredCircles() if answered is None else answered
@@ -502,12 +502,12 @@ class RecoverableContributor(SumContributor):
     def start(self) -> Sequence[Outgoing]:
         assert self._ready is not None
         link = self._link_key.public
-        announced = self._ready.own.announcement.pack()
+        announced = self._ready.keys.announcement.pack()
         return (
             *self._active.start(),
             *(
-                Outgoing(to, self._frames.pack_setup(link, end.hello))
-                for to, end in self._links.items()
+                Outgoing(peer, self._frames.pack_setup(link, end.hello))
+                for peer, end in self._links.items()
             ),
             Outgoing(self._sum.agreement.combiner, self._frames.pack_setup(announced)),
         )
@@ -517,7 +517,7 @@ class RecoverableContributor(SumContributor):
         if sender == self._sum.agreement.receiver:
             return self._active.receive(sender, body)
         step = self._ready
-        if sender not in self._due or step is None:
+        if sender not in self._awaited or step is None:
             raise RemoteProtocolError(
                 f"{sender} sent a setup message to {self.me}, who expects two from each of "
                 f"{', '.join(self._others) or 'nobody'}"
@@ -527,22 +527,22 @@ class RecoverableContributor(SumContributor):
         frame.require_blobs(sender, 1 if link.has_keys else 2)
         if link.has_keys:
             opened = link.open(frame.blobs[0], sequence=0, associated=_SETUP)
-            step.held[sender] = HolderShares.parse(opened, sender=sender)
-            self._due.remove(sender)
+            step.shares[sender] = HolderShares.parse(opened, sender=sender)
+            self._awaited.remove(sender)
             return ()
         link.agree(*frame.blobs)
-        parcel = link.seal(step.own.pick_shares(sender).pack(), sequence=0, associated=_SETUP)
+        parcel = link.seal(step.keys.pick_shares(sender).pack(), sequence=0, associated=_SETUP)
         return (Outgoing(sender, self._frames.pack_setup(parcel)),)
 
     @property
     def is_finished(self) -> bool:
-        return self._active.is_finished and not self._due
+        return self._active.is_finished and not self._awaited
 
     def _require_setup(self) -> None:
         self._active.require_completion()
-        if self._due:
+        if self._awaited:
             raise LocalProtocolError(
-                f"{self.me} holds no keys of {', '.join(sorted(self._due))}; run the setup first"
+                f"{self.me} holds no keys of {', '.join(sorted(self._awaited))}; run the setup first"
             )
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:
@@ -562,7 +562,9 @@ class RecoverableContributor(SumContributor):
         bound = self._make_associated_data(step, binding.digest)
         # To the others in the agreement's order, as all parties count them.
         parcels = [
-            self._seal_parcel(peer, following, bound) for peer in self._others if peer in step.held
+            self._seal_parcel(peer, following, bound)
+            for peer in self._others
+            if peer in step.shares
         ]
         self._waiting = step, following
         return numbers_BD.tobytes(), following.announcement.pack(), *parcels
@@ -570,9 +572,11 @@ class RecoverableContributor(SumContributor):
     def _add_masks(self, total_BD: Elements, step: _Step, binding: StepBinding) -> None:
         """Add the masks of y_u (Bonawitz et al. 2017, section 4.2) and the mask for the active."""
         agreement = self._sum.agreement
-        add_keystream(total_BD, step.own.seed, binding.digest, sign=1)
-        for peer, held in step.held.items():
-            seed = pair_seed(step.own.key, held.public, agreement, (self.me, peer), use=_STEP_MASK)
+        add_keystream(total_BD, step.keys.seed, binding.digest, sign=1)
+        for peer, shares in step.shares.items():
+            seed = pair_seed(
+                step.keys.key, shares.public, agreement, (self.me, peer), use=_STEP_MASK
+            )
             # The earlier of two passives adds what the later one subtracts.
             earlier = self._position < agreement.find_position(peer)
             add_keystream(total_BD, seed, binding.digest, sign=1 if earlier else -1)
@@ -593,16 +597,16 @@ class RecoverableContributor(SumContributor):
         others = [name for name in counted if name != self.me]
         bound = self._make_associated_data(step, frame.binding)
         parcels = zip(others, frame.blobs[1:], strict=True)
-        held = {peer: self._open_parcel(peer, parcel, bound) for peer, parcel in parcels}
-        everybody = {**step.held, self.me: step.own.pick_shares(self.me)}
+        next_shares = {peer: self._open_parcel(peer, parcel, bound) for peer, parcel in parcels}
+        shares_by_name = {**step.shares, self.me: step.keys.pick_shares(self.me)}
         shares = [
-            everybody[name].seed_share if name in counted else everybody[name].key_share
+            shares_by_name[name].seed_share if name in counted else shares_by_name[name].key_share
             for name in self._sum.agreement.contributors
-            if name in everybody
+            if name in shares_by_name
         ]
         self.answered.add_marks(self._marks, counted)
         body = self._frames.pack_answer(self.me, shares)
-        self._ready = _Step(following, held)
+        self._ready = _Step(following, next_shares)
         return body
 
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
@@ -611,12 +615,12 @@ class RecoverableContributor(SumContributor):
         if not blobs:
             raise RemoteProtocolError(f"{aggregator} sent a request that counts nobody")
         counted = agreement.parse_names(blobs[0], sender=aggregator)
-        strangers = [name for name in counted if name != self.me and name not in step.held]
+        strangers = [name for name in counted if name != self.me and name not in step.shares]
         if strangers or self.me not in counted or len(counted) < self._frames.least:
             raise RemoteProtocolError(
                 f"{aggregator} counts {', '.join(counted) or 'nobody'} in this step; "
                 f"{self.me} answers only where it is counted among {self._frames.least} or more "
-                f"of {', '.join(sorted([self.me, *step.held]))}"
+                f"of {', '.join(sorted([self.me, *step.shares]))}"
             )
         if len(blobs) != len(counted):
             raise RemoteProtocolError(
@@ -629,8 +633,8 @@ class RecoverableContributor(SumContributor):
 
     def _seal_parcel(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
         link = self._links[peer]
-        held = keys.pick_shares(peer).pack()
-        return link.seal(held, sequence=link.next_sequence, associated=bound)
+        packed = keys.pick_shares(peer).pack()
+        return link.seal(packed, sequence=link.next_sequence, associated=bound)
 
     def _open_parcel(self, peer: str, parcel: bytes, bound: bytes) -> HolderShares:
         """Open the parcel of keys that a passive sealed for this one.
@@ -651,7 +655,7 @@ class RecoverableContributor(SumContributor):
         return HolderShares.parse(opened, sender=peer)
 
     def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
-        return binding_digest + self._sum.agreement.pack_names([self.me, *step.held])
+        return binding_digest + self._sum.agreement.pack_names([self.me, *step.shares])
 
 
 @dataclass(frozen=True)
@@ -702,10 +706,10 @@ class RecoverableCombiner(SumCombiner):
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
         agreed = self._sum.agreement.contributors
         roster = {name: self._announced[name] for name in agreed if name in self._announced}
-        gone = [name for name in agreed if name in contributions and name not in roster]
-        if gone:
+        silent = [name for name in agreed if name in contributions and name not in roster]
+        if silent:
             raise RemoteProtocolError(
-                f"{', '.join(gone)} fell silent in an earlier step, and stays out until a new "
+                f"{', '.join(silent)} fell silent in an earlier step, and stays out until a new "
                 "session"
             )
         frames = self._frames.open_contributions(contributions, binding_digest)
@@ -762,8 +766,8 @@ class RecoverableCombiner(SumCombiner):
             if any(len(share) != SECRET_BYTES for share in frame.blobs):
                 raise RemoteProtocolError(f"{agreed[frame.party]} sent a share of another size")
         return {
-            name: {frame.party: frame.blobs[at] for frame in frames[: self._frames.least]}
-            for at, name in enumerate(underway.roster)
+            name: {frame.party: frame.blobs[place] for frame in frames[: self._frames.least]}
+            for place, name in enumerate(underway.roster)
         }
 
     def _take_off_pairs(self, silent: str, key: RunKey, underway: _Underway) -> None:

@@ -147,12 +147,12 @@ class SecureSum(DescribedSum, ABC):
 
     def __post_init__(self) -> None:
         require_type(self, bool, "allow_single_reader")
-        both = self.agreement.receiver
-        if both == self.agreement.combiner and self.masks == "none":
+        receiver = self.agreement.receiver
+        if receiver == self.agreement.combiner and self.masks == "none":
             raise LocalProtocolError(
-                f"{both} receives and combines, and {self.name} has no masks: {both} would read "
-                "each contribution before it adds them. Let another party combine, or take masks: "
-                "pairwise, recoverable, or bfv under pairwise ones"
+                f"{receiver} receives and combines, and {self.name} has no masks: {receiver} would "
+                "read each contribution before it adds them. Let another party combine, or take "
+                "masks: pairwise, recoverable, or bfv under pairwise ones"
             )
         require_no_single_reader(self, stacklevel=5)
 
@@ -309,14 +309,14 @@ class SumContributor(Role, ABC):
         self._frames.require_own_process()  # before the lock, which a fork may have copied shut
         with self._turn:
             self._frames.require_here()
-            own = self._export_secrets()  # or it refuses, and the role stays
+            secrets = self._export_secrets()  # or it refuses, and the role stays
             return {
                 "role": self._life,
                 "times": self._times + 1,
                 "last": self._frames.export_step(),
                 "clipping": asdict(self.clipping),
                 "noise": self._noise_key.hex(),
-                **own,
+                **secrets,
             }
 
     def import_state(self, state: Mapping[str, Any]) -> None:
@@ -552,7 +552,7 @@ class ReceivingCombiner(KeepsSecrets):
         self._combiner = described.make_combiner()
         self.described = described
         self._me = described.agreement.receiver
-        self._heard = set[str]()
+        self._senders = set[str]()
         self.ask = self._combiner.ask
         self.combine = self._combiner.combine
         self.decode = self._receiver.decode
@@ -562,8 +562,8 @@ class ReceivingCombiner(KeepsSecrets):
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
         """Take a set-up message: a contributor sends the receiver's, if any, before the other."""
-        first = sender not in self._heard and not self._receiver.is_finished
-        self._heard.add(sender)
+        first = sender not in self._senders and not self._receiver.is_finished
+        self._senders.add(sender)
         return self._route_outgoing(
             (self._receiver if first else self._combiner).receive(sender, body)
         )

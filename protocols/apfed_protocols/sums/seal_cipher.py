@@ -352,12 +352,12 @@ class SealCipher(ABC):
         modulus = np.uint64(self.residues.modulus)
         addends = (self.residues.parse(blob, sender=name) for name, blob in blobs.items())
         total = next(addends)
-        over = np.empty_like(total)
+        reduced = np.empty_like(total)
         for addend in addends:
             total += addend
             # Below q the difference wraps around to a large number, so the least is the residue.
-            np.subtract(total, modulus, out=over)
-            np.minimum(total, over, out=total)
+            np.subtract(total, modulus, out=reduced)
+            np.minimum(total, reduced, out=total)
         return self.residues.pack(total)
 
     def decrypt(

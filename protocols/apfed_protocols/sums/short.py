@@ -164,7 +164,7 @@ class SumSession(KeepsSecrets):
         self._early: list[tuple[str, bytes]] = []
         self._turn = threading.Lock()
         self._step = 0
-        self._left = set[str]()
+        self._left_out = set[str]()
         self._fork_check = ForkCheck("this sum")
 
     def __call__(self, values: Mapping[str, Any]) -> Any:
@@ -199,9 +199,9 @@ class SumSession(KeepsSecrets):
                 current = agreement.clip_norm if self._agreed else None
                 parties = {
                     name: ClipAgreement(
-                        name, flat, own.matrix, current=current, bits=agreement.bits
+                        name, flat, flattened.matrix, current=current, bits=agreement.bits
                     )
-                    for name, own in flat.items()
+                    for name, flattened in flat.items()
                 }
                 converse(parties)
                 self._apply_clip(next(iter(parties.values())).clip)
@@ -218,12 +218,15 @@ class SumSession(KeepsSecrets):
         self._step = self._step + 1
         binding = StepBinding.from_contents(session, self._step - 1, rows=first.digest, message=b"")
         bodies: Mapping[str, bytes] = {
-            name: contributors[name].contribute(own.matrix, binding) for name, own in flat.items()
+            name: contributors[name].contribute(flattened.matrix, binding)
+            for name, flattened in flat.items()
         }
         if self.described.rounds == 2:
             requests = hub[-1].ask(bodies, binding.digest)
-            bodies = {name: contributors[name].answer(asked) for name, asked in requests.items()}
-        self._left = {name for name in contributors if name not in flat}
+            bodies = {
+                name: contributors[name].answer(request) for name, request in requests.items()
+            }
+        self._left_out = {name for name in contributors if name not in flat}
         combined = hub[-1].combine(bodies, binding.digest)
         total = hub[0].decode(combined, first.matrix.shape, binding)
         return first.restore_tree(total, off=self.described.compute_rounding_error())
@@ -237,14 +240,14 @@ class SumSession(KeepsSecrets):
             )
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values]
-        least = getattr(self.described, "threshold", len(names))  # of recoverable masks
-        if unknown or len(names) - len(missing) < least:
+        needed = getattr(self.described, "threshold", len(names))  # of recoverable masks
+        if unknown or len(names) - len(missing) < needed:
             raise LocalProtocolError(
-                f"this sum needs {least} of {', '.join(names)}; missing: "
+                f"this sum needs {needed} of {', '.join(names)}; missing: "
                 f"{', '.join(missing) or 'nobody'}; unknown: "
                 f"{', '.join(map(str, unknown)) or 'nobody'}"
             )
-        back = [name for name in names if name in values and name in self._left]
+        back = [name for name in names if name in values and name in self._left_out]
         if back:
             raise LocalProtocolError(
                 f"{', '.join(back)} was left out of an earlier step, and stays out: the others "
@@ -259,11 +262,11 @@ class SumSession(KeepsSecrets):
                 except LocalProtocolError as error:
                     raise LocalProtocolError(f"{name}: {error}") from error
         first = next(iter(flat))
-        for name, own in flat.items():
-            if own.digest != flat[first].digest:
+        for name, flattened in flat.items():
+            if flattened.digest != flat[first].digest:
                 raise LocalProtocolError(
-                    f"{name} gives {own.shapes}, but {first} {flat[first].shapes}; what is added "
-                    "has one structure, one shape and the same labels at all contributors"
+                    f"{name} gives {flattened.shapes}, but {first} {flat[first].shapes}; what is "
+                    "added has one structure, one shape and the same labels at all contributors"
                 )
         return flat
 
@@ -419,15 +422,13 @@ class SumSession(KeepsSecrets):
         """Hold the agreement of a clip over links; return whether it is another one."""
         agreement = self.described.agreement
         names = agreement.contributors
-        everybody = {agreement.receiver, agreement.combiner, *names}
+        parties = {agreement.receiver, agreement.combiner, *names}
         matrix = None if values is None else flatten_tree(values).matrix
         if me in names and matrix is None:
-            which = "its next values" if anew else "its first values"
-            raise LocalProtocolError(f"{me} gives {which}, for a clip to be agreed")
+            values_name = "its next values" if anew else "its first values"
+            raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
         current = agreement.clip_norm if anew else None
-        agree = ClipAgreement(
-            me, names, matrix, told=everybody, current=current, bits=agreement.bits
-        )
+        agree = ClipAgreement(me, names, matrix, told=parties, current=current, bits=agreement.bits)
 
         def receive_of_agreement() -> tuple[str, bytes]:
             """Return the next message that is of this agreement; keep those that run ahead."""
@@ -437,11 +438,11 @@ class SumSession(KeepsSecrets):
                     return sender, body
             while True:
                 sender, body = receive()
-                if sender not in everybody or agree.needs_message(sender, body):
+                if sender not in parties or agree.needs_message(sender, body):
                     return sender, body
                 self._keep_early(me, sender, body)
 
-        run_role(agree, me, everybody - {me}, send=send, receive=receive_of_agreement)
+        run_role(agree, me, parties - {me}, send=send, receive=receive_of_agreement)
         return self._apply_clip(agree.clip)
 
     def _run_setup(
@@ -538,21 +539,21 @@ class ClipAgreement(KeepsSecrets):
     ) -> None:
         self.me = me
         self._contributors = tuple(contributors)
-        self._told = sorted({*(contributors if told is None else told)} - {me})
+        self._recipients = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
-        self._own = None if matrix is None else _find_exponent(matrix)
+        self._own_exponent = None if matrix is None else _find_exponent(matrix)
         self._fits: dict[str, bool] = {}
         self._exponents: dict[str, int] = {}
-        if self._own is not None and current is None:
-            self._exponents[me] = self._own
-        elif self._own is not None and current is not None:
-            self._fits[me] = _still_fits(matrix, self._own, current, bits)
+        if self._own_exponent is not None and current is None:
+            self._exponents[me] = self._own_exponent
+        elif self._own_exponent is not None and current is not None:
+            self._fits[me] = _still_fits(matrix, self._own_exponent, current, bits)
 
     def start(self) -> Iterable[Outgoing]:
-        if self._own is None:
+        if self._own_exponent is None:
             return []
         if self._current is None:
-            return self._make_messages(self._own)
+            return self._make_messages(self._own_exponent)
         return [
             *self._make_messages(_FITS if self._fits[self.me] else _DOES_NOT_FIT),
             *self._make_answers(),
@@ -590,16 +591,16 @@ class ClipAgreement(KeepsSecrets):
 
     def _make_messages(self, number: int) -> list[Outgoing]:
         body = number.to_bytes(1, "big", signed=True)
-        return [Outgoing(to, body) for to in self._told]
+        return [Outgoing(receiver, body) for receiver in self._recipients]
 
     def _make_answers(self) -> list[Outgoing]:
         """Tell the own size once everybody said whether C fits, and somebody's does not."""
-        if self._own is None or self.me in self._exponents or not self._has_all_replies:
+        if self._own_exponent is None or self.me in self._exponents or not self._has_all_replies:
             return []
         if all(self._fits.values()):
             return []
-        self._exponents[self.me] = self._own
-        return self._make_messages(self._own)
+        self._exponents[self.me] = self._own_exponent
+        return self._make_messages(self._own_exponent)
 
     @property
     def _has_all_replies(self) -> bool:
@@ -633,17 +634,19 @@ def _still_fits(matrix: Any, own: int, current: float, bits: int) -> bool:
     They are not where more than `TOO_MANY_CLIPPED` of the rows lie beyond it; nor where they are
     `Clipping.too_small` and a smaller clip would help.
     """
-    seen = Clipping()
-    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise_rows(matrix, clipping=seen)
-    if seen.clipped > TOO_MANY_CLIPPED * seen.rows:
+    clipping = Clipping()
+    FixedPoint(clip_norm=current, bits=bits, contributors=1).quantise_rows(
+        matrix, clipping=clipping
+    )
+    if clipping.clipped > TOO_MANY_CLIPPED * clipping.rows:
         return False
     smaller = 2.0 ** (own + _HEADROOM_EXPONENTS + 1) <= current
-    return not (seen.too_small and smaller)
+    return not (clipping.too_small and smaller)
 
 
 def _find_exponent(matrix: Any) -> int:
-    clip_rows(check_matrix(matrix), 1.0, seen := Clipping())
-    largest = seen.largest_norm
+    clip_rows(check_matrix(matrix), 1.0, clipping := Clipping())
+    largest = clipping.largest_norm
     for exponent in range(_LEAST_EXPONENT, _MOST_EXPONENT + 1):
         if largest <= 2.0**exponent:
             return exponent
