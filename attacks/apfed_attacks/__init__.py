@@ -1,8 +1,8 @@
 """Attacks: what an adversary can do with what it saw.
 
-`apfed_attacks.run.mount` runs the configured ones on a finished run, `evaluate` what applies to a
-loop that is not ours, of which a `Recorder` collects the arrays. Each name is loaded when it is
-first used, so that importing one attack does not load the others.
+`apfed_attacks.run.run_attacks` runs the configured attacks on a finished run. `evaluate` runs what
+applies to a training loop that is not ours; a `Recorder` collects its arrays. Each name is loaded
+when it is first used, so that importing one attack does not load the others.
 """
 
 from importlib import import_module

@@ -3,7 +3,7 @@
 Shared by the curious attacks. Under a guard h may be nearly all noise; columns of unit variance
 would then drown own features x beside them, and an attack would fall below its baseline while h
 still tells something. The guard's sigma is public, so an adversary believes h less; how much less
-is best differs, so each degree is a variant of the attack (`beside`, `corrected`).
+is best differs, so each degree is a variant of the attack (`join_own_columns`, `correct_priors`).
 
 Letters: N rows, n of them with known labels, F columns, K classes.
 """
@@ -30,7 +30,7 @@ from secure_apfed.seeds import derive_seed, shuffle_rows
 _ROUNDS = 4
 _TO_SPARE = 10
 TRUST = (0.03, 0.1, 0.3, 1.0)
-"""How far `corrected` believes releases, one variant for each."""
+"""How far `correct_priors` trusts releases, one variant for each."""
 _EM_ROUNDS = 5
 _UNLABELLED_WEIGHT = 0.3  # weight of a row whose label is not known
 _LEAST_VARIANCE = 1e-3
@@ -58,18 +58,19 @@ class ColumnAttack(Attack):
         """Return the coalition's own columns x of `positions`, scaled."""
         return self.scale_columns(own_columns(view, positions), seed)
 
-    def choose_rows(self, view: AdversaryView, seen: Tensor, seed: int) -> Tensor:
-        """Return those of `seen` (N,) that are known, others up to `most_rows`, ascending.
+    def choose_rows(self, view: AdversaryView, candidates: Tensor, seed: int) -> Tensor:
+        """Return those of `candidates` (N,) that are known, others up to `most_rows`, ascending.
 
         People whom the victim does not hold are left out: of them there is nothing to guess.
         """
-        seen = seen[view.has_rows(view.knowledge.victim, seen)]
+        candidates = candidates[view.has_rows(view.knowledge.victim, candidates)]
         known = torch.isin(
-            seen, torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions])
+            candidates,
+            torch.cat([view.knowledge.labels.positions, view.knowledge.shadow.positions]),
         )
-        others = shuffle_rows(seen[~known], seed, "attacks", "rows")
+        others = shuffle_rows(candidates[~known], seed, "attacks", "rows")
         room = max(self.most_rows - int(known.sum()), 1)
-        return torch.cat([seen[known], others[:room]]).sort().values
+        return torch.cat([candidates[known], others[:room]]).sort().values
 
 
 def explain_missing_releases(view: AdversaryView) -> str | None:
@@ -147,8 +148,8 @@ def join_own_columns(
     """Return standardised released and own columns side by side, for each weight of the former."""
     weights = {"": 1.0, "0.3 ": 0.3, "0.1 ": 0.1}
     return {
-        f"{said}{name} and x": np.hstack([weight * released_NF, own_NF])
-        for said, weight in weights.items()
+        f"{prefix}{name} and x": np.hstack([weight * released_NF, own_NF])
+        for prefix, weight in weights.items()
     }
 
 
@@ -184,12 +185,12 @@ def correct_priors(
     return posterior_NK
 
 
-def fit_model(model: Any, rows_nF: FloatArray, wanted: NDArray[Any] | None) -> Any:
+def fit_model(model: Any, rows_nF: FloatArray, targets: NDArray[Any] | None) -> Any:
     """Fit a model of scikit-learn and return it."""
     with warnings.catch_warnings():
         # The budget may end the optimiser; that is part of the adversary's description.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return model.fit(rows_nF, wanted)
+        return model.fit(rows_nF, targets)
 
 
 def guess_once(guess: Callable[[], Prediction], *made_of: NDArray[Any] | str | int) -> Prediction:

@@ -82,14 +82,14 @@ class Finding:
     @property
     def null(self) -> tuple[float, ...]:
         """The best of baselines and decoys, for each exchange."""
-        return tuple(self.score - (one.advantage or 0) for one in self.results)
+        return tuple(self.score - (result.advantage or 0) for result in self.results)
 
     @property
     def baseline(self) -> float:
         """The best that the same knowledge gives without h and gradients."""
         metric = str(self.result.metric)
-        of = self.result.baselines.items()
-        return max(figures[metric] or 0 for name, figures in of if not name.endswith(DECOY))
+        baselines = self.result.baselines.items()
+        return max(figures[metric] or 0 for name, figures in baselines if not name.endswith(DECOY))
 
     @property
     def advantage(self) -> float:
@@ -143,10 +143,14 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by name, as a line of the table has them; `null` is the mean."""
-        of = self.result
-        told = {"attack": of.attack, "known": of.counts["known"], "metric": of.metric}
+        result = self.result
+        described = {
+            "attack": result.attack,
+            "known": result.counts["known"],
+            "metric": result.metric,
+        }
         figures = {name: getattr(self, name) for name in ("score", "baseline", "advantage")}
-        return {**told, **figures, "null": float(np.mean(self.null)), "verdict": self.verdict}
+        return {**described, **figures, "null": float(np.mean(self.null)), "verdict": self.verdict}
 
 
 @dataclass(frozen=True)
@@ -166,23 +170,27 @@ class Evaluation:
 
     def __getitem__(self, attack: str) -> Finding:
         """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
-        if not (found := [one for one in self.findings if one.result.attack == attack]):
+        if not (
+            matches := [finding for finding in self.findings if finding.result.attack == attack]
+        ):
             raise AttackError(self._explain_attack(attack))
-        return max(found, key=lambda one: one.advantage)
+        return max(matches, key=lambda finding: finding.advantage)
 
     def find_worst(self, target: Target) -> Finding | None:
         """Return the finding that says most of this target; None: it was not attacked.
 
         A leak that luck does not explain comes before one of higher advantage that it may.
         """
-        of_target = [one for one in self.findings if one.result.target == target]
-        return max(of_target, key=lambda one: (one.is_significant, one.advantage), default=None)
+        of_target = [finding for finding in self.findings if finding.result.target == target]
+        return max(
+            of_target, key=lambda finding: (finding.is_significant, finding.advantage), default=None
+        )
 
     @property
     def verdicts(self) -> tuple[str, ...]:
         """One sentence for each direction: who reads whose what, or that nobody tried and why."""
         targets: list[Target] = ["labels", "features"]
-        targets += [one.result.target for one in self.findings]
+        targets += [finding.result.target for finding in self.findings]
         worst = {target: self.find_worst(target) for target in targets}
         return tuple(
             finding.sentence if finding is not None else self._describe_omission(target)
@@ -200,7 +208,7 @@ class Evaluation:
         partly = self._not_tried_of(attack)
         if attack in self.lacking or partly:
             return self._explain_attack(attack)
-        if any(one.result.attack == attack for one in self.findings):
+        if any(finding.result.attack == attack for finding in self.findings):
             raise AttackError(f"{attack} was mounted: see evaluation[{attack!r}]")
         raise AttackError(self._explain_attack(attack))
 
@@ -218,9 +226,13 @@ class Evaluation:
         """Say that nobody tried to read this target, and the commonest reason."""
         names = [name for name in self.lacking if ATTACKS[name].target == target]
         late = [name for name in self.not_tried if ATTACKS[name.split()[0]].target == target]
-        counted = Counter(self.lacking[name] for name in names)
-        needed = [reason for reason in counted if reason.startswith("needs ")]
-        reason = max(needed or counted, key=lambda one: counted[one], default="none was asked for")
+        reasons = Counter(self.lacking[name] for name in names)
+        needed = [reason for reason in reasons if reason.startswith("needs ")]
+        reason = max(
+            needed or reasons,
+            key=lambda candidate: reasons[candidate],
+            default="none was asked for",
+        )
         if late:
             reason = f"{len(late)} attacks did not fit into the seconds given"
         return f"{target.capitalize()}: {NOT_ATTACKED}, so nothing is known of a leak ({reason})."
@@ -228,7 +240,7 @@ class Evaluation:
     def as_json(self) -> dict[str, Any]:
         return {
             "verdicts": list(self.verdicts),
-            "findings": [one.as_json() for one in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
             "lacking": {**self.lacking},
             "not_tried": {**self.not_tried},
         }
@@ -236,7 +248,7 @@ class Evaluation:
     def to_frame(self) -> "pd.DataFrame":
         import pandas as pd
 
-        return pd.DataFrame([one.as_json() for one in self.findings])
+        return pd.DataFrame([finding.as_json() for finding in self.findings])
 
     def __str__(self) -> str:
         lines = [*self.verdicts, ""]
@@ -315,8 +327,8 @@ def evaluate(
         ConfigError: an attack is unknown.
     """
     if type(seed) is not int or not isinstance(steps, Sequence | Tensor | np.ndarray | None):
-        got = f"{seed!r} and a {type(steps).__name__}"
-        raise AttackError(f"seed= is an integer, and steps= a list of positions, got {got}")
+        received = f"{seed!r} and a {type(steps).__name__}"
+        raise AttackError(f"seed= is an integer, and steps= a list of positions, got {received}")
     if (labels is None and features is None) or exchanges < 2:
         raise AttackError("give labels= or features=, to score guesses by, and 2 exchanges or more")
     if seconds is not None and not _is_positive(seconds):
@@ -324,22 +336,36 @@ def evaluate(
     names, places = ((), None) if labels is None else _parse_classes(labels)
     rows = len(_parse_array("features", features) if places is None else places)
     private = None if features is None else _parse_table("features", features, rows)
-    seen = list(_parse_steps(h, gradients, steps, rows))
-    if len(widths := {of.shape[1] for _, *both in seen for of in both if of is not None}) > 1:
+    parsed = list(_parse_steps(h, gradients, steps, rows))
+    if (
+        len(
+            widths := {
+                tensor.shape[1]
+                for _, *tensors in parsed
+                for tensor in tensors
+                if tensor is not None
+            }
+        )
+        > 1
+    ):
         raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
     truth = Truth(
         classes=len(names),
         labels=torch.full((rows,), UNLABELLED) if places is None else torch.from_numpy(places),
-        trained=torch.cat([rows_B for rows_B, *_ in seen]).unique(),
+        trained=torch.cat([rows_B for rows_B, *_ in parsed]).unique(),
         features={} if private is None else {_OTHER: private},
     )
-    at = None if known is None else _parse_positions("known", known, rows).unique()
+    known_positions = None if known is None else _parse_positions("known", known, rows).unique()
     own_of = {} if own is None else {_ADVERSARY: _parse_table("own", own, rows)}
-    answered = gradients is not None
-    envelopes = _build_envelopes(seen, rows, answered)
-    given = {"labels": names, "features": features is not None, "gradients": answered}
-    given["steps"] = len(envelopes) > 1
-    needs = {name: f"needs {name}=, {of}" for name, of in _ARGUMENTS.items() if not given[name]}
+    has_gradients = gradients is not None
+    envelopes = _build_envelopes(parsed, rows, has_gradients)
+    is_given = {"labels": names, "features": features is not None, "gradients": has_gradients}
+    is_given["steps"] = len(envelopes) > 1
+    needs = {
+        name: f"needs {name}=, {explanation}"
+        for name, explanation in _ARGUMENTS.items()
+        if not is_given[name]
+    }
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
     for attack in _prepare_attacks(attacks, drawn=known is None):
@@ -349,8 +375,8 @@ def evaluate(
             behaviour="curious",
             description=Exchange(
                 name="this loop",
-                released_by="passives" if answered else "active",
-                returns_gradients=answered,
+                released_by="passives" if has_gradients else "active",
+                returns_gradients=has_gradients,
             ),
             envelopes=envelopes,
             features=own_of,
@@ -366,22 +392,24 @@ def evaluate(
         try:
             if reason := next(filter(None, reasons), None):
                 raise AttackError(reason)
-            known_here = _add_known_rows(attack, truth, at, view.knowledge, seed)
+            known_here = _add_known_rows(attack, truth, known_positions, view.knowledge, seed)
         except AttackError as error:
             lacking.setdefault(attack.name, str(error))
         else:
             planned.append((attack, replace(view, knowledge=known_here)))
-    reader = _MAKER if answered else _RECEIVER
+    reader = _MAKER if has_gradients else _RECEIVER
 
     def attack_once(attack: Attack, view: AdversaryView, note_pass: Callable[[], None]) -> Finding:
-        made = compute_guesses(attack, view, seed, exchanges, note_pass)
-        return Finding(tuple(score_guess(attack, view, one, truth, seed) for one in made), reader)
+        guesses = compute_guesses(attack, view, seed, exchanges, note_pass)
+        return Finding(
+            tuple(score_guess(attack, view, guess, truth, seed) for guess in guesses), reader
+        )
 
     with watch_in_terminal(on_progress) as report:
         names_of = [(_format_title(attack), attack) for attack, _ in planned]
         pace = Pace(names_of, exchanges=exchanges, budget=seconds, on_progress=report)
         findings, not_tried = _mount_in_turn(planned, pace, attack_once, lacking)
-    mounted = {one.result.attack for one in findings}
+    mounted = {finding.result.attack for finding in findings}
     rest = {name: reason for name, reason in lacking.items() if name not in mounted}
     return Evaluation(findings, rest, not_tried)
 
@@ -419,8 +447,8 @@ def _is_positive(seconds: Any) -> bool:
 def _format_title(attack: Attack) -> str:
     """Return the attack's name and the options that are not its defaults."""
     options = attack.model_dump(exclude_defaults=True)
-    said = ", ".join(f"{name} {value}" for name, value in options.items())
-    return f"{attack.name} ({said})" if said else attack.name
+    options_text = ", ".join(f"{name} {value}" for name, value in options.items())
+    return f"{attack.name} ({options_text})" if options_text else attack.name
 
 
 def _prepare_attacks(
@@ -438,9 +466,9 @@ def _prepare_attacks(
 
 
 def _add_known_rows(
-    attack: Attack, truth: Truth, at: Tensor | None, anyway: Knowledge, seed: int
+    attack: Attack, truth: Truth, positions: Tensor | None, anyway: Knowledge, seed: int
 ) -> Knowledge:
-    """Add the rows whose label and features the adversary knows: those `at`, or drawn."""
+    """Add the rows whose label and features the adversary knows: those at `positions`, or drawn."""
 
     def draw_rows(groups: list[Tensor], count: int) -> Tensor:
         if count and any(len(rows) <= count for rows in groups):
@@ -449,8 +477,8 @@ def _add_known_rows(
         return torch.cat([truth.trained[:0], *parts]).sort().values
 
     by_class = [truth.trained[truth.labels[truth.trained] == k] for k in range(truth.classes)]
-    labelled = draw_rows(by_class, attack.labels_per_class) if at is None else at
-    shadow = draw_rows([truth.trained], attack.shadow_rows) if at is None else at
+    labelled = draw_rows(by_class, attack.labels_per_class) if positions is None else positions
+    shadow = draw_rows([truth.trained], attack.shadow_rows) if positions is None else positions
     features = truth.features.get(_OTHER)
     return replace(
         anyway,
@@ -461,17 +489,17 @@ def _add_known_rows(
 
 
 def _build_envelopes(
-    seen: list[Step], rows: int, answered: bool
+    steps: list[Step], rows: int, has_gradients: bool
 ) -> dict[int, tuple[Envelope, ...]]:
     """Return the messages that the adversary sent and received, by pass over the rows."""
-    maker, reader = (_ADVERSARY, _OTHER) if answered else (_OTHER, _ADVERSARY)
+    maker, reader = (_ADVERSARY, _OTHER) if has_gradients else (_OTHER, _ADVERSARY)
     passes = [list[Envelope]()]
-    had = torch.zeros(rows, dtype=torch.bool)
-    for step, (rows_B, h_BD, gradient_BD) in enumerate(seen):
-        if had[rows_B].any():
+    has_step = torch.zeros(rows, dtype=torch.bool)
+    for step, (rows_B, h_BD, gradient_BD) in enumerate(steps):
+        if has_step[rows_B].any():
             passes.append([])
-            had[:] = False
-        had[rows_B] = True
+            has_step[:] = False
+        has_step[rows_B] = True
         sent = [(Kind.REPRESENTATIONS, maker, reader, {"rows": rows_B, "z": h_BD})]
         if gradient_BD is not None:
             sent.append((Kind.GRADIENTS, reader, maker, {"gradient": gradient_BD}))
@@ -491,17 +519,17 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
         gradients = None if gradients is None else [gradients]
     if _has_pairs(gradients):
         of_rows, gradients = zip(*gradients, strict=True)
-        if [list(at) for at in of_rows] != [list(at) for at in steps]:
+        if [list(positions) for positions in of_rows] != [list(positions) for positions in steps]:
             raise AttackError("gradients: expected those of the rows of h, step by step")
     gradients = [None] * len(steps) if gradients is None else gradients
     if not len(h) == len(steps) == len(gradients) > 0:
-        got = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
-        raise AttackError(f"h, gradients: expected one array for each step, got {got}")
+        received = f"{len(steps)} steps, {len(h)} of h and {len(gradients)} of gradients"
+        raise AttackError(f"h, gradients: expected one array for each step, got {received}")
     _require_one_order(h, gradients)
-    for at, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
-        rows_B = _parse_positions(f"step {at}", rows_B, rows)
-        h_BD = _parse_table(f"h, step {at}", h_B, len(rows_B))
-        answer = (f"gradients, step {at}", gradient_B, len(rows_B))
+    for step, (rows_B, h_B, gradient_B) in enumerate(zip(steps, h, gradients, strict=True)):
+        rows_B = _parse_positions(f"step {step}", rows_B, rows)
+        h_BD = _parse_table(f"h, step {step}", h_B, len(rows_B))
+        answer = (f"gradients, step {step}", gradient_B, len(rows_B))
         yield rows_B, h_BD, None if gradient_B is None else _parse_table(*answer)
 
 
@@ -512,13 +540,13 @@ def _has_pairs(values: Any) -> bool:
 
 def _require_one_order(h: Any, gradients: Any) -> None:
     """Refuse frames of steps whose columns have other names, or the same in another order."""
-    every = [*h, *(() if gradients is None else gradients)]
-    named = [names for values in every if (names := column_names(values)) is not None]
-    for names in named[1:]:
-        if names != named[0]:
+    arrays = [*h, *(() if gradients is None else gradients)]
+    columns = [names for values in arrays if (names := column_names(values)) is not None]
+    for names in columns[1:]:
+        if names != columns[0]:
             raise AttackError(
                 f"h, gradients: the columns of one step are {', '.join(names[:5])}, and of another "
-                f"{', '.join(named[0][:5])}; give all in one order of columns"
+                f"{', '.join(columns[0][:5])}; give all in one order of columns"
             )
 
 
@@ -539,8 +567,8 @@ def _parse_table(name: str, values: Any, rows: int) -> Tensor:
     """
     array = _parse_array(name, values)
     if array.dtype.kind not in "biuf" or not array.size or len(array) != rows:
-        got = f"{array.dtype} of shape {array.shape}"
-        raise AttackError(f"{name}: expected {rows} rows of numbers, got {got}")
+        received = f"{array.dtype} of shape {array.shape}"
+        raise AttackError(f"{name}: expected {rows} rows of numbers, got {received}")
     array = array.reshape(rows, -1).astype(np.float32)
     if not (whole := np.isfinite(array).all(axis=1)).all():
         raise AttackError(f"{name}: row {int(whole.argmin())} holds NaN or an infinite number")
@@ -554,12 +582,16 @@ def _parse_classes(labels: Any) -> tuple[tuple[Any, ...], NDArray[np.int64]]:
     """
     array = _parse_array("labels", labels)
     if array.dtype == object:
-        array = np.array(["nan" if one is None or one != one else str(one) for one in array])
+        array = np.array(
+            ["nan" if label is None or label != label else str(label) for label in array]
+        )
     names, places = np.unique(array, return_inverse=True)
     whole = array.dtype.kind != "f" or bool((names == np.rint(names)).all())
     if array.ndim != 1 or not whole or "nan" in names:
-        got = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
-        raise AttackError(f"labels: expected a class of each row, integers or texts, got {got}")
+        received = f"{array.dtype} of shape {array.shape}, {names[-3:]}"
+        raise AttackError(
+            f"labels: expected a class of each row, integers or texts, got {received}"
+        )
     if len(names) < 2:
         raise AttackError(f"labels: expected 2 classes or more, got {len(names)}")
     return tuple(names.tolist()), places.astype(np.int64)
@@ -570,6 +602,6 @@ def _parse_positions(name: str, values: Any, rows: int) -> Tensor:
     array = np.flatnonzero(array) if array.dtype == bool and array.shape == (rows,) else array
     whole = array.ndim == 1 and (not array.size or array.dtype.kind in "iu")
     if not whole or (array.size and not 0 <= array.min() <= array.max() < rows):
-        got = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"
-        raise AttackError(f"{name}: expected positions, integers 0 to {rows - 1}, got {got}")
+        received = f"{array.dtype} of shape {array.shape}, {np.unique(array)[[0, -1]]}"
+        raise AttackError(f"{name}: expected positions, integers 0 to {rows - 1}, got {received}")
     return torch.from_numpy(array.astype(np.int64))

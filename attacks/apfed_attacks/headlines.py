@@ -104,18 +104,18 @@ def list_directions(config: RunSettings) -> dict[Direction, str]:
     That is "" where something does.
     """
     happens = config.method.happens
-    found = {}
+    reasons = {}
     for direction, facts in _LEAVES.items():
-        what = "labels" if direction.target == "labels" else "features"
+        private_columns = "labels" if direction.target == "labels" else "features"
         sender = "passives'" if direction.reader == "active" else "active's"
-        nothing = f"nothing that depends on the {sender} {what} is sent"
-        found[direction] = "" if facts & happens else nothing
+        nothing_sent = f"nothing that depends on the {sender} {private_columns} is sent"
+        reasons[direction] = "" if facts & happens else nothing_sent
     through_aggregator = Direction(reader="aggregator", target="features")
     if config.method.sums:
-        found[through_aggregator] = ciphertexts_of(sum_kind(config.secure_sum))
+        reasons[through_aggregator] = ciphertexts_of(sum_kind(config.secure_sum))
     elif "tables are decomposed" in happens:
-        found[through_aggregator] = ""
-    return found
+        reasons[through_aggregator] = ""
+    return reasons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,9 +157,9 @@ class Headline:
         declined = self._describe_refusals()
         if self.worst is not None:
             metric = str(self.worst.metric).replace("_", " ")
-            found = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
-            found = f"nothing found, {found}" if self.state == "nothing found" else found
-            return f"{found}; {declined}" if declined else found
+            note = f"{metric} over baseline, {self.worst.attack} by {self.worst.adversary}"
+            note = f"nothing found, {note}" if self.state == "nothing found" else note
+            return f"{note}; {declined}" if declined else note
         return self.nothing_leaves or declined or "no attack of this direction was chosen"
 
     @property
@@ -171,9 +171,9 @@ class Headline:
         count = sum(self.declined.values())
         if not count:
             return ""
-        most = Counter(self.declined).most_common(_REASONS_SHOWN)
-        reasons = "; ".join(f"{reason} ({times})" for reason, times in most)
-        others = len(self.declined) - len(most)
+        commonest = Counter(self.declined).most_common(_REASONS_SHOWN)
+        reasons = "; ".join(f"{reason} ({times})" for reason, times in commonest)
+        others = len(self.declined) - len(commonest)
         rest = f"; and {others} other reasons" if others else ""
         return f"{count} of {count + self.ran} attacks declined: {reasons}{rest}"
 
@@ -203,15 +203,17 @@ def headlines_by_direction(
         config: of the run; None: directions without any result are not named.
     """
     expected = {} if config is None else list_directions(config)
-    nothing_leaves = {direction.kind: why for direction, why in expected.items()}
+    nothing_leaves = {direction.kind: reason for direction, reason in expected.items()}
     by_direction: dict[Direction, list[AttackResult]] = {}
     for result in results:
         by_direction.setdefault(Direction.from_result(result), []).append(result)
-    named = {direction.kind for direction in by_direction}
-    by_direction |= {direction: [] for direction in expected if direction.kind not in named}
+    kinds_with_results = {direction.kind for direction in by_direction}
+    by_direction |= {
+        direction: [] for direction in expected if direction.kind not in kinds_with_results
+    }
     return tuple(
-        _headline_of(direction, found, nothing_leaves.get(direction.kind, ""))
-        for direction, found in by_direction.items()
+        _headline_of(direction, direction_results, nothing_leaves.get(direction.kind, ""))
+        for direction, direction_results in by_direction.items()
     )
 
 
@@ -237,11 +239,11 @@ def _reason_of(result: AttackResult) -> str:
 
 def worst_by_kind(headlines: Iterable[Headline]) -> dict[str, Headline]:
     """Return of each kind of direction the headline of the highest advantage, or one without."""
-    found: dict[str, Headline] = {}
+    headlines_by_kind: dict[str, Headline] = {}
     for headline in headlines:
-        before = found.setdefault(headline.direction.kind, headline)
+        before = headlines_by_kind.setdefault(headline.direction.kind, headline)
         if headline.worst is None:
             continue
         if before.worst is None or headline.advantage > before.advantage:
-            found[headline.direction.kind] = headline
-    return found
+            headlines_by_kind[headline.direction.kind] = headline
+    return headlines_by_kind

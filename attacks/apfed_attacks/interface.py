@@ -67,7 +67,7 @@ class Guess:
         references: help to read the figures; they use what was released and take no part in the
             advantage.
         decoys: by variant, where each row's release is another row's; the trial adds them unless
-            the attack is not `exchangeable`.
+            the attack is not `is_exchangeable`.
     """
 
     positions: Tensor
@@ -87,7 +87,7 @@ class Attack(Settings, ABC):
         white_box: whether the adversary is told the victim's network.
         told_order: whether it is told whose rows each contribution to a sum is of.
         suite: the options under which it is mounted where nobody names any.
-        keeps: names of what it notes while it is played live (`Played.notes`), and reads after.
+        keeps: names of what it notes in a live run (`Played.collect_notes`), and reads after it.
         needs: arguments of `apfed_attacks.evaluate` that it reads beside h.
 
     Attributes:
@@ -146,7 +146,7 @@ class Attack(Settings, ABC):
         """Attack a view; the result is a function of the view and the seed.
 
         Raises:
-            AttackError: `why_not` has a reason; every subclass's `run` looks at it first.
+            AttackError: `explain_inapplicability` gives a reason; every subclass's `run` checks it.
         """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -222,10 +222,10 @@ class AttackResult:
         labels = self.knowledge.get("labels", 0)
         shadow = self.knowledge.get("shadow_rows", 0)
         counted = ((labels, "labels"), (shadow, "pairs"))
-        known = [f"{count} {what}" for count, what in counted if count] or ["no labels"]
+        known = [f"{count} {noun}" for count, noun in counted if count] or ["no labels"]
         known += [f"{name} {value}" for name, value in self.options.items() if name not in _COUNTED]
-        of = f" on {self.victim}" if self.target == "features" else ""
-        return f"{self.attack} ({', '.join(known)}) by {self.adversary}{of}"
+        victim_note = f" on {self.victim}" if self.target == "features" else ""
+        return f"{self.attack} ({', '.join(known)}) by {self.adversary}{victim_note}"
 
     def as_json(self) -> dict[str, Any]:
         """Return what `json.dumps` takes and `AttackResult` restores."""

@@ -39,20 +39,20 @@ def measure_own(
     """
     choices = tuple(choices)
     chosen = None if any(choice.name == ALL for choice in choices) else expand_choices(choices)
-    found = list[AttackResult]()
+    results = list[AttackResult]()
     if record.held is not None and record.config.method.aligns:
         for (kind, receiver), batches in record.batches_by_receiver.items():
-            found += _attack_batches(record, kind, receiver, batches, chosen, seed)
-    mounted = {one.attack for one in found if one.applicable}
+            results += _attack_batches(record, kind, receiver, batches, chosen, seed)
+    mounted = {result.attack for result in results if result.applicable}
     lacking = dict[str, AttackResult]()
-    for one in found:
-        if one.attack not in mounted:
-            lacking.setdefault(one.attack, one)
+    for result in results:
+        if result.attack not in mounted:
+            lacking.setdefault(result.attack, result)
     for name in ATTACKS if chosen is None else [choice.name for choice in chosen]:
         if name not in mounted and name not in lacking and _may_concern(record, name):
-            why = f"{record.me} let out nothing row by row of which it knows the truth"
-            lacking[name] = _make_inapplicable_result(record, name, "nobody", why, seed)
-    return (*(one for one in found if one.applicable), *lacking.values())
+            reason = f"{record.me} let out nothing row by row of which it knows the truth"
+            lacking[name] = _make_inapplicable_result(record, name, "nobody", reason, seed)
+    return (*(result for result in results if result.applicable), *lacking.values())
 
 
 def _attack_batches(
@@ -63,33 +63,36 @@ def _attack_batches(
     chosen: Sequence[AttackChoice] | None,
     seed: int,
 ) -> Iterator[AttackResult]:
-    who = receiver
+    adversary = receiver
     if kind is Kind.CONTRIBUTION:
-        who = f"{receiver}, told what the others contributed"
-    told = dict[str, str]()
+        adversary = f"{receiver}, told what the others contributed"
+    reasons = dict[str, str]()
     for truth, knows_N in _iter_truths(record, kind):
         h = list(_select_batches(batches, knows_N))
-        given: dict[str, Any] = {"h": h, truth[0]: truth[1][knows_N], "seed": seed}
+        arguments: dict[str, Any] = {"h": h, truth[0]: truth[1][knows_N], "seed": seed}
         if kind is Kind.GRADIENTS:
-            given["gradients"] = h
+            arguments["gradients"] = h
         try:
-            done = evaluate(attacks=chosen, exchanges=_EXCHANGES, **given)
+            evaluation = evaluate(attacks=chosen, exchanges=_EXCHANGES, **arguments)
         except AttackError as error:
-            told |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == truth[0]}
+            reasons |= {name: str(error) for name in ATTACKS if ATTACKS[name].target == truth[0]}
             continue
-        told |= {
-            name: why
-            for name, why in done.lacking.items()
+        reasons |= {
+            name: reason
+            for name, reason in evaluation.lacking.items()
             if ATTACKS[name].target in (truth[0], "membership")
         }
-        for finding in done.findings:
+        for finding in evaluation.findings:
             yield replace(
-                finding.result, adversary=who, victim=record.me, method=record.config.method.name
+                finding.result,
+                adversary=adversary,
+                victim=record.me,
+                method=record.config.method.name,
             )
-    wanted = None if chosen is None else {choice.name for choice in chosen}
-    for name, why in told.items():
-        if wanted is None or name in wanted:
-            yield _make_inapplicable_result(record, name, who, why, seed)
+    chosen_names = None if chosen is None else {choice.name for choice in chosen}
+    for name, reason in reasons.items():
+        if chosen_names is None or name in chosen_names:
+            yield _make_inapplicable_result(record, name, adversary, reason, seed)
 
 
 def _iter_truths(record: OwnRecord, kind: Kind) -> Iterator[tuple[tuple[str, Tensor], Tensor]]:
@@ -131,7 +134,7 @@ def _readers_of(record: OwnRecord, name: str) -> list[Role]:
 
 
 def _make_inapplicable_result(
-    record: OwnRecord, name: str, who: str, why: str, seed: int
+    record: OwnRecord, name: str, adversary: str, reason: str, seed: int
 ) -> AttackResult:
     kind = ATTACKS[name]
     readers = _readers_of(record, name) or list(kind.roles)
@@ -139,11 +142,11 @@ def _make_inapplicable_result(
         attack=name,
         target=kind.target,
         victim=record.me,
-        adversary=who,
+        adversary=adversary,
         role=readers[0],
         behaviour=kind.behaviour,
         method=record.config.method.name,
         applicable=False,
-        reason=why,
+        reason=reason,
         seed=seed,
     )

@@ -43,8 +43,8 @@ class EvaluationProgress:
     seconds_left: float
 
     def __str__(self) -> str:
-        left = f"about {_format_seconds(self.seconds_left)} left"
-        return f"evaluate: {self.done} of {self.total} attacks done, {self.attack}, {left}"
+        remainder = f"about {_format_seconds(self.seconds_left)} left"
+        return f"evaluate: {self.done} of {self.total} attacks done, {self.attack}, {remainder}"
 
 
 OnProgress: TypeAlias = Callable[[EvaluationProgress], None]
@@ -88,8 +88,8 @@ class Pace:
     @property
     def order(self) -> list[int]:
         """The planned attacks as they run: as given, or under a budget the shortest first."""
-        every = list(range(len(self._names)))
-        return every if self._budget is None else sorted(every, key=self._seconds_of)
+        attacks = list(range(len(self._names)))
+        return attacks if self._budget is None else sorted(attacks, key=self._seconds_of)
 
     @contextmanager
     def time_attack(self, attack: int) -> Iterator[Callable[[], None]]:
@@ -110,8 +110,10 @@ class Pace:
                 self._measured[attack] = (time.monotonic() - begin) / passes
                 rest = (self._passes[attack] - passes) * self._measured[attack]
                 if passes < self._passes[attack]:
-                    done = f"after {passes} of {self._passes[attack]} passes the rest needs about"
-                    self._require_time(rest, done)
+                    progress = (
+                        f"after {passes} of {self._passes[attack]} passes the rest needs about"
+                    )
+                    self._require_time(rest, progress)
                 self._report_progress(attack, passes=passes)
 
             yield note_pass
@@ -120,10 +122,10 @@ class Pace:
 
     def report_end(self) -> None:
         """Report that nothing is left."""
-        done = len(self._names)
+        total = len(self._names)
         self._on_progress(
             EvaluationProgress(
-                attack="", done=done, total=done, seconds=self._seconds_spent(), seconds_left=0.0
+                attack="", done=total, total=total, seconds=self._seconds_spent(), seconds_left=0.0
             )
         )
 
@@ -154,25 +156,26 @@ class Pace:
     def _require_time(self, needed: float, what: str) -> None:
         if self._budget is None:
             return
-        left = max(0.0, self._budget - self._seconds_spent())
-        if needed > left:
+        seconds_left = max(0.0, self._budget - self._seconds_spent())
+        if needed > seconds_left:
             raise OutOfTime(
-                f"{what} {needed:.3g} s, and of seconds={self._budget:g} {left:.3g} s are left"
+                f"{what} {needed:.3g} s, and of seconds={self._budget:g} {seconds_left:.3g} s are "
+                "left"
             )
 
     def _report_progress(self, attack: int, *, passes: int) -> None:
         waiting = set(range(len(self._names))) - self._finished - {attack}
-        left = self._seconds_of(attack, passes_done=passes)
-        left += sum(map(self._seconds_of, waiting))
+        seconds_left = self._seconds_of(attack, passes_done=passes)
+        seconds_left += sum(map(self._seconds_of, waiting))
         if self._budget is not None:
-            left = min(left, max(0.0, self._budget - self._seconds_spent()))
+            seconds_left = min(seconds_left, max(0.0, self._budget - self._seconds_spent()))
         self._on_progress(
             EvaluationProgress(
                 attack=self._names[attack],
                 done=len(self._finished),
                 total=len(self._names),
                 seconds=self._seconds_spent(),
-                seconds_left=left,
+                seconds_left=seconds_left,
             )
         )
 

@@ -125,9 +125,11 @@ def reveal_order(recording: Recording) -> dict[int, Tensor]:
     """
     ignorance = Knowledge(classes=len(recording.data.classes))
     view = view_of(recording, [recording.data.active.name], knowledge=ignorance)
-    found = {step: rows_B for epoch in view.epochs for step, rows_B, _ in iter_batches(view, epoch)}
-    asked = (request for epoch in view.envelopes for request in iter_requests(view, epoch))
-    return found | {request.step: request.rows for request in asked}
+    rows_by_step = {
+        step: rows_B for epoch in view.epochs for step, rows_B, _ in iter_batches(view, epoch)
+    }
+    requests = (request for epoch in view.envelopes for request in iter_requests(view, epoch))
+    return rows_by_step | {request.step: request.rows for request in requests}
 
 
 def reveal_public(
@@ -197,7 +199,9 @@ def view_of(
         features=_collect_features(recording, parties),
         labels=_collect_labels(recording, parties),
         held=_find_present_rows(recording, tuple(tables) if active in members else parties),
-        networks={name: copy.deepcopy(of) for name, of in networks.items() if name in members},
+        networks={
+            name: copy.deepcopy(network) for name, network in networks.items() if name in members
+        },
         answers=_build_model_query(recording) if first == "outsider" else None,
         knowledge=knowledge,
         iterations=iterations,
@@ -253,34 +257,34 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
 def _collect_features(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A, ...) features by alignment position of those parties that hold aligned rows."""
     tables = _get_tables(recording)
-    found = {}
+    features = {}
     for name in parties:
         if name in tables and (rows := recording.alignment.get(name)) is not None:
-            found[name] = tables[name].features[rows.clamp(min=0)]
+            features[name] = tables[name].features[rows.clamp(min=0)]
             # A position without a row must not show somebody else's.
-            found[name][rows < 0] = torch.nan
-    return found
+            features[name][rows < 0] = torch.nan
+    return features
 
 
 def _collect_labels(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return (A,) own labels by alignment position of those parties that train on any."""
-    found = {}
+    labels = {}
     for name in parties:
-        own = recording.data.select_party(name)
-        if own is None or own.table.labels is None or name not in recording.alignment:
+        party_data = recording.data.select_party(name)
+        if party_data is None or party_data.table.labels is None or name not in recording.alignment:
             continue
-        labels_N = torch.full_like(own.table.labels, UNLABELLED)
-        labels_N[own.labelled_rows] = own.table.labels[own.labelled_rows]
+        labels_N = torch.full_like(party_data.table.labels, UNLABELLED)
+        labels_N[party_data.labelled_rows] = party_data.table.labels[party_data.labelled_rows]
         rows = recording.alignment[name]
-        found[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
-    return found
+        labels[name] = torch.where(rows < 0, UNLABELLED, labels_N[rows.clamp(min=0)])
+    return labels
 
 
 def _find_present_rows(recording: Recording, parties: Sequence[str]) -> dict[str, Tensor]:
     """Return of whom these parties have a row, (A,) bool; without those that hold everybody."""
     alignment = recording.alignment
-    held = {name: alignment[name] >= 0 for name in parties if name in alignment}
-    return {name: held_A for name, held_A in held.items() if not held_A.all()}
+    is_present = {name: alignment[name] >= 0 for name in parties if name in alignment}
+    return {name: held_A for name, held_A in is_present.items() if not held_A.all()}
 
 
 def _build_model_query(recording: Recording) -> Callable[[Tensor], Tensor] | None:
@@ -333,8 +337,12 @@ def reveal_people(
     data = recording.data
 
     def list_training_rows(tables: Iterable[PartyTable]) -> list[tuple[PartyTable, Tensor]]:
-        found = ((table, data.select_party(table.name)) for table in tables)
-        return [(table, own.train_rows) for table, own in found if own is not None]
+        table_data = ((table, data.select_party(table.name)) for table in tables)
+        return [
+            (table, party_data.train_rows)
+            for table, party_data in table_data
+            if party_data is not None
+        ]
 
     outside = [(data.active, data.test_rows)]
     if strangers == "elsewhere":
@@ -344,19 +352,19 @@ def reveal_people(
     members = _select_rows_with_labels(list_training_rows([_get_tables(recording)[victim]]))
     rest = _select_rows_with_labels(outside)
     there_are = f"{victim} trained on {len(members[0])} people, and there are {len(rest[0])} others"
-    found = _mix_candidates(recording, members, rest, most, seed, f"{there_are} ({strangers})")
-    candidates, _, inside_n = found
+    mixed = _mix_candidates(recording, members, rest, most, seed, f"{there_are} ({strangers})")
+    candidates, _, inside_n = mixed
     return candidates, torch.stack([inside_n, torch.zeros_like(inside_n)], dim=1)
 
 
 def _select_rows_with_labels(parts: Iterable[tuple[PartyTable, Tensor]]) -> list[Tensor]:
     """Return features, labels and numbers of those of these rows of tables with a label."""
-    found = []
+    selected = []
     for table, rows in parts:
         if table.labels is not None:
             rows = rows[table.labels[rows] != UNLABELLED]
-            found.append((table.features[rows], table.labels[rows], rows))
-    whole = [torch.cat(columns) for columns in zip(*found, strict=True)]
+            selected.append((table.features[rows], table.labels[rows], rows))
+    whole = [torch.cat(columns) for columns in zip(*selected, strict=True)]
     return whole or [torch.empty(0, dtype=torch.int64)] * 3
 
 
@@ -415,7 +423,10 @@ def build_local_training(
         weights = [torch.from_numpy(view.weights_FC) for view in views.views]
 
         def score_rows(rows_N: Tensor) -> Tensor:
-            scored = [part @ by for part, by in zip(split_views(rows_N), weights, strict=True)]
+            scored = [
+                part @ weights_FC
+                for part, weights_FC in zip(split_views(rows_N), weights, strict=True)
+            ]
             return torch.stack(scored).mean(dim=0)
 
         return score_rows

@@ -81,9 +81,16 @@ class Recorder:
         """Return `h`, `gradients` (None: of a step that had none) and `steps`, for `evaluate`."""
         if not self._h:
             raise AttackError("nothing was recorded; call step(rows) before each forward pass")
-        found = self._gradients
-        gradients = [found[at].numpy() if at in found else None for at in range(len(self._h))]
-        return {"h": self._h, "gradients": gradients if found else None, "steps": self._steps}
+        gradient_by_step = self._gradients
+        gradients = [
+            gradient_by_step[step].numpy() if step in gradient_by_step else None
+            for step in range(len(self._h))
+        ]
+        return {
+            "h": self._h,
+            "gradients": gradients if gradient_by_step else None,
+            "steps": self._steps,
+        }
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> None:
         """Record the output of a forward pass, as its hook, and the gradient that comes back."""
@@ -94,21 +101,21 @@ class Recorder:
                 raise AttackError("a recorder watches: call step(rows) before each forward pass")
             return
         if not isinstance(output, Tensor) or output.shape[:1] != rows.shape:
-            got = getattr(output, "shape", type(output).__name__)
-            raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {got}")
+            received = getattr(output, "shape", type(output).__name__)
+            raise AttackError(f"step(rows) told of rows {rows.shape}, and the output is {received}")
         self._room -= 4 * output.numel() * (1 + output.requires_grad)
         if self._room < 0:
             warnings.warn("the recorder is full, a step is left out; raise megabytes", stacklevel=2)
             return
-        at = len(self._h)
+        step = len(self._h)
         self._h.append(_copy_to_cpu(output).numpy())
         self._steps.append(rows)
         if output.requires_grad:
-            output.register_hook(lambda gradient: self._add_gradient(at, gradient))
+            output.register_hook(lambda gradient: self._add_gradient(step, gradient))
 
-    def _add_gradient(self, at: int, gradient: Tensor) -> None:
+    def _add_gradient(self, step: int, gradient: Tensor) -> None:
         copy = _copy_to_cpu(gradient)
-        self._gradients[at] = copy + self._gradients[at] if at in self._gradients else copy
+        self._gradients[step] = copy + self._gradients[step] if step in self._gradients else copy
 
 
 def _copy_to_cpu(values: Tensor) -> Tensor:

@@ -64,18 +64,18 @@ def full_suite(names: Iterable[str] = tuple(ATTACKS)) -> tuple[AttackChoice, ...
 
 
 def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
-    """Return the same choices, checked as by `prepare`, with the full suite in place of "all"."""
-    found: list[AttackChoice] = []
+    """Return the choices, checked as by `prepare_attack`, with the full suite in place of "all"."""
+    expanded: list[AttackChoice] = []
     for choice in choices:
         if choice.name == ALL and choice.options:
             raise ConfigError(
                 f"attacks: {ALL} mounts each attack with its usual options and takes none, got "
                 f"{', '.join(choice.options)}; name the attack that they are of beside it"
             )
-        found += full_suite() if choice.name == ALL else [choice]
-    for choice in found:
+        expanded += full_suite() if choice.name == ALL else [choice]
+    for choice in expanded:
         prepare_attack(choice)
-    return tuple(found)
+    return tuple(expanded)
 
 
 def prepare_attack(choice: AttackChoice) -> Attack:
@@ -104,15 +104,15 @@ def run_attacks(
 ) -> tuple[AttackResult, ...]:
     """Return one result for each chosen attack ("all": the full suite) and adversary, in order.
 
-    All options are checked, as by `prepare`, before the first attack starts; see `Trial`.
+    All options are checked, as by `prepare_attack`, before the first attack starts; see `Trial`.
     """
     attacks = [prepare_attack(choice) for choice in expand_choices(choices)]
-    how: Any = {"seed": seed, "device": device, "on_score": on_score}
-    shapes = [of.shape for of in recording.data.tables]
+    settings: Any = {"seed": seed, "device": device, "on_score": on_score}
+    shapes = [table.shape for table in recording.data.tables]
     batch = recording.config.train.batch_size
     with threads_for(recording.config.model, batch, shapes):
         trials = [
-            Trial(attack, recording, parties, victim, **how)
+            Trial(attack, recording, parties, victim, **settings)
             for attack in attacks
             for parties, victim in _iter_pairs(attack, recording)
         ]
@@ -121,8 +121,8 @@ def run_attacks(
 
 def _results_of(trials: Sequence["Trial"]) -> Iterator[AttackResult]:
     """Yield what each trial found, and report how many are done."""
-    for done, trial in enumerate(trials):
-        report_work("attacks", done, len(trials), trial.attack.name)
+    for number, trial in enumerate(trials):
+        report_work("attacks", number, len(trials), trial.attack.name)
         yield trial.compute_result()
     report_work("attacks", len(trials), len(trials))
 
@@ -258,9 +258,9 @@ def compute_guesses(
     """
     # Small fits get slower with more threads, and their sums would differ.
     with _libraries().limit(limits=1), config_context(skip_parameter_validation=True):
-        found = [attack.run(view, seed)] * exchanges
+        guesses = [attack.run(view, seed)] * exchanges
         on_pass()
-        for number, guess in enumerate(found if attack.is_exchangeable else ()):
+        for number, guess in enumerate(guesses if attack.is_exchangeable else ()):
             decoy = exchange_releases(
                 view, derive_seed(seed, "exchange", number) if number else seed
             )
@@ -270,9 +270,9 @@ def compute_guesses(
                 lucky = attack.run(decoy, seed)
             except AttackError:
                 continue  # what the attack found is told, whatever becomes of its decoy
-            found[number] = add_decoys(guess, lucky)
+            guesses[number] = add_decoys(guess, lucky)
             on_pass()
-        return found
+        return guesses
 
 
 def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
@@ -290,17 +290,19 @@ def exchange_releases(view: AdversaryView, seed: int) -> AdversaryView | None:
     pseudo-labels, or of which a sum was opened; and the others, which are test rows; of each,
     people whom the victim holds and those whom it does not. So a decoy speaks of the same rows.
     """
-    observed, answered = list_seen_positions(view)
-    asked = observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+    observed, answered_positions = list_seen_positions(view)
+    asked_positions = (
+        observed[:0] if view.played is None else view.played.notes.get("people", observed[:0])
+    )
     groups = {
-        "asked": asked.unique(),
-        "answered": answered[~torch.isin(answered, asked)],
-        "others": observed[~torch.isin(observed, torch.cat([asked, answered]))],
+        "asked": asked_positions.unique(),
+        "answered": answered_positions[~torch.isin(answered_positions, asked_positions)],
+        "others": observed[~torch.isin(observed, torch.cat([asked_positions, answered_positions]))],
     }
-    every = torch.cat(list(groups.values()))
-    if len(every) < 2:
+    all_positions = torch.cat(list(groups.values()))
+    if len(all_positions) < 2:
         return None
-    stands_for = torch.arange(int(every.max()) + 1)
+    stands_for = torch.arange(int(all_positions.max()) + 1)
     for name, group in groups.items():
         held_N = view.has_rows(view.knowledge.victim, group)
         for part, rows in ((name, group[held_N]), (f"{name}, not held", group[~held_N])):
@@ -330,7 +332,7 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
     common_N = torch.isin(guess.positions, decoy.positions)
     positions = guess.positions[common_N]
     order = decoy.positions.argsort()
-    found = order[torch.searchsorted(decoy.positions[order], positions)]
+    decoy_order = order[torch.searchsorted(decoy.positions[order], positions)]
 
     def select_shared_rows(
         predictions: Mapping[str, Prediction], rows: Tensor
@@ -344,5 +346,5 @@ def add_decoys(guess: Guess, decoy: Guess) -> Guess:
         attacks=select_shared_rows(guess.attacks, common_N),
         baselines=select_shared_rows(guess.baselines, common_N),
         references=select_shared_rows(guess.references, common_N),
-        decoys=select_shared_rows(decoy.attacks, found),
+        decoys=select_shared_rows(decoy.attacks, decoy_order),
     )

@@ -90,9 +90,9 @@ def _structural_similarity(guess_NF: Array, truth_N: Array) -> float | None:
     c2 = (0.03 * span) ** 2
     squares_g = mean_g.pow(2)
     squares_t = mean_t.pow(2)
-    both = mean_g * mean_t
+    mean_product = mean_g * mean_t
     varied = (square_g - squares_g).clamp(min=0.0) + (square_t - squares_t).clamp(min=0.0)
-    alike = (2 * both + c1) * (2 * (product - both) + c2)
+    alike = (2 * mean_product + c1) * (2 * (product - mean_product) + c2)
     return float((alike / ((squares_g + squares_t + c1) * (varied + c2))).flatten(1).mean(1).mean())
 
 
@@ -116,8 +116,8 @@ def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
     surest = surest[: math.ceil(len(labels_N) / 10)]
     precision = float((guessed_N == labels_N)[surest].mean())
     names = (f"recall of class {k}" for k in present)
-    found = dict(zip(names, map(float, recalls), strict=True))
-    return {**found, "precision on the surest decile": precision}
+    recall_by_class = dict(zip(names, map(float, recalls), strict=True))
+    return {**recall_by_class, "precision on the surest decile": precision}
 
 
 def _risk_of_features(guess_NF: Array, truth_N: Array) -> dict[str, float]:
@@ -137,13 +137,13 @@ def _risk_of_membership(scores_n: Array, members_n2: Array) -> dict[str, float]:
     """Return AUC of aligned and of unaligned members, each against all rows that did not train."""
     trained_n, aligned_n = members_n2.T
     groups = {"aligned": trained_n & aligned_n, "unaligned": trained_n & ~aligned_n}
-    found = {}
+    risks = {}
     for name, group_n in groups.items():
         if group_n.any():
             rows_n = group_n | ~trained_n
             area = roc_auc_score(group_n[rows_n], scores_n[rows_n])
-            found[f"auc of {name} members"] = float(area)
-    return found
+            risks[f"auc of {name} members"] = float(area)
+    return risks
 
 
 def _measure_labels(scores_NK: Array, labels_N: Array) -> Figures:
@@ -261,12 +261,12 @@ def score_guess(
     truth_A = _select_truth(attack, view, truth)
     columns = {"features": math.prod(truth_A.shape[1:]), "labels": truth.classes, "membership": 1}
     _check_guess(attack, guess, known, columns[attack.target])
-    asked = {
+    scorable = {
         "features": truth.trained,
         "labels": truth.positions_with_labels,
         "membership": guess.positions,
     }
-    scored_N = torch.isin(guess.positions, asked[attack.target]).numpy()
+    scored_N = torch.isin(guess.positions, scorable[attack.target]).numpy()
     if not scored_N.any():
         raise AttackError(
             f"{attack.name} guesses no row that trained"
@@ -282,7 +282,7 @@ def score_guess(
         {name: dict(scale.measure(scale_values(item), actual)) for name, item in items.items()}
         for items in (guess.attacks, guess.baselines, guess.decoys, guess.references)
     )
-    without = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
+    uninformed = {**baselines, **{f"{name}{DECOY}": figures for name, figures in decoys.items()}}
     decoy_guesses = {f"{name}{DECOY}": item for name, item in guess.decoys.items()}
     held_out = {
         name: item.held_out
@@ -293,7 +293,7 @@ def score_guess(
         held_out = {}  # baselines alone have been held against known rows
     # Whoever saw releases may ignore them. Of equals the attack is named, not the baseline.
     variant, best = _choose_variant({**attacks, **baselines}, held_out, scale.metric)
-    baseline, floor = _choose_variant(without, held_out, scale.metric)
+    baseline, floor = _choose_variant(uninformed, held_out, scale.metric)
     chosen = scale_values({**guess.baselines, **guess.attacks}[variant])
     return AttackResult(
         **_list_common_fields(attack, view, seed, scored=len(actual)),
@@ -303,7 +303,7 @@ def score_guess(
         score={**baselines, **attacks}[variant],
         variants=attacks,
         baseline=baseline,
-        baselines=without,
+        baselines=uninformed,
         references=references,
         advantage=best - floor,
         risk=scale.risk(chosen, actual),
@@ -341,7 +341,7 @@ def _list_common_fields(
             "architecture": knowledge.architecture is not None,
             "encoder": knowledge.encoder is not None,
             "public_rows": max(map(len, knowledge.public.values()), default=0),
-            "own_features": sum(own[0].numel() for own in view.features.values()),
+            "own_features": sum(features[0].numel() for features in view.features.values()),
             "epochs": len(view.epochs),
             "iterations": view.iterations,
         },
@@ -361,8 +361,8 @@ def _check_guess(attack: Attack, guess: Guess, known: Tensor, columns: int) -> N
     if not guess.attacks or not guess.baselines:
         raise AttackError(f"{attack.name} must give at least one attack and one baseline")
     expected = (len(guess.positions), columns)
-    every = (guess.attacks, guess.baselines, guess.references, guess.decoys)
-    for name, item in (pair for items in every for pair in items.items()):
+    prediction_sets = (guess.attacks, guess.baselines, guess.references, guess.decoys)
+    for name, item in (pair for items in prediction_sets for pair in items.items()):
         if item.values.shape != expected:
             raise AttackError(
                 f"{attack.name}, {name}: expected values of shape {expected}, "
@@ -393,14 +393,14 @@ def _choose_variant(
     """Return the name and figure of what predicts known rows best that it was not fitted to; of
     the highest `metric` where no attack holds out any.
     """
-    judged = {
+    validated = {
         name: held_out[name]
         for name, measured in figures.items()
         if math.isfinite(held_out.get(name, math.nan)) and measured[metric] is not None
     }
-    if not judged:
+    if not validated:
         return _find_best(figures, metric)
-    name = max(judged, key=judged.__getitem__)
+    name = max(validated, key=validated.__getitem__)
     figure = figures[name][metric]
     assert figure is not None
     return name, figure

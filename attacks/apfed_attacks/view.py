@@ -92,8 +92,8 @@ def _move_floats(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device) if values.is_floating_point() else values
 
 
-def _move_all_floats(named: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
-    return {name: _move_floats(values, device) for name, values in named.items()}
+def _move_all_floats(tensors: Mapping[Any, Tensor], device: torch.device) -> dict[Any, Tensor]:
+    return {name: _move_floats(values, device) for name, values in tensors.items()}
 
 
 class AttackError(ApfedError):
@@ -163,11 +163,12 @@ class Knowledge:
     order: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
 
     def to(self, device: torch.device) -> Self:
-        asked = self.candidates
+        candidates = self.candidates
         return replace(
             self,
             shadow=replace(self.shadow, values=_move_floats(self.shadow.values, device)),
-            candidates=asked and replace(asked, features=_move_floats(asked.features, device)),
+            candidates=candidates
+            and replace(candidates, features=_move_floats(candidates.features, device)),
             public=_move_all_floats(self.public, device),
         )
 
@@ -386,8 +387,10 @@ def collect_representations(view: AdversaryView, epoch: int, sender: str | None 
         AttackError: it holds none, as in the functions below.
         RemoteProtocolError: a payload that is not rows and representations.
     """
-    found = [(message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)]
-    return _stack_latest(view, "representations", epoch, found)
+    releases = [
+        (message.sender, rows, h) for message, rows, h in _iter_releases(view, epoch, sender)
+    ]
+    return _stack_latest(view, "representations", epoch, releases)
 
 
 def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
@@ -396,7 +399,7 @@ def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
     A gradient's rows are those of the representations that it answers or, where these went into a
     sum, of the request for them.
     """
-    found = [
+    gradients = [
         (
             message.receiver,
             rows_B,
@@ -404,7 +407,7 @@ def collect_gradients(view: AdversaryView, epoch: int) -> Observed:
         )
         for message, rows_B in _match_gradients(view, epoch)
     ]
-    return _stack_latest(view, "gradients", epoch, found)
+    return _stack_latest(view, "gradients", epoch, gradients)
 
 
 def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope, Tensor]]:
@@ -416,8 +419,8 @@ def _match_gradients(view: AdversaryView, epoch: int) -> Iterator[tuple[Envelope
     }
     rows |= {(sent.sender, sent.step): rows_B for sent, rows_B, _ in _iter_releases(view, epoch)}
     for message in returned:
-        if (answered := rows.get((message.receiver, message.step))) is not None:
-            yield message, answered
+        if (rows_B := rows.get((message.receiver, message.step))) is not None:
+            yield message, rows_B
 
 
 def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -425,10 +428,10 @@ def iter_batches(view: AdversaryView, epoch: int) -> Iterator[tuple[int, Tensor,
 
     What one sender sends to several receivers in a step is the same.
     """
-    seen = set()
+    steps_seen = set()
     for message, rows_B, h_BD in _iter_releases(view, epoch):
-        if message.step not in seen:
-            seen.add(message.step)
+        if message.step not in steps_seen:
+            steps_seen.add(message.step)
             yield message.step, rows_B, h_BD
 
 
@@ -460,32 +463,32 @@ def combine_epochs(
     also the "mean", in which noise averages out that is fresh in each; not of two, which is what a
     transcript usually keeps: between them the network learnt, so that their mean is neither.
     """
-    seen = [read(view, epoch) for epoch in epochs]
-    if not seen:
+    observed = [read(view, epoch) for epoch in epochs]
+    if not observed:
         raise AttackError("no representation was recorded")
-    positions = torch.cat([epoch.positions for epoch in seen]).unique()
-    rows = [torch.searchsorted(positions, epoch.positions) for epoch in seen]
-    last_ND = seen[0].z.new_zeros(len(positions), seen[0].z.shape[1])
+    positions = torch.cat([epoch.positions for epoch in observed]).unique()
+    rows = [torch.searchsorted(positions, epoch.positions) for epoch in observed]
+    last_ND = observed[0].z.new_zeros(len(positions), observed[0].z.shape[1])
     first_ND = last_ND.clone()
     total_ND = torch.zeros_like(last_ND, dtype=torch.float64)
     count_N1 = torch.zeros_like(total_ND[:, :1])
-    for rows_M, epoch in zip(rows, seen, strict=True):
+    for rows_M, epoch in zip(rows, observed, strict=True):
         last_ND[rows_M] = epoch.z
         total_ND[rows_M] += epoch.z.double()
         count_N1[rows_M] += 1
-    for rows_M, epoch in zip(reversed(rows), reversed(seen), strict=True):
+    for rows_M, epoch in zip(reversed(rows), reversed(observed), strict=True):
         first_ND[rows_M] = epoch.z
-    found = {"first": first_ND, "last": last_ND}
-    if len(seen) > len(found):
-        found["mean"] = total_ND / count_N1
-    return {name: Observed(positions, z_ND) for name, z_ND in found.items()}
+    z_by_name = {"first": first_ND, "last": last_ND}
+    if len(observed) > len(z_by_name):
+        z_by_name["mean"] = total_ND / count_N1
+    return {name: Observed(positions, z_ND) for name, z_ND in z_by_name.items()}
 
 
 def collect_releases(view: AdversaryView, sender: str | None = None) -> dict[str, Observed]:
     """Return the last representation of each position as "h" and, of many epochs, "mean h"."""
-    found = combine_epochs(partial(collect_representations, sender=sender), view, view.epochs)
+    combined = combine_epochs(partial(collect_representations, sender=sender), view, view.epochs)
     names = {"h": "last", "mean h": "mean"}
-    return {name: found[which] for name, which in names.items() if which in found}
+    return {name: combined[source] for name, source in names.items() if source in combined}
 
 
 def iter_requests(view: AdversaryView, epoch: int) -> Iterator[Request]:
@@ -515,18 +518,24 @@ def list_seen_positions(view: AdversaryView) -> tuple[Tensor, Tensor]:
     Of the latter a gradient or pseudo-labels came besides, or something of them was opened.
     """
     requested = [request for epoch in view.envelopes for request in iter_requests(view, epoch)]
-    answered = [item.rows for item in requested if item.z is not None or item.step in view.opened]
-    answered += [rows_B for epoch in view.envelopes for _, rows_B in _match_gradients(view, epoch)]
-    answered += [view.attribute_positions(rows_B) for rows_B in view.knowledge.order.values()]
+    answered_rows = [
+        item.rows for item in requested if item.z is not None or item.step in view.opened
+    ]
+    answered_rows += [
+        rows_B for epoch in view.envelopes for _, rows_B in _match_gradients(view, epoch)
+    ]
+    answered_rows += [view.attribute_positions(rows_B) for rows_B in view.knowledge.order.values()]
     voted = [] if (ballot := find_vote_request(view)) is None else [ballot.rows]
     observed = [list_released_positions(view), *(request.rows for request in requested), *voted]
-    return _every_position(observed), _every_position(answered)
+    return _every_position(observed), _every_position(answered_rows)
 
 
 def collect_pseudo_labels(view: AdversaryView, epoch: int) -> Observed:
     """Return the pseudo-labels that the active sent in `epoch`, the last of each position."""
     sent = [
-        ("", asked.rows, asked.z) for asked in iter_requests(view, epoch) if asked.z is not None
+        ("", request.rows, request.z)
+        for request in iter_requests(view, epoch)
+        if request.z is not None
     ]
     return _stack_latest(view, "pseudo-labels", epoch, sent)
 
@@ -551,10 +560,12 @@ def collect_opened_sums(view: AdversaryView, epoch: int) -> Observed:
     """Return what the active opened of each position that it asked about in `epoch`."""
     if view.description.opens == "projections":  # of everybody, in one question without positions
         told_ND = view.opened[min(view.opened)]
-        everybody = view.attribute_positions(torch.arange(len(told_ND)))
-        return _stack_latest(view, "sums", epoch, [("", everybody, told_ND)])
+        all_positions = view.attribute_positions(torch.arange(len(told_ND)))
+        return _stack_latest(view, "sums", epoch, [("", all_positions, told_ND)])
     rows = {
-        asked.step: asked.rows for asked in iter_requests(view, epoch) if asked.step in view.opened
+        request.step: request.rows
+        for request in iter_requests(view, epoch)
+        if request.step in view.opened
     }
     sums = [("", rows_B, view.opened[step]) for step, rows_B in rows.items()]
     return _stack_latest(view, "sums", epoch, sums)
@@ -566,8 +577,8 @@ def find_vote_request(view: AdversaryView) -> VoteRequest | None:
     message = next(view.iter_messages(Kind.LABELS if is_shown else Kind.ENCRYPTED_LABELS), None)
     if message is None:
         return None
-    shown = {"labels": _ROWS} if is_shown else {}
-    expected = {"rows": _ROWS, "labelled": _ROWS, **shown}
+    label_form = {"labels": _ROWS} if is_shown else {}
+    expected = {"rows": _ROWS, "labelled": _ROWS, **label_form}
     payload = message.payload if is_shown else _ballot_beside_ciphertexts(message)
     tensors, _ = unpack_tensors(payload, expected, sender=message.sender)
     return VoteRequest(tensors["rows"], tensors["rows"][tensors["labelled"]], tensors.get("labels"))
@@ -593,14 +604,14 @@ def collect_votes(view: AdversaryView) -> dict[str, Observed]:
     if view.description.opens == "sum of votes":
         opened = view.opened
         return {"sum": Observed(positions, opened[min(opened)][order])} if opened else {}
-    found: dict[str, Observed] = {}
+    answers_by_passive: dict[str, Observed] = {}
     for message in view.iter_messages(Kind.VOTES):
         expected = {"votes": TensorSpec(torch.int16, (len(positions),))}
         tensors, _ = unpack_tensors(message.payload, expected, sender=message.sender)
         answer_UK = nn.functional.one_hot(tensors["votes"].long(), view.knowledge.classes)
         answer = Observed(positions, answer_UK.double().to(view.device)[order])
-        found.setdefault(message.sender, answer)
-    return found
+        answers_by_passive.setdefault(message.sender, answer)
+    return answers_by_passive
 
 
 def _iter_releases(
@@ -652,8 +663,8 @@ def _stack_latest(
     if not of_party:
         raise AttackError(f"{view.name} holds no {what} of epoch {epoch}")
     blocks = []
-    for _, its in sorted(of_party.items()):
-        rows, z_ND = (torch.cat(parts) for parts in zip(*its, strict=True))
+    for _, batches_of_party in sorted(of_party.items()):
+        rows, z_ND = (torch.cat(parts) for parts in zip(*batches_of_party, strict=True))
         # np.unique returns the first occurrence, so the order is reversed to keep the last.
         positions, first = np.unique(rows.flip(0).numpy(), return_index=True)
         blocks.append(Observed(torch.from_numpy(positions), z_ND.flip(0)[torch.from_numpy(first)]))

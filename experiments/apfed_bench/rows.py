@@ -21,7 +21,7 @@ from apfed_protocols.crypten import load_crypten
 from apfed_protocols.errors import LocalProtocolError
 
 Row: TypeAlias = dict[str, Any]
-"""One line of a bench, see `row`."""
+"""One line of a bench, see `make_row`."""
 
 
 def make_row(
@@ -142,7 +142,7 @@ def run_script(
 def median_ratio(ours: list[float], theirs: list[float]) -> float:
     """Return the median over the repetitions of ours / theirs, turn by turn.
 
-    Raises as `quotient`.
+    Raises as `divide_seconds`.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True) if a and b]
     return statistics.median(ratios) if ratios else divide_seconds(0.0, 0.0)

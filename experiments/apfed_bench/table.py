@@ -3,7 +3,7 @@
 A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder:
 a case that fails is a row with the reason, as one whose peer is missing, and ends no other.
 docs/performance.md shows what such a folder holds: `python docs/site_pages.py` puts there what
-`block` makes of each file.
+`format_bench` makes of each file.
 """
 
 import json

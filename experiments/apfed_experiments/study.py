@@ -477,7 +477,7 @@ class Results:
     """A row of `table` for each figure of each run, seed by seed, and runs that are not in it.
 
     Columns: point and seed; those of `figures_of`; epsilon_x, epsilon_y, releases and wire_bytes of
-    the run; shared: see `shared_share`.
+    the run; shared: see `estimate_seed_correlation`.
     """
 
     table: pd.DataFrame

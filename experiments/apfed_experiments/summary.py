@@ -36,10 +36,10 @@ def estimate_seed_correlation(data: DataSettings | None, *, train: int, test: in
 def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     """Return how far two seeds' figures vary together by the people who test both of them.
 
-    Each series tells by person how much the figure of one seed is moved by that test row
-    (`secure_apfed.intervals.influence`). A figure varies by their mean; so two covary by the
-    products of whom they share, summed, over both numbers of rows. The mean over all pairs of
-    seeds, not below 0.
+    Each series gives by person how much that test row moves the figure of one seed
+    (`secure_apfed.intervals.compute_influence`). A figure varies by their mean; so two covary by
+    the products of whom they share, summed, over both numbers of rows. The result is the mean over
+    all pairs of seeds, not below 0.
     """
     seeds = len(influences)
     influence_PJ = (
@@ -65,11 +65,11 @@ class Interval:
     ) -> "Interval":
         """Return the interval of seeds' figures that covary by `common`, or correlate by `shared`.
 
-        The variance of a mean of J figures is 1 / J of that which they show, and their covariance
-        (`covariance`). Where nobody told how rows move them: 1 / J + rho / (1 - rho) of it, the
-        corrected resampled t interval (Nadeau and Bengio 2003), which is wide where most of the
-        spread comes of few labelled rows; Student's at 0. Values are paired differences, where runs
-        are compared. tests/experiments/test_coverage.py counts how often each holds the true gain.
+        The variance of a mean of J figures is 1 / J of their sample variance, plus their covariance
+        (`estimate_covariance`). Where no influences are given it is 1 / J + rho / (1 - rho) of the
+        sample variance: the corrected resampled t interval (Nadeau and Bengio 2003), which is wide
+        where most of the spread comes from few labelled rows; Student's at 0. Values are paired
+        differences where runs are compared. tests/experiments/test_coverage.py counts how often each holds the true gain.
         """
         mean = float(np.mean(values))
         if len(values) < 2:
@@ -197,7 +197,7 @@ class Gain:
         solo, reached: means, of it and of the run; over_chosen: the gain over it.
         hindsight: the baseline with the best mean on the test rows, which nobody could choose;
             over_hindsight: the gain over that one, never above the other by its mean.
-        shared: of the intervals; see `shared_share`.
+        shared: of the intervals; see `estimate_seed_correlation`.
         control: mean of the same run without help, where one was made; over_control: the gain over
             it, which is what others' messages were worth.
         mean: what the mean of the local models reaches, where it was measured; over_mean: the gain

@@ -320,7 +320,7 @@ class SvdDealer(_SvdRole):
 
 
 class SvdOwner(_SvdRole):
-    """An owner's end: `take` what was dealt, then `mask` its table."""
+    """An owner's end: `take_masks`, then `mask_table`."""
 
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
         super().__init__(agreement, me)
@@ -419,7 +419,7 @@ class SvdServer(_SvdRole):
 
 
 class SvdReceiver(SvdOwner):
-    """The active's end: an owner's, and then `open`."""
+    """The active's end: an owner's, and then `open_vectors`."""
 
     def __init__(self, agreement: SvdAgreement) -> None:
         super().__init__(agreement, agreement.receiver)

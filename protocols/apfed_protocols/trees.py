@@ -174,7 +174,7 @@ def _add_leaves(node: Any, path: str, leaves: list[_Leaf], depth: int) -> Any:
 
 
 def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
-    """Rebuild the same structure with other leaves, taken in the order of `_walk`."""
+    """Rebuild the same structure with other leaves, taken in the order of `_add_leaves`."""
     if isinstance(node, Mapping):
         children = {key: rebuild_tree(node[key], leaves) for key in sorted(node, key=repr)}
         if type(node) is dict:

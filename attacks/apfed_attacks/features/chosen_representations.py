@@ -73,8 +73,8 @@ class ChosenRepresentations(ActiveAttack):
         else:
             opened = list(seat.request_sum(people_N.repeat(2), torch.cat(sent)).double().chunk(2))
         batch = self.rows_at_once(seat) if seat.protected else len(people_N) * 2
-        kept = {"sent": torch.stack(sent), "opened": torch.stack(opened)}
-        return {"people": people_N, **kept, "batch": torch.tensor(batch)}
+        exchanged = {"sent": torch.stack(sent), "opened": torch.stack(opened)}
+        return {"people": people_N, **exchanged, "batch": torch.tensor(batch)}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         people_N, z_ND = self.recover_representations(view)
@@ -92,23 +92,23 @@ class ChosenRepresentations(ActiveAttack):
         contributors = list(view.agreed.values())
         people_N = notes["people"]
         size = int(notes["batch"])
-        found = []
+        recovered = []
         together = size > len(people_N)
-        for at in torch.arange(len(people_N)).split(min(size, len(people_N))):
-            sent = notes["sent"][:, at]
-            opened = notes["opened"][:, at]
+        for batch in torch.arange(len(people_N)).split(min(size, len(people_N))):
+            sent = notes["sent"][:, batch]
+            opened = notes["opened"][:, batch]
             differences_BD = _compute_differences(sent, opened, contributors)
             if len(contributors) > 1 or self.decoys:
-                found.append(differences_BD)
+                recovered.append(differences_BD)
                 continue
             if together:
-                twice = torch.arange(len(at)).repeat(2)
+                twice = torch.arange(len(batch)).repeat(2)
                 questions = [Question.from_batch(sent.flatten(0, 1), opened.flatten(0, 1), twice)]
             else:
                 questions = [Question.from_batch(h, g) for h, g in zip(sent, opened, strict=True)]
             start = _shift_to_sphere(differences_BD)
-            found.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
-        return people_N, torch.cat(found)
+            recovered.append(explain_sums(questions, contributors, view.iterations, start_ND=start))
+        return people_N, torch.cat(recovered)
 
 
 def _compute_differences(sent: Tensor, opened: Tensor, contributors: list[AgreedTerms]) -> Tensor:
@@ -136,5 +136,5 @@ def _shift_to_sphere(differences_BD: Tensor) -> Tensor:
     system = torch.cat([2 * differences_BD, ones_B1], dim=1)
     right = -differences_BD.square().sum(dim=1, keepdim=True)
     # The one driver for systems of any rank is the CPU's.
-    found: Tensor = torch.linalg.lstsq(system.cpu(), right.cpu(), driver="gelsd").solution
-    return differences_BD + found[:-1, 0].to(differences_BD.device)
+    solution: Tensor = torch.linalg.lstsq(system.cpu(), right.cpu(), driver="gelsd").solution
+    return differences_BD + solution[:-1, 0].to(differences_BD.device)

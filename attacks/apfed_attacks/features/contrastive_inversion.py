@@ -56,7 +56,8 @@ class ContrastiveInversion(FeatureAttack):
         sums, recovered = self._invert_sums(view)
         positions = self.choose_rows(view, sums.positions, seed)
         z_ND, sum_ND = (
-            self.scale_columns(each.select_positions(positions), seed) for each in (recovered, sums)
+            self.scale_columns(observed.select_positions(positions), seed)
+            for observed in (recovered, sums)
         )
         x_NF = self.scale_own_columns(view, positions, seed)
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
@@ -70,22 +71,22 @@ class ContrastiveInversion(FeatureAttack):
     def _invert_sums(self, view: AdversaryView) -> tuple[Observed, Observed]:
         """Return sums and recovered representations of the last epoch that has any gradient."""
         contributors = list(view.agreed.values())
-        asked = list[tuple[Tensor, Question]]()
+        pairs = list[tuple[Tensor, Question]]()
         for epoch in reversed(view.epochs):
             for step, rows_B, h_BD in list_opened_batches(view, epoch):
                 # Rows that the victim does not hold took no part in its loss.
                 held_B = view.has_rows(view.knowledge.victim, rows_B)
                 question = Question.from_batch(h_BD[held_B], view.opened[step][held_B])
                 if held_B.sum() >= _SMALLEST_BATCH and question.sum.any():
-                    asked.append((rows_B[held_B], question))
-            if asked:
+                    pairs.append((rows_B[held_B], question))
+            if pairs:
                 break
         else:
             raise AttackError(
                 f"every sum that {view.name} opened is zero everywhere for people whom "
                 f"{view.knowledge.victim} holds; there is no gradient to invert"
             )
-        rows, questions = zip(*asked, strict=True)
+        rows, questions = zip(*pairs, strict=True)
         iterations = view.iterations
         recovered = [explain_sums([question], contributors, iterations) for question in questions]
         positions, order = torch.cat(rows).sort()

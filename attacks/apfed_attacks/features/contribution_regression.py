@@ -48,7 +48,9 @@ class ContributionRegression(FeatureAttack):
         if view.description.opens not in _ROW_BY_ROW:
             return f"{view.description}: nothing is summed row by row through the aggregator"
         victim = view.knowledge.victim or ""
-        sent = [one for one in view.iter_messages(Kind.CONTRIBUTION) if one.sender == victim]
+        sent = [
+            message for message in view.iter_messages(Kind.CONTRIBUTION) if message.sender == victim
+        ]
         if not sent:
             if not any(view.iter_messages(Kind.CONTRIBUTION)):
                 return "the transcript kept no contribution; set transcript.keep to all"

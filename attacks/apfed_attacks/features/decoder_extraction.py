@@ -69,9 +69,13 @@ class DecoderExtraction(ActiveAttack):
         size = len(point_D)
         count = len(people_N)
         at_point_ND = point_D.expand(count, size)
-        asked = torch.cat([at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()])
+        questions_ND = torch.cat(
+            [at_point_ND, torch.zeros_like(at_point_ND), torch.eye(size).double()]
+        )
         rows = torch.cat([people_N, people_N, people_N[:1].expand(size)])
-        opened, zero, axes = seat.request_sum(rows, asked).double().split([count, count, size])
+        opened, zero, axes = (
+            seat.request_sum(rows, questions_ND).double().split([count, count, size])
+        )
         return {
             "people": people_N,
             "sent": at_point_ND,
@@ -106,8 +110,8 @@ def _undo_rotation(zero_ND: Tensor, gram_DD: Tensor) -> Tensor:
     Divided by sqrt(c), which the caller's pairs fix.
     """
     values_D, vectors_DD = torch.linalg.eigh((gram_DD + gram_DD.T) / 2)
-    kept = values_D > _RANK * values_D[-1]
-    inverse = vectors_DD[:, kept] / values_D[kept].sqrt()
+    is_kept = values_D > _RANK * values_D[-1]
+    inverse = vectors_DD[:, is_kept] / values_D[is_kept].sqrt()
     turned_NR: Tensor = zero_ND @ inverse
     return turned_NR
 
@@ -121,13 +125,18 @@ def _align_procrustes(regress: Regression, turned_NR: FloatArray) -> FloatArray:
     known = turned_NR[regress.shadow]
     middle = known.mean(axis=0)
     centre = regress.pairs.mean(axis=0)
-    left, sizes, right = np.linalg.svd(
+    left_vectors, sizes, right_vectors = np.linalg.svd(
         (known - middle).T @ (regress.pairs - centre), full_matrices=False
     )
-    kept = sizes > _RANK * sizes[0]
-    turn_RF = left[:, kept] @ right[kept] * sizes.sum() / np.square(known - middle).sum()
-    found: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
-    return found
+    is_kept = sizes > _RANK * sizes[0]
+    turn_RF = (
+        left_vectors[:, is_kept]
+        @ right_vectors[is_kept]
+        * sizes.sum()
+        / np.square(known - middle).sum()
+    )
+    guess_UF: FloatArray = (turned_NR[~regress.shadow] - middle) @ turn_RF + centre
+    return guess_UF
 
 
 def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
@@ -136,5 +145,5 @@ def _fit_affine(regress: Regression, values_NF: FloatArray) -> FloatArray:
     middle = known.mean(axis=0)
     centre = regress.pairs.mean(axis=0)
     weights = np.linalg.pinv(known - middle, rcond=_RANK) @ (regress.pairs - centre)
-    found: FloatArray = (values_NF[~regress.shadow] - middle) @ weights + centre
-    return found
+    guess_UF: FloatArray = (values_NF[~regress.shadow] - middle) @ weights + centre
+    return guess_UF

@@ -102,13 +102,13 @@ def average_rests(view: AdversaryView, form: Form) -> tuple[Observed, Observed]:
     Both (N, D). Every epoch is fitted by itself, since passives train in between. Rows that the
     victim does not hold took no part in its loss, and are left out.
     """
-    both = average_rows(_explain_epochs(view, form))
-    if both is None:
+    averages = average_rows(_explain_epochs(view, form))
+    if averages is None:
         raise AttackError(
             f"{view.name} opened no sum of gradients of people whom {view.knowledge.victim} holds"
         )
-    sent_ND, rest_ND = both.z.chunk(2, dim=1)
-    return Observed(both.positions, sent_ND), Observed(both.positions, rest_ND)
+    sent_ND, rest_ND = averages.z.chunk(2, dim=1)
+    return Observed(averages.positions, sent_ND), Observed(averages.positions, rest_ND)
 
 
 def _explain_epochs(view: AdversaryView, form: Form) -> Iterator[tuple[Tensor, Tensor]]:
@@ -153,13 +153,13 @@ def compute_residuals(sums_ND: Tensor, sent_ND: Tensor) -> Tensor:
     left_NR = left_NR[:, kept_R]
     shares_R = (sizes_R[kept_R] / sizes_R[0].clamp(min=1e-300)).square()
     along_RD = left_NR.T @ centred_ND
-    least = centred_ND
+    smallest_ND = centred_ND
     for strength in _STRENGTHS:
         filter_R = shares_R / (shares_R + strength)
         own_N1 = 1 / len(sums_ND) + left_NR.square() @ filter_R[:, None]
         if own_N1.max() > _MOST_OWN:
             continue
         rest_ND = (centred_ND - left_NR @ (filter_R[:, None] * along_RD)) / (1 - own_N1)
-        if rest_ND.square().mean() < least.square().mean():
-            least = rest_ND
-    return least
+        if rest_ND.square().mean() < smallest_ND.square().mean():
+            smallest_ND = rest_ND
+    return smallest_ND

@@ -87,18 +87,18 @@ class HijackAttack(AnsweringAttack):
     ) -> "Hijack":
         assert knowledge.victim is not None
         outsiders = knowledge.public[knowledge.victim].float()
-        own = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
+        own_rows = [rows for name, rows in knowledge.public.items() if name != knowledge.victim]
         known_PF = outsiders.new_empty(len(outsiders), 0)
-        if own and self.conditioned:
-            known_PF = _as_own_columns(own[0], own_AF.flatten(1).shape[1])
+        if own_rows and self.conditioned:
+            known_PF = _as_own_columns(own_rows[0], own_AF.flatten(1).shape[1])
         return Hijack(self, terms.shape, outsiders, own_AF, known_PF, derive_seed(seed, self.name))
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)
         victim = view.knowledge.victim
         assert victim is not None
-        seen = collect_releases(view, victim)
-        positions = seen["h"].positions
+        releases = collect_releases(view, victim)
+        positions = releases["h"].positions
         outsiders = view.knowledge.public[victim].float()
         space = Space(self, tuple(notes["shape"].tolist()), outsiders)
         space.decoder.load_state_dict({key: notes[key] for key in space.decoder.state_dict()})
@@ -106,15 +106,15 @@ class HijackAttack(AnsweringAttack):
             f"decoded {name}": Prediction(
                 _to_float64(space.decode_rows(observed.select_positions(positions).float()))
             )
-            for name, observed in seen.items()
+            for name, observed in releases.items()
         }
         public_PF = _to_float64(outsiders.flatten(1))
         mean_NF = np.tile(public_PF.mean(axis=0), (len(positions), 1))
         baselines = {"mean of the outsiders": Prediction(mean_NF)}
-        own = view.knowledge.public.get(view.parties[0])
-        if own is not None:
+        own_rows = view.knowledge.public.get(view.parties[0])
+        if own_rows is not None:
             own_NC = _to_float64(own_columns(view, positions))
-            own_PC = _to_float64(_as_own_columns(own, own_NC.shape[1]))
+            own_PC = _to_float64(_as_own_columns(own_rows, own_NC.shape[1]))
             baselines["ridge on x"] = predict_by_ridge(own_PC, public_PF, own_NC)
         return Guess(positions=positions, attacks=attacks, baselines=baselines)
 
@@ -246,8 +246,8 @@ class Hijack:
         with seed_draws(self._seed, step):
             for _ in range(self._attack.rounds):
                 outsiders_B = torch.randint(len(self._target_PD), (len(theirs_BD),))
-                mine = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
-                mine_BD = torch.cat(mine, dim=1)
+                outsider_parts = self._target_PD[outsiders_B], self._own_PF[outsiders_B]
+                mine_BD = torch.cat(outsider_parts, dim=1)
                 loss = F.softplus(-self._judge(mine_BD)).mean()
                 loss = loss + F.softplus(self._judge(theirs_BD)).mean()
                 penalty = slope_penalty(self._judge, theirs_BD, mine_BD)

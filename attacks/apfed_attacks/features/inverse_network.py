@@ -23,7 +23,9 @@ class InverseNetwork(FeatureAttack):
     roles = ("passive", "active")
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = collect_releases(view, view.knowledge.victim)
-        positions = self.choose_rows(view, seen["h"].positions, seed)
-        columns = {name: observed.select_positions(positions) for name, observed in seen.items()}
+        releases = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, releases["h"].positions, seed)
+        columns = {
+            name: observed.select_positions(positions) for name, observed in releases.items()
+        }
         return guess_features(self, view, positions, columns, seed)

@@ -59,18 +59,18 @@ class Isolation(ActiveAttack):
         sent_BD = length * (noise_BD / noise_BD.norm(dim=1, keepdim=True))
         others = [name for name in seat.passives if name != knowledge.victim]
         if self.way == "weight":
-            found = seat.request_sum(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
+            isolated = seat.request_sum(rows_B, sent_BD, weights=dict.fromkeys(others, 0.0))
         elif self.way == "unequal":
             far_BD = sent_BD / length * self.far
-            found = seat.request_sum(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
+            isolated = seat.request_sum(rows_B, sent_BD, instead=dict.fromkeys(others, far_BD))
         elif self.way == "subset":
-            found = seat.request_sum(rows_B, sent_BD)
-            found = found - seat.request_sum(rows_B, sent_BD, participants=others)
+            isolated = seat.request_sum(rows_B, sent_BD)
+            isolated = isolated - seat.request_sum(rows_B, sent_BD, participants=others)
         else:
-            found = seat.request_sum(rows_B, sent_BD)
+            isolated = seat.request_sum(rows_B, sent_BD)
             for name in others[: self.colluding]:
-                found = found - seat.get_contribution(name)
-        return {"people": rows_B, "isolated": found.double()}
+                isolated = isolated - seat.get_contribution(name)
+        return {"people": rows_B, "isolated": isolated.double()}
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         notes = notes_of(self, view)

@@ -55,11 +55,17 @@ class SumRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = {epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)}
-        last = max(seen)
-        positions = self.choose_rows(view, seen[last].positions, seed)
-        whole = [at for at, of in seen.items() if torch.isin(positions, of.positions).all()]
-        read = {epoch: seen[epoch].select_positions(positions) for epoch in whole}
+        sums_by_epoch = {
+            epoch: collect_opened_sums(view, epoch) for epoch in list_opened_epochs(view)
+        }
+        last = max(sums_by_epoch)
+        positions = self.choose_rows(view, sums_by_epoch[last].positions, seed)
+        complete = [
+            epoch
+            for epoch, sums in sums_by_epoch.items()
+            if torch.isin(positions, sums.positions).all()
+        ]
+        read = {epoch: sums_by_epoch[epoch].select_positions(positions) for epoch in complete}
         columns = {"sums": read[last]}
         if view.description.opens == "pseudo-labels":
             read = {
@@ -81,8 +87,8 @@ class SumRegression(FeatureAttack):
             for key, of_NF in join_own_columns(name, released_NF, both_NF).items()
         }
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
-        own = {"x": x_NF, "labels": labels_NF, "x and labels": both_NF}
-        return regress.make_guess(regress.predict_from_columns({**scaled, **together}), own)
+        own_sets = {"x": x_NF, "labels": labels_NF, "x and labels": both_NF}
+        return regress.make_guess(regress.predict_from_columns({**scaled, **together}), own_sets)
 
 
 class VectorRegression(FeatureAttack):
@@ -105,9 +111,11 @@ class VectorRegression(FeatureAttack):
         return None
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = collect_opened_sums(view, list_opened_epochs(view)[0])
-        positions = self.choose_rows(view, seen.positions, seed)
-        return guess_features(self, view, positions, {"u": seen.select_positions(positions)}, seed)
+        vectors = collect_opened_sums(view, list_opened_epochs(view)[0])
+        positions = self.choose_rows(view, vectors.positions, seed)
+        return guess_features(
+            self, view, positions, {"u": vectors.select_positions(positions)}, seed
+        )
 
 
 class VoteRegression(FeatureAttack):
@@ -135,7 +143,7 @@ class VoteRegression(FeatureAttack):
         assert ballot is not None
         first = next(iter(read.values()))
         positions = self.choose_rows(view, first.positions, seed)
-        answers = {name: seen.select_positions(positions) for name, seen in read.items()}
+        answers = {name: observed.select_positions(positions) for name, observed in read.items()}
         columns = {"votes": torch.cat(list(answers.values()), dim=1)}
         victim = view.knowledge.victim
         if victim in answers and len(answers) > 1:
@@ -143,10 +151,13 @@ class VoteRegression(FeatureAttack):
         scaled = {name: self.scale_columns(values, seed) for name, values in columns.items()}
         own_NF = self.scale_own_columns(view, positions, seed)
         solo = self._join_own_votes(view, ballot, positions, own_NF)
-        both = {f"votes, {name}": np.hstack([scaled["votes"], own]) for name, own in solo.items()}
+        fused = {
+            f"votes, {name}": np.hstack([scaled["votes"], own_columns_NF])
+            for name, own_columns_NF in solo.items()
+        }
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
         attacks = regress.predict_from_columns(
-            {**scaled, **join_own_columns("votes", scaled["votes"], own_NF), **both}
+            {**scaled, **join_own_columns("votes", scaled["votes"], own_NF), **fused}
         )
         return regress.make_guess(attacks, {"x": own_NF, **solo})
 

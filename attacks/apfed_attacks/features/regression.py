@@ -81,8 +81,8 @@ class LeastSquares:
 
     best_score_: float
 
-    def fit(self, rows_nC: FloatArray, wanted: NDArray[Any]) -> Self:
-        wanted_nF = wanted.reshape(len(wanted), -1).astype(np.float64)
+    def fit(self, rows_nC: FloatArray, targets: NDArray[Any]) -> Self:
+        wanted_nF = targets.reshape(len(targets), -1).astype(np.float64)
         rows = len(rows_nC)
         self._centre_C = rows_nC.mean(0)
         self._mean_F = wanted_nF.mean(0)
@@ -93,9 +93,9 @@ class LeastSquares:
         right_RC = right_RC[:rank]
         centred_nF = wanted_nF - self._mean_F
         along_RF = left_nR.T @ centred_nF
-        kept = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
+        is_included = np.tri(rank + 1, rank, -1)  # the first so many directions, from none to all
         strengths = _WEAKER_ALPHAS[:, None]
-        filters = np.vstack([kept, sizes_R**2 / (sizes_R**2 + strengths)])
+        filters = np.vstack([is_included, sizes_R**2 / (sizes_R**2 + strengths)])
         errors = [
             self._compute_loo_error(one_R, left_nR, along_RF, centred_nF) for one_R in filters
         ]
@@ -191,19 +191,19 @@ class Regression:
         A network is held against known rows on that set alone on which linear fits are best: it
         takes another fit.
         """
-        found = {
-            f"{how} on {name}": self._fit_regressor(how, values_NF)
+        predictions = {
+            f"{regressor} on {name}": self._fit_regressor(regressor, values_NF)
             for name, values_NF in columns.items()
-            for how in REGRESSORS
-            if how != _NETWORK
+            for regressor in REGRESSORS
+            if regressor != _NETWORK
         }
-        best = max(found, key=lambda name: found[name].held_out or -np.inf, default="")
+        best = max(predictions, key=lambda name: predictions[name].held_out or -np.inf, default="")
         for name, values_NF in columns.items():
             is_judged = best.partition(" on ")[2] == name
-            found[f"{_NETWORK} on {name}"] = self._fit_regressor(
+            predictions[f"{_NETWORK} on {name}"] = self._fit_regressor(
                 _NETWORK, values_NF, is_judged=is_judged
             )
-        return found
+        return predictions
 
     def cross_validate_guess(self, guess: Callable[["Regression"], FloatArray]) -> Prediction:
         """Return what `guess` makes of the rows that are guessed, with its R2 on some known rows,
@@ -215,8 +215,8 @@ class Regression:
             shadow = self.shadow.copy()
             shadow[known[place]] = False
             rest = replace(self, shadow=shadow, pairs=np.delete(self.pairs, place, axis=0))
-            at = int((~shadow)[: known[place]].sum())
-            errors.append(np.square(guess(rest)[at] - self.pairs[place]).mean())
+            position = int((~shadow)[: known[place]].sum())
+            errors.append(np.square(guess(rest)[position] - self.pairs[place]).mean())
         spread = float(np.square(self.pairs - self.pairs.mean(axis=0)).mean()) or 1.0
         return Prediction(guess(self), held_out=1 - float(np.mean(errors)) / spread)
 
@@ -235,7 +235,7 @@ class Regression:
         return Guess(positions=self.positions[self.unknown], attacks=attacks, baselines=baselines)
 
     def _fit_regressor(
-        self, how: str, values_NF: FloatArray, *, is_judged: bool = True
+        self, regressor: str, values_NF: FloatArray, *, is_judged: bool = True
     ) -> Prediction:
         centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
         wanted_nF = (self.pairs - centre_F) / scale
@@ -243,18 +243,20 @@ class Regression:
         spread = float(np.square(wanted_nF).mean()) or 1.0
 
         def fit_rows(rows_n: NDArray[Any]) -> Any:
-            made = REGRESSORS[how](self.hidden, self.iterations, self.seed % 2**32, len(rows_n))
+            model = REGRESSORS[regressor](
+                self.hidden, self.iterations, self.seed % 2**32, len(rows_n)
+            )
             # scikit-learn warns of one column that is no vector.
-            wanted = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
-            return fit_model(made, known_nC[rows_n], wanted)
+            targets = wanted_nF[rows_n, 0] if wanted_nF.shape[1] == 1 else wanted_nF[rows_n]
+            return fit_model(model, known_nC[rows_n], targets)
 
         def predict_unknown() -> Prediction:
             rows_n = np.arange(len(wanted_nF))
-            made = fit_rows(rows_n)
-            found_UF = made.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
+            model = fit_rows(rows_n)
+            found_UF = model.predict(values_NF[~self.shadow]).reshape(-1, wanted_nF.shape[1])
             error = None
-            if how != _NETWORK:
-                error = -float(made.best_score_)
+            if regressor != _NETWORK:
+                error = -float(model.best_score_)
             elif is_judged and len(rows_n) >= _HELD_OUT:
                 out_n = rows_n % _HELD_OUT == 0
                 said_nF = fit_rows(rows_n[~out_n]).predict(known_nC[out_n])
@@ -266,7 +268,7 @@ class Regression:
             return Prediction(found_UF * scale + centre_F, held_out=held_out)
 
         made_of = (self.hidden, self.iterations, self.seed, self.shadow, self.pairs, values_NF)
-        return guess_once(predict_unknown, how, str(is_judged), *made_of)
+        return guess_once(predict_unknown, regressor, str(is_judged), *made_of)
 
 
 def predict_by_ridge(

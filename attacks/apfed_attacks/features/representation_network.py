@@ -58,18 +58,20 @@ class RepresentationNetwork(FeatureAttack):
         return reason
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = collect_releases(view, view.knowledge.victim)
-        positions = self.choose_rows(view, seen["h"].positions, seed)
+        releases = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, releases["h"].positions, seed)
         x_NC = self.scale_own_columns(view, positions, seed)
         regress = Regression.from_view(view, positions, hidden=self.hidden, seed=seed)
-        columns = {name: observed.select_positions(positions) for name, observed in seen.items()}
-        made = {"noise": self._generate_rows(view, x_NC, columns["h"], self.noise, seed)}
+        columns = {
+            name: observed.select_positions(positions) for name, observed in releases.items()
+        }
+        generated = {"noise": self._generate_rows(view, x_NC, columns["h"], self.noise, seed)}
         for name, h_ND in columns.items():
             both_NC = np.hstack([x_NC, self.scale_columns(h_ND, seed)])
-            made[name] = self._generate_rows(view, both_NC, h_ND, 0, seed)
+            generated[name] = self._generate_rows(view, both_NC, h_ND, 0, seed)
         attacks = {
             f"G(x, {name})": Prediction(made_NF[regress.unknown].numpy(force=True))
-            for name, made_NF in made.items()
+            for name, made_NF in generated.items()
         }
         return regress.make_guess(attacks, {"x": x_NC})
 
@@ -112,7 +114,7 @@ class RepresentationNetwork(FeatureAttack):
                 (error_BD.square().mean() + self.variance_weight * beyond_F.mean()).backward()
                 adam.step()
             draws = _DRAWS if noise else 1
-            every = torch.arange(len(own_NC))
+            all_rows = torch.arange(len(own_NC))
             with torch.no_grad():
-                made_NF = torch.stack([generate_batch(every) for _ in range(draws)]).mean(dim=0)
+                made_NF = torch.stack([generate_batch(all_rows) for _ in range(draws)]).mean(dim=0)
         return made_NF.flatten(1).double()

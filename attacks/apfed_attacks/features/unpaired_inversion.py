@@ -70,8 +70,8 @@ class UnpairedInversion(FeatureAttack):
         shadow = view.knowledge.shadow
         if len(shadow) < 2:
             raise AttackError(f"{view.name} has {len(shadow)} public rows; raise shadow_rows")
-        seen = collect_releases(view, view.knowledge.victim)
-        positions = self.choose_rows(view, seen["h"].positions, seed)
+        releases = collect_releases(view, view.knowledge.victim)
+        positions = self.choose_rows(view, releases["h"].positions, seed)
         # Positions of the known rows serve to leave these people out and to find their x.
         positions = positions[~torch.isin(positions, shadow.positions)]
         if not len(positions):
@@ -80,21 +80,25 @@ class UnpairedInversion(FeatureAttack):
         public_PF = shadow.values[order].flatten(1).float()
         x_NC = own_columns(view, positions)
         x_PC = own_columns(view, shadow.positions[order])
-        both = torch.cat([x_NC, x_PC])
+        own_both = torch.cat([x_NC, x_PC])
         # In one unit; no columns where the discriminators are not told.
-        both = torch.from_numpy(self.scale_columns(both, seed)) if self.conditioned else both[:, :0]
-        beside_NC, beside_PC = both.float().split([len(x_NC), len(x_PC)])
+        own_both = (
+            torch.from_numpy(self.scale_columns(own_both, seed))
+            if self.conditioned
+            else own_both[:, :0]
+        )
+        beside_NC, beside_PC = own_both.float().split([len(x_NC), len(x_PC)])
 
         def decode_columns(columns_NC: Tensor) -> Prediction:
             h_ND = torch.from_numpy(self.scale_columns(columns_NC, seed)).float()
             seeds = (derive_seed(seed, self.name, start) for start in range(self.starts))
-            given = self, view, h_ND, public_PF, beside_NC, beside_PC
-            starts = [_train_inversion(*given, own_seed) for own_seed in seeds]
+            inputs = self, view, h_ND, public_PF, beside_NC, beside_PC
+            starts = [_train_inversion(*inputs, own_seed) for own_seed in seeds]
             return Prediction(min(starts, key=lambda start: start[0])[1])
 
         attacks = {
             f"decoded {name}": decode_columns(h.select_positions(positions))
-            for name, h in seen.items()
+            for name, h in releases.items()
         }
         mean_F = public_PF.double().mean(dim=0).numpy(force=True)
         baselines = {"mean of the public rows": Prediction(np.tile(mean_F, (len(positions), 1)))}
@@ -122,12 +126,17 @@ def _train_inversion(
     device = view.device
     size = h_ND.shape[1]
     features = public_PF.shape[1]
-    own = x_PC.shape[1]
+    own_features = x_PC.shape[1]
     centre_F = public_PF.mean(dim=0)
     scale = float(public_PF.std()) or 1.0
     rows_PF = ((public_PF - centre_F) / scale).to(device)
     h_ND, x_NC, x_PC = (columns.to(device) for columns in (h_ND, x_NC, x_PC))
-    ends = (features, size), (size, features), (size + own, 1), (features + own, 1)
+    ends = (
+        (features, size),
+        (size, features),
+        (size + own_features, 1),
+        (features + own_features, 1),
+    )
     with seed_draws(seed, "networks"):
         simulator, decoder, judge_h, judge_x = (
             build_layers(wide, attack.hidden, attack.hidden, narrow).to(device)
@@ -151,13 +160,17 @@ def _train_inversion(
             simulated_BD = simulator(rows_BF)
             decoded_BF = decoder(h_BD)
         loss = torch.zeros((), device=device)
-        for judge, real, made in (
+        for judge, real, simulated in (
             (judge_h, (h_BD, seen_BC), (simulated_BD, public_BC)),
             (judge_x, (rows_BF, public_BC), (decoded_BF, seen_BC)),
         ):
-            both = torch.hstack(real), torch.hstack(made)
-            loss = loss + F.softplus(-judge(both[0])).mean() + F.softplus(judge(both[1])).mean()
-            loss = loss + attack.penalty * slope_penalty(judge, *both)
+            pair_of_inputs = torch.hstack(real), torch.hstack(simulated)
+            loss = (
+                loss
+                + F.softplus(-judge(pair_of_inputs[0])).mean()
+                + F.softplus(judge(pair_of_inputs[1])).mean()
+            )
+            loss = loss + attack.penalty * slope_penalty(judge, *pair_of_inputs)
         return loss
 
     def compute_inverse_loss(

@@ -145,23 +145,23 @@ def guess_labels(
 
     together = {
         key: columns
-        for name, both in fused.items()
-        for key, columns in join_own_columns(name, *both).items()
+        for name, released_and_own in fused.items()
+        for key, columns in join_own_columns(name, *released_and_own).items()
     }
-    found = guess_column_sets({**attacks, **together})
+    guesses = guess_column_sets({**attacks, **together})
     if not unknown_N.all():
         for name, (released_NF, own_NF) in fused.items():
             prior_NK = _score_rows("logistic", view, own_NF, labels_N, seed)
             for trust in TRUST:
                 found_NK = correct_priors(prior_NK, released_NF, labels_N, trust)[unknown_N]
-                found[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
+                guesses[f"x corrected by {trust:g} of {name}"] = Prediction(found_NK)
     # By the priors or, where they are unknown, by the known labels' shares.
     known_K = np.bincount(labels_N[~unknown_N], minlength=view.knowledge.classes)
     shares_K = np.array(view.knowledge.priors or known_K, np.float64)
     majority_UK = np.tile(shares_K, (int(unknown_N.sum()), 1))
     return Guess(
         positions=positions[torch.from_numpy(unknown_N)],
-        attacks=found,
+        attacks=guesses,
         baselines={"majority class": Prediction(majority_UK), **guess_column_sets(baselines)},
         references=guess_column_sets(references),
     )
@@ -191,14 +191,14 @@ def name_clusters(scores_NK: FloatArray, priors: Sequence[float] | None) -> dict
     The latter gives each class the cluster whose size is nearest to its share: Hungarian matching
     on |size / N - prior|. It says little where the priors are nearly uniform.
     """
-    found = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
+    predictions = {"clusters named by the truth": Prediction(scores_NK, clusters=True)}
     if priors is not None:
         clusters = scores_NK.shape[1]
         sizes_K = np.bincount(scores_NK.argmax(axis=1), minlength=clusters) / len(scores_NK)
         apart_KK = np.abs(np.array(priors)[:, None] - sizes_K[None, :])
         _, cluster_of_class = linear_sum_assignment(apart_KK)
-        found["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
-    return found
+        predictions["clusters named by priors"] = Prediction(scores_NK[:, cluster_of_class])
+    return predictions
 
 
 def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> "_Bottom":
@@ -217,7 +217,7 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
                     "baseline; give it a reset_parameters method"
                 )
             reset()
-    shapes = [tuple(own.shape[1:]) for own in view.features.values()]
+    shapes = [tuple(features.shape[1:]) for features in view.features.values()]
     bottom = _Bottom(networks, shapes).to(rows_NF.device)
     # The scale of what the head reads is fixed by the output before training.
     h_ND = apply_in_parts(bottom, rows_NF)

@@ -36,14 +36,14 @@ class LabelGradients(LabelProbe):
         return explain_missing_gradients(view)
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = gradients_over_time(view)
-        positions = self.choose_rows(view, seen["first epoch"].positions, seed)
+        gradients = gradients_over_time(view)
+        positions = self.choose_rows(view, gradients["first epoch"].positions, seed)
         x_NF = self.scale_own_columns(view, positions, seed)
         columns = {
             f"gradients of the {name}": self.scale_columns(
                 _shape_of(observed.select_positions(positions)), seed
             )
-            for name, observed in seen.items()
+            for name, observed in gradients.items()
         }
         fused = {name: (of_NF, x_NF) for name, of_NF in columns.items() if "last" not in name}
         return guess_labels(
@@ -75,8 +75,8 @@ class GradientDirection(LabelProbe):
         positions = self.choose_rows(view, over_epochs["first epoch"].positions, seed)
         guess = self.from_own_columns(view, positions, seed)
         attacks = {
-            f"direction in the {name}": _score_by_cosine(view, seen, guess.positions)
-            for name, seen in over_epochs.items()
+            f"direction in the {name}": _score_by_cosine(view, observed, guess.positions)
+            for name, observed in over_epochs.items()
         }
         return replace(guess, attacks=attacks)
 
@@ -85,12 +85,13 @@ def gradients_over_time(view: AdversaryView) -> dict[str, Observed]:
     """Return each position's gradient in the first and the last epoch and, of many, the mean."""
     epochs = view.epochs_with(Kind.GRADIENTS)
     names = {"first": "first epoch", "last": "last epoch", "mean": "mean of all epochs"}
-    found = {
-        names[name]: seen for name, seen in combine_epochs(collect_gradients, view, epochs).items()
+    gradients = {
+        names[name]: observed
+        for name, observed in combine_epochs(collect_gradients, view, epochs).items()
     }
     if len(epochs) == 1:
-        del found["last epoch"]
-    return found
+        del gradients["last epoch"]
+    return gradients
 
 
 def explain_missing_gradients(view: AdversaryView) -> str | None:
@@ -109,12 +110,12 @@ def _shape_of(gradient_ND: Tensor) -> Tensor:
     return torch.cat([F.normalize(gradient_ND, dim=1), length_N.clamp(min=smallest).log()], dim=1)
 
 
-def _score_by_cosine(view: AdversaryView, seen: Observed, positions: Tensor) -> Prediction:
+def _score_by_cosine(view: AdversaryView, observed: Observed, positions: Tensor) -> Prediction:
     """Score each class by the largest cosine to the gradient of a known row of it."""
     known = view.knowledge.labels
-    there_n = torch.isin(known.positions, seen.positions)
-    anchors_nD = F.normalize(seen.select_positions(known.positions[there_n]).double(), dim=1)
-    cosine_Nn = F.normalize(seen.select_positions(positions).double(), dim=1) @ anchors_nD.T
+    there_n = torch.isin(known.positions, observed.positions)
+    anchors_nD = F.normalize(observed.select_positions(known.positions[there_n]).double(), dim=1)
+    cosine_Nn = F.normalize(observed.select_positions(positions).double(), dim=1) @ anchors_nD.T
     labels_n = known.values[there_n]
     scores_NK = np.full((len(positions), view.knowledge.classes), -1.0)
     for label in labels_n.unique().tolist():

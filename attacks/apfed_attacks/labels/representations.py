@@ -36,10 +36,10 @@ class ModelCompletion(LabelProbe):
     name = "model_completion"
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
-        seen = combine_epochs(collect_representations, view, view.epochs)
-        positions = self.choose_rows(view, seen["last"].positions, seed)
+        releases = combine_epochs(collect_representations, view, view.epochs)
+        positions = self.choose_rows(view, releases["last"].positions, seed)
         h_NF, first_NF = (
-            self.scale_columns(seen[name].select_positions(positions), seed)
+            self.scale_columns(releases[name].select_positions(positions), seed)
             for name in ("last", "first")
         )
         x_NF = self.scale_own_columns(view, positions, seed)
@@ -119,10 +119,10 @@ class Temporal(LabelProbe):
 def _all_epochs(view: AdversaryView, positions: Tensor) -> Tensor:
     """Return (E, N, D); where a row was in no batch of an epoch, its mean over the others."""
     epochs = [collect_representations(view, epoch) for epoch in view.epochs]
-    present_EN = torch.stack([torch.isin(positions, seen.positions) for seen in epochs])
+    present_EN = torch.stack([torch.isin(positions, observed.positions) for observed in epochs])
     h_END = epochs[0].z.new_zeros(len(epochs), len(positions), epochs[0].z.shape[1])
-    for h_ND, present_N, seen in zip(h_END, present_EN, epochs, strict=True):
-        h_ND[present_N] = seen.select_positions(positions[present_N])
+    for h_ND, present_N, observed in zip(h_END, present_EN, epochs, strict=True):
+        h_ND[present_N] = observed.select_positions(positions[present_N])
     present_EN = present_EN.to(h_END.device)
     mean_ND = h_END.sum(dim=0) / present_EN.sum(dim=0)[:, None]
     return torch.where(present_EN[:, :, None], h_END, mean_ND)

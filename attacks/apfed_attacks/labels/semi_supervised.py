@@ -88,10 +88,10 @@ class SemiSupervised(LabelProbe):
     def run(self, view: AdversaryView, seed: int) -> Guess:
         if view.description.opens == "representations":
             # A network needs no release: only whom it was trained on.
-            seen = gradients_over_time(view)["first epoch"]
+            observed = gradients_over_time(view)["first epoch"]
         else:
-            seen = combine_epochs(collect_representations, view, view.epochs)["last"]
-        positions = self.choose_rows(view, seen.positions, seed)
+            observed = combine_epochs(collect_representations, view, view.epochs)["last"]
+        positions = self.choose_rows(view, observed.positions, seed)
         x_NF = self.scale_own_columns(view, positions, seed)
         guess = guess_labels(view, positions, baselines={"x": x_NF}, seed=seed)
         labels_N = collect_known_labels(view, positions)
@@ -112,17 +112,20 @@ class SemiSupervised(LabelProbe):
             baselines[_FRESH] = match(own_NF, seed, fresh)
             decoys[_TRAINED_FURTHER] = match(own_NF, derive_seed(seed, "decoy"), fresh)
         else:
-            h_NF = self.scale_columns(seen.select_positions(positions), seed)
+            h_NF = self.scale_columns(observed.select_positions(positions), seed)
             attacks = {
                 f"MixMatch on {name}": match(torch.from_numpy(columns), seed)
                 for name, columns in {"h": h_NF, **join_own_columns("h", h_NF, x_NF)}.items()
             }
-        found, known_anyway, lucky = (
+        attack_guesses, baseline_guesses, decoy_guesses = (
             {name: Prediction(found_NK[unknown_N].numpy()) for name, found_NK in scores.items()}
             for scores in (attacks, baselines, decoys)
         )
         return replace(
-            guess, attacks=found, baselines={**guess.baselines, **known_anyway}, decoys=lucky
+            guess,
+            attacks=attack_guesses,
+            baselines={**guess.baselines, **baseline_guesses},
+            decoys=decoy_guesses,
         )
 
     def mix_match(
@@ -131,12 +134,12 @@ class SemiSupervised(LabelProbe):
         labels_N: Tensor,
         columns_NF: Tensor,
         seed: int,
-        own: Callable[[Tensor], nn.Module] | None = None,
+        build_bottom: Callable[[Tensor], nn.Module] | None = None,
     ) -> Tensor:
         """Return class probabilities (N, K) by the average of a network that trains on all rows.
 
-        At least one of `labels_N` is known, the others are -1; `own` gives what is trained below
-        the head on features as they are, else columns are standardised.
+        At least one of `labels_N` is known, the others are -1. `build_bottom` makes what is trained
+        below the head, on features as they are; without it columns are standardised.
         """
         classes = view.knowledge.classes
         device = view.device
@@ -144,7 +147,7 @@ class SemiSupervised(LabelProbe):
         known = (labels_N >= 0).nonzero()[:, 0]
         other = (labels_N < 0).nonzero()[:, 0]
         with seed_draws(seed, "attacks", "mixmatch"):
-            bottom = nn.Identity() if own is None else own(rows_NF)
+            bottom = nn.Identity() if build_bottom is None else build_bottom(rows_NF)
             head = nn.Sequential(
                 bottom,
                 nn.Linear(bottom(rows_NF[:1]).shape[1], self.hidden),
@@ -152,7 +155,7 @@ class SemiSupervised(LabelProbe):
                 nn.Linear(self.hidden, classes),
             ).to(device)
             # Of the noise, by column; principal components all get the same.
-            spread_F = torch.ones_like(rows_NF[0]) if own is None else rows_NF.std(dim=0)
+            spread_F = torch.ones_like(rows_NF[0]) if build_bottom is None else rows_NF.std(dim=0)
             spread_F = self.noise * spread_F
             average = AveragedModel(head, multi_avg_fn=get_ema_multi_avg_fn(self.decay))
             adam = torch.optim.Adam(head.parameters(), lr=self.rate)

@@ -59,9 +59,9 @@ class ShownLabels(LabelProbe):
         before = self.from_own_columns(view, positions, seed)
         known_N = collect_known_labels(view, positions)
         classes = view.knowledge.classes
-        shown = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
-        shown[view.attribute_positions(ballot.labelled)] = ballot.labels
-        labels_N = torch.where(known_N >= 0, known_N, shown[positions])
+        shown_labels = torch.full((int(ballot.rows.max()) + 1,), -1, dtype=torch.int64)
+        shown_labels[view.attribute_positions(ballot.labelled)] = ballot.labels
+        labels_N = torch.where(known_N >= 0, known_N, shown_labels[positions])
         guessed = (known_N < 0).numpy()
         taught = self._learn_from_labels(view, positions, x_NF, labels_N, seed)
         shown_N1 = (labels_N >= 0).numpy()[:, None]
@@ -81,16 +81,16 @@ class ShownLabels(LabelProbe):
         """Return class scores (N, K) of all rows, by everything that learns from these labels."""
         rows = labels_N >= 0
         classes = view.knowledge.classes
-        found = {"own votes": _compute_votes(x_NF, labels_N, classes)}
+        scores = {"own votes": _compute_votes(x_NF, labels_N, classes)}
         if rows.all():
-            return found  # nobody is left whom a probe could guess
+            return scores  # nobody is left whom a probe could guess
         labels = KnownRows(positions[rows], labels_N[rows])
         as_known = replace(view, knowledge=replace(view.knowledge, labels=labels))
         guess = guess_labels(as_known, positions, attacks={"x": x_NF}, baselines={}, seed=seed)
         for name, prediction in guess.attacks.items():
-            values_NK = found[f"{name}, taught by shown labels"] = np.zeros((len(rows), classes))
+            values_NK = scores[f"{name}, taught by shown labels"] = np.zeros((len(rows), classes))
             values_NK[(~rows).numpy()] = prediction.values
-        return found
+        return scores
 
 
 class PseudoLabels(LabelProbe):
@@ -112,15 +112,15 @@ class PseudoLabels(LabelProbe):
 
     def run(self, view: AdversaryView, seed: int) -> Guess:
         epochs = _list_epochs(view)
-        found = combine_epochs(collect_pseudo_labels, view, epochs)
-        first = found.pop("first")
-        sent = {"z": found.pop("last")}
-        sent |= {f"{name} z": seen for name, seen in found.items()}
+        combined = combine_epochs(collect_pseudo_labels, view, epochs)
+        first = combined.pop("first")
+        sent = {"z": combined.pop("last")}
+        sent |= {f"{name} z": observed for name, observed in combined.items()}
         positions = self.choose_rows(view, sent["z"].positions, seed)
         x_NF = self.scale_own_columns(view, positions, seed)
         columns = {
-            name: self.scale_columns(seen.select_positions(positions), seed)
-            for name, seen in sent.items()
+            name: self.scale_columns(observed.select_positions(positions), seed)
+            for name, observed in sent.items()
         }
         guess = guess_labels(
             view,
@@ -131,10 +131,12 @@ class PseudoLabels(LabelProbe):
             seed=seed,
         )
 
-        def make_prediction(seen: Observed) -> Prediction:
-            return Prediction(seen.select_positions(guess.positions).numpy(force=True))
+        def make_prediction(observed: Observed) -> Prediction:
+            return Prediction(observed.select_positions(guess.positions).numpy(force=True))
 
-        largest = {f"largest of {name}": make_prediction(seen) for name, seen in sent.items()}
+        largest = {
+            f"largest of {name}": make_prediction(observed) for name, observed in sent.items()
+        }
         before = {"largest of the first z": make_prediction(first)} if len(epochs) > 1 else {}
         return replace(guess, attacks={**largest, **guess.attacks}, references=before)
 

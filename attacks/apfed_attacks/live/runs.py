@@ -165,8 +165,8 @@ def _relax_rules(passive: ApfedPassive, rules: frozenset[Rule]) -> None:
         check_norms(z_BD, terms, sender=sender)
         if Rule.SPREAD in rules:
             check_spread(z_BD, terms, sender=sender)
-        asked = {} if Rule.WEIGHT in rules else meta.get("weights", {})
-        passive.weight = float(asked.get(passive.name, agreed))
+        weights = {} if Rule.WEIGHT in rules else meta.get("weights", {})
+        passive.weight = float(weights.get(passive.name, agreed))
         return passive.sum.admit_request(message, rows_B), z_BD
 
     passive.admit_batch = parse_request  # type: ignore[method-assign]
@@ -278,10 +278,10 @@ class LiveRun(LiveSession[ApfedActive]):
 
     def get_contribution(self, passive: str) -> Tensor:
         """Return a passive's part (B, D) of its last sum, clipped; an attack asks colluders."""
-        seen = self._get_watched_sum(passive).seen
+        contribution = self._get_watched_sum(passive).seen
         bound = self.config.secure_sum.clip
-        assert seen is not None
-        return torch.from_numpy(seen if bound is None else clip_rows(seen, bound))
+        assert contribution is not None
+        return torch.from_numpy(contribution if bound is None else clip_rows(contribution, bound))
 
     def encode_people(self, passive: str, positions: Tensor) -> Tensor:
         """Return the unit representations (N, D) that a contrasting passive holds of these people.
@@ -321,9 +321,11 @@ class LiveRun(LiveSession[ApfedActive]):
         dtype = representation_specs(self.terms)["z"].dtype
         shape = self.terms.shape
         meta = {"weights": dict(weights)} if weights else {}
-        asked = [name for name in self.passives if participants is None or name in participants]
-        if len(asked) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
-            self._sum_over(asked)
+        participating = [
+            name for name in self.passives if participants is None or name in participants
+        ]
+        if len(participating) < len(self.passives) and Rule.PARTICIPANTS not in self.rules:
+            self._sum_over(participating)
         step = self._next_step()
         end = self._sum
         links = self.session.links
@@ -332,11 +334,11 @@ class LiveRun(LiveSession[ApfedActive]):
             return pack_tensors({"rows": rows_B, "z": z_BD.to(dtype).reshape(-1, *shape)}, meta)
 
         async def exchange_sum() -> Tensor:
-            for name in asked:
+            for name in participating:
                 body = build_payload((instead or {}).get(name, z_BD))
                 links.send(name, Kind.REPRESENTATIONS, step, body)
             present = end.present
-            end.present = asked
+            end.present = participating
             await end.receive_sum(
                 links, step, rows_B, build_payload(z_BD), z_BD.flatten(1).shape[1]
             )
@@ -424,7 +426,7 @@ class VotesRun(LiveSession[VotesActive]):
         honest = self.ballot
         if labels is not None:
             rows_U = honest.rows if rows_U is None else rows_U
-            place = {position: at for at, position in enumerate(rows_U.tolist())}
+            place = {position: number for number, position in enumerate(rows_U.tolist())}
             self.learner.ballot = Ballot.from_rows(
                 rows_U,
                 Tensor([place[position] for position in labels]).long(),
@@ -439,9 +441,9 @@ class VotesRun(LiveSession[VotesActive]):
         try:
             votes = self.session.run_script(self.learner.gather_votes(links))
         finally:
-            asked = self.ballot
+            request = self.ballot
             self.learner.ballot = honest
-        return asked, votes
+        return request, votes
 
     def get_voter(self, passive: str) -> VotesPassive:
         """Return the honest role of a passive, which the experimenter asks for the truth."""

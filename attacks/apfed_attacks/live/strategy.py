@@ -118,15 +118,15 @@ class ActiveAttack(Attack):
         """
         chunk = self.rows_at_once(seat)
         rest = seat.trained[~torch.isin(seat.trained, people_N)]
-        asked = []
+        answers = []
         # All of them before any again, so that their passives have trained as long on average.
         for _ in range(self.repeats):
             for rows_B, z_BD in zip(people_N.split(chunk), z_ND.split(chunk), strict=True):
                 # Not always the same people, since each is answered about once an epoch only.
                 strangers = rest[torch.randperm(len(rest), generator=draw)]
                 others = torch.cat([strangers, people_N[~torch.isin(people_N, rows_B)]])
-                wanted = round(len(rows_B) * self.decoys / (1 - self.decoys))
-                others = others[: min(wanted, seat.batch_size - len(rows_B))]
+                wanted_decoys = round(len(rows_B) * self.decoys / (1 - self.decoys))
+                others = others[: min(wanted_decoys, seat.batch_size - len(rows_B))]
                 if len(others):
                     noise_CD = torch.randn(
                         len(others), z_BD.shape[1], generator=draw, dtype=z_BD.dtype
@@ -134,8 +134,8 @@ class ActiveAttack(Attack):
                     scale = z_BD.norm(dim=1).mean() / noise_CD.norm(dim=1).mean()
                     z_BD = torch.cat([z_BD, noise_CD * scale])
                 answers_BD = seat.request_sum(torch.cat([rows_B, others]), z_BD)
-                asked.append(answers_BD[: len(rows_B)])
-        return torch.cat(asked).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
+                answers.append(answers_BD[: len(rows_B)])
+        return torch.cat(answers).double().reshape(self.repeats, len(people_N), -1).mean(dim=0)
 
 
 class Answering(Protocol):

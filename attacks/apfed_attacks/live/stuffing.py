@@ -82,7 +82,8 @@ class Tables:
 
         def shuffle_names(names: list[str], which: str) -> list[str]:
             return [
-                names[at] for at in shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
+                names[position]
+                for position in shuffle_rows(torch.arange(len(names)), seed, "stuffing", which)
             ]
 
         return shuffle_names(
@@ -105,9 +106,9 @@ def play_stuffing(
     reason. `role` is the adversary's, of which the active is the hub, `history` the victim's own.
     """
     candidates = tables.draw_candidates(attack.candidates, seed)
-    own = len(tables.own)
+    own_size = len(tables.own)
     stuffed = Stuffed()
-    room = len(candidates) if attack.overstuff else settings.maximum_ids - own
+    room = len(candidates) if attack.overstuff else settings.maximum_ids - own_size
     for _ in range(attack.intersections):
         numbers = [n for n in range(len(candidates)) if n not in stuffed.tried][: max(room, 0)]
         if not numbers:
@@ -125,7 +126,7 @@ def play_stuffing(
             stuffed.refusal = str(refusal)
             break
         stuffed.tried.update(numbers)
-        stuffed.found.update(numbers[row - own] for row in rows.tolist() if row >= own)
+        stuffed.found.update(numbers[row - own_size] for row in rows.tolist() if row >= own_size)
     notes = {
         name: torch.tensor([number in chosen for number in range(len(candidates))])
         for name, chosen in (("tried", stuffed.tried), ("found", stuffed.found))
@@ -160,18 +161,20 @@ def _intersect(
 ) -> NDArray[np.int64]:
     """Play one intersection; return the rows of its own set that the adversary learned."""
     honest = make_intersection(settings, session=session, dealer=_DEALER)
-    theirs: SetIntersection = honest
+    stuffing: SetIntersection = honest
     if attack.overstuff:
         agreed = vars(honest.agreement) | {"maximum_ids": _MOST}
         boundless = _Boundless(**agreed, claimed=honest.agreement)
-        theirs = SET_INTERSECTIONS[settings.backend](boundless)
+        stuffing = SET_INTERSECTIONS[settings.backend](boundless)
     unbounded = settings.model_copy(update={"maximum_ids": _MOST})
-    mine = canonical_ids(role, list(stuffed), unbounded)
+    stuffed_ids = canonical_ids(role, list(stuffed), unbounded)
     other = canonical_ids("victim", list(victim), settings)
     by_hub = role == "active"
-    hub = (theirs if by_hub else honest).make_hub("active", ["passive"], mine if by_hub else other)
-    member = (honest if by_hub else theirs).make_member(
-        "passive", "active", other if by_hub else mine
+    hub = (stuffing if by_hub else honest).make_hub(
+        "active", ["passive"], stuffed_ids if by_hub else other
+    )
+    member = (honest if by_hub else stuffing).make_member(
+        "passive", "active", other if by_hub else stuffed_ids
     )
     helpers = {_DEALER: honest.make_dealer("active", ["passive"])} if honest.needs_dealer else {}
     ends = {"active": hub, "passive": member}

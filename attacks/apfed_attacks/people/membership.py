@@ -205,11 +205,11 @@ class Shadows:
         labels_N = labels_N.to(self.device)
         batches = list(self._iter_batches(rows_SH))
         bound = self.train.max_gradient_norm
-        found = []
-        for at, network in enumerate(self._make_networks(len(rows_SH))):
+        scores = []
+        for number, network in enumerate(self._make_networks(len(rows_SH))):
             optimiser = self._make_optimiser(list(network.parameters()))
-            with seed_draws(self.seed, "shadows", "dropout", at):
-                for rows_B in (index_SB[at] for index_SB in batches):
+            with seed_draws(self.seed, "shadows", "dropout", number):
+                for rows_B in (index_SB[number] for index_SB in batches):
                     loss = F.cross_entropy(network(features_N[rows_B]), labels_N[rows_B])
                     optimiser.zero_grad()
                     loss.backward()
@@ -217,8 +217,8 @@ class Shadows:
                         nn.utils.clip_grad_norm_(network.parameters(), bound)
                     optimiser.step()
             network.eval()
-            found.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
-        return torch.cat(found)
+            scores.append(self._scores_of(lambda rows: network(rows[0])[None], features_N, 1))  # noqa: B023
+        return torch.cat(scores)
 
     def _make_networks(self, models: int) -> list[nn.Module]:
         with seed_draws(self.seed, "shadows", "weights"):
@@ -335,13 +335,13 @@ class AveragedMembership(Attack):
         assert train is not None
         adversary = view.parties[0]
         labels_A = view.labels[adversary]
-        mine = labels_A >= 0
-        own = train(view.features[adversary][mine], labels_A[mine])
+        has_label = labels_A >= 0
+        own_model = train(view.features[adversary][has_label], labels_A[has_label])
         average = view.networks[adversary]
         rows_n = candidates.features.to(next(average.parameters()).dtype)
         with torch.no_grad():
             fit_n = _compute_fit(average(rows_n), candidates.labels)
-        easy_n = _compute_fit(own(candidates.features), candidates.labels)
+        easy_n = _compute_fit(own_model(candidates.features), candidates.labels)
         # Of whoever is next to it by the own model: fits stay as near to that model's as they were.
         by_ease_n = np.argsort(easy_n)
         others_n = np.empty_like(by_ease_n)
@@ -360,10 +360,11 @@ class AveragedMembership(Attack):
 def _make_guess(*scores: Mapping[str, FloatArray]) -> Guess:
     """Make a guess of attacks, baselines and decoys: a score (n,) of each candidate."""
     attacks, baselines, decoys = (
-        {name: Prediction(values_n[:, None]) for name, values_n in of.items()} for of in scores
+        {name: Prediction(values_n[:, None]) for name, values_n in scores_by_variant.items()}
+        for scores_by_variant in scores
     )
-    everybody = torch.arange(len(next(iter(scores[0].values()))))
-    return Guess(positions=everybody, attacks=attacks, baselines=baselines, decoys=decoys)
+    all_candidates = torch.arange(len(next(iter(scores[0].values()))))
+    return Guess(positions=all_candidates, attacks=attacks, baselines=baselines, decoys=decoys)
 
 
 def _compute_fit(scores_nK: Tensor, labels_n: Tensor) -> FloatArray:

@@ -380,7 +380,7 @@ def task_of(case: Case, *, epochs: int = EPOCHS) -> Task:
 
 
 class OtherRows:
-    """The linear score of all rows but the record's, along what `directions` gives."""
+    """The linear score of all rows but the record's, along what `estimate_directions` returns."""
 
     def __init__(self, runs: Retrainings, direction: Sequence[Tensor]) -> None:
         self._direction = direction

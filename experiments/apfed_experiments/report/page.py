@@ -38,7 +38,7 @@ def render_run(
     audited: Audited | None,
     measured: Mapping[str, Any] | None,
 ) -> str:
-    """Render the page; see `audit_of` and `measured_of`."""
+    """Render the page; see `audit_of` and `measure_run`."""
     return render_template(
         "report.html.jinja",
         run=run,

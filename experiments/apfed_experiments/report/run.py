@@ -104,7 +104,7 @@ class ReportedRun(FinishedRun):
 
 
 def load_run(path: Path) -> ReportedRun:
-    """Read a run folder; raises CheckpointError as `read_finished_run`."""
+    """Read a run folder; raises CheckpointError as `load_finished_run`."""
     finished = load_finished_run(path)
     files = RunFolder(path)
     files.check_digests(

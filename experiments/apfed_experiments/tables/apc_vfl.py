@@ -65,7 +65,7 @@ _MEASURES = {
 # What APC-VFL's experiments measure of each data set, and which methods they compare.
 #
 # Source: section 5 and Appendices A and B of the paper. Who holds which columns and people says
-# `apfed_experiments.presets.preset`; encoders, epochs, patience and Adam are the defaults of
+# `apfed_experiments.presets.find_preset`; encoders, epochs, patience and Adam are the defaults of
 # `secure_apfed.learning.autoencoder.DistillationSettings`, which are the paper's.
 
 

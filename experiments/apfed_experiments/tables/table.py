@@ -207,7 +207,8 @@ class PaperTable:
         size: its lines and seeds, given whether all of it is wanted.
         axis: what `Line.at` is; empty: the picture has one dot a line. ticks: what stands at a
             place of that axis, if not its number.
-        shared: how alike two seeds' figures are; see `apfed_experiments.summary.shared_share`.
+        shared: how alike two seeds' figures are;
+            see `apfed_experiments.summary.estimate_seed_correlation`.
     """
 
     name: str
@@ -227,7 +228,7 @@ class PaperTable:
 @dataclass(frozen=True, kw_only=True)
 class Board:
     """A table as far as it is filled, all of it or its default part; `rows` of each line, see
-    `_row`; how many jobs are done, of how many; by job, why it ended with an error: the same
+    `_make_row`; how many jobs are done, of how many; by job, why it ended with an error: the same
     command tries it again.
     """
 

@@ -285,7 +285,7 @@ class ProductAgreement:
 
 # Parameters under which the products are exact, secure, and say nothing through their noise: an
 # active could read a passive's matrix out of the noise of its ciphertexts. The bounds, in the order
-# of `_fit`; all of them are worst cases but for the rounding of the answer:
+# of `_fit_degree`; all of them are worst cases but for the rounding of the answer:
 #
 # 1. A row of integers has sum_j |A_uj| <= R = 2^(bits - 1) - 1 + n / 2 + 1. Sums of M passives
 #    with noise of at most g lie within M (R + g), and t = 2^plain is the least that holds them.

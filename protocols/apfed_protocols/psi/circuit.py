@@ -193,7 +193,7 @@ class CircuitIntersection(DealtIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
+        """Return the bytes that an announced size takes; see `SetIntersection`.
 
         A member fills as many bins as the hub's IDs take; hub and dealer compare as many slots.
         Where the hub has few IDs, a large set takes many slots of each of its few bins.

@@ -15,7 +15,7 @@ member apart, over GF(2^128):
 3. The member adds: K = B + (A + P) Delta = C + P Delta, and tags each of its IDs by
    F(y) = hash(Decode(K, y) + Delta H(y)). The hub tags its own by hash(Decode(C, x)), which is
    F(x); F of another ID is a random number to it, since Delta is unknown.
-4. It compares, and opens what all share; see `open_rows` and `opened_rows`.
+4. It compares, and opens what all share; see `open_rows` and `parse_opened_rows`.
 
 The hash is keyed by both: the member commits to its part before it sees the hub's, and shows it
 with the tags, so that nobody chose it. Lists are in a random order of the member's. Where the
@@ -151,7 +151,7 @@ class VoleIntersection(DealtIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return the bytes that an announced size takes, as `SetIntersection.announced_bytes`.
+        """Return the bytes that an announced size takes; see `SetIntersection`.
 
         The dealer makes a vector for as many IDs as the hub orders, for one member at once; the hub
         matches as many tags as a member has IDs.

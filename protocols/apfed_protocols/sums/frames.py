@@ -177,9 +177,9 @@ def compute_fingerprint(
 class AgreedFrames:
     """The writer and checker of one role's frames of one sum under one agreement.
 
-    A step is `contribution` at a passive and `open_contributions`, `sum_of` at the aggregator; with
-    a second round in between `request` and `open_answers` there, `open_request` and `answer` here:
-    the frames remember the contribution that is under way, and forget it with the answer.
+    A step is `pack_contribution` at a passive and `open_contributions`, `sum_of` at the aggregator.
+    A second round adds `pack_request` and `open_answers` there, `open_request` and `pack_answer`
+    here. The frames remember the contribution that is under way, and forget it with the answer.
 
     Steps only go up: a step at or below the last one is refused, and so is any step in a forked
     process, whose copy of the role would use it a second time.

@@ -93,9 +93,9 @@ def resume_role(
     Args:
         described: the same sum.
         me: the contributor.
-        sealed: what `put_away` returned; the last one, and once.
+        sealed: what `suspend_role` returned; the last one, and once.
         key: the one that sealed it.
-        book: the one that `put_away` was given.
+        book: the one that `suspend_role` was given.
 
     Raises:
         LocalProtocolError: another key, sum or party; altered bytes; a role that was taken up

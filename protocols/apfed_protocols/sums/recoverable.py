@@ -473,7 +473,7 @@ class RecoverableContributor(SumContributor):
     answered in another circle, gets no answer, and the session of this passive is over.
 
     Attributes:
-        answered: what it answered, and among whom; see `SumSession.contributor` for a book of it.
+        answered: what it answered, and among whom; `SumSession.make_contributor` can keep a book.
     """
 
     _sum: RecoverableSum
@@ -542,7 +542,8 @@ class RecoverableContributor(SumContributor):
         self._active.require_completion()
         if self._awaited:
             raise LocalProtocolError(
-                f"{self.me} holds no keys of {', '.join(sorted(self._awaited))}; run the setup first"
+                f"{self.me} holds no keys of {', '.join(sorted(self._awaited))}; run the setup "
+                "first"
             )
 
     def _note_question(self, values_BD: FloatArray, binding: StepBinding) -> None:

@@ -320,7 +320,7 @@ class SumContributor(Role, ABC):
             }
 
     def import_state(self, state: Mapping[str, Any]) -> None:
-        """Become the role that `leave` returned."""
+        """Become the role that `export_state` returned."""
         self._life = state["role"]
         self._times = state["times"]
         self.clipping = Clipping(**state["clipping"])
@@ -329,14 +329,14 @@ class SumContributor(Role, ABC):
         self._frames.import_step(state["last"])
 
     def _export_secrets(self) -> dict[str, Any]:
-        """Return what a kind of role adds to `leave`, and forget it; `_enter` takes it."""
+        """Return what this kind of role adds to `export_state`, and forget it."""
         raise LocalProtocolError(
             f"{self.me}: a role of {self._sum.name} holds shares for the next step, and is never "
             "put away; keep it in memory, or take pairwise masks"
         )
 
     def _import_secrets(self, state: Mapping[str, Any]) -> None:
-        """Take what `_leave` returned."""
+        """Restore what `_export_secrets` returned."""
 
     def _require_setup(self) -> None:
         """Raise LocalProtocolError before the setup is finished; it names what is missing."""

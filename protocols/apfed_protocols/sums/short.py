@@ -315,7 +315,7 @@ class SumSession(KeepsSecrets):
         if not isinstance(self.described, RecoverableSum):
             raise LocalProtocolError(
                 f"{me}: {self.described.name} needs all contributors in every step, so it has no "
-                "book of who was counted; leave book out (`take_up` has a book of its own)"
+                "book of who was counted; leave book out (`resume_role` has a book of its own)"
             )
         return self.described.make_contributor(me, book=book, new_book=new_book)
 
@@ -475,7 +475,7 @@ class SumSession(KeepsSecrets):
         self._early.append((sender, body))
 
     def resume_role(self, me: str, sealed: bytes, key: bytes, *, book: Book) -> SumContributor:
-        """Take up the role that `put_away` sealed; see `apfed_protocols.sums.put_away.take_up`."""
+        """Resume the role that `suspend_role` sealed; see `apfed_protocols.sums.put_away`."""
         return resume_role(self.described, me, sealed, key, book=book)
 
     def _apply_clip(self, clip: float) -> bool:
