@@ -69,7 +69,8 @@ class Interval:
         (`estimate_covariance`). Where no influences are given it is 1 / J + rho / (1 - rho) of the
         sample variance: the corrected resampled t interval (Nadeau and Bengio 2003), which is wide
         where most of the spread comes from few labelled rows; Student's at 0. Values are paired
-        differences where runs are compared. tests/experiments/test_coverage.py counts how often each holds the true gain.
+        differences where runs are compared. tests/experiments/test_coverage.py counts how often
+        each interval holds the true gain.
         """
         mean = float(np.mean(values))
         if len(values) < 2:

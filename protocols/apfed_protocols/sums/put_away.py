@@ -168,8 +168,8 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
                 yield _create_table(opened)
     except sqlite3.Error as error:
         raise LocalProtocolError(
-            f"{me}: {book} is no book of sealed roles ({error}): name the file that put_away was "
-            "given, or set up a new session"
+            f"{me}: {book} is no book of sealed roles ({error}): name the file that "
+            "suspend_role was given, or set up a new session"
         ) from error
 
 
