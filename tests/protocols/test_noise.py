@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,22 +37,22 @@ def scale_fits(sample: NDArray[np.int64], deviation: float) -> bool:
     return bool(low < float((sample.astype(np.float64) ** 2).sum()) / deviation**2 < high)
 
 
-def test_small_deviations_follow_the_law_and_no_other_scale() -> None:
-    for deviation in [1, 2, 3, 7]:
-        sample = discrete_gaussian(KEY, b"small", deviation=deviation, shape=(100_000,))
-        found = [fits(sample, deviation * factor) for factor in (1, 2 / 3, 1.5, 1.03)]
-        assert found == [True, False, False, False]
+@pytest.mark.parametrize("deviation", [1, 2, 3, 7])
+def test_small_deviations_follow_the_law_and_no_other_scale(deviation: int) -> None:
+    sample = discrete_gaussian(KEY, b"small", deviation=deviation, shape=(100_000,))
+    found = [fits(sample, deviation * factor) for factor in (1, 2 / 3, 1.5, 1.03)]
+    assert found == [True, False, False, False]
 
 
-def test_large_deviations_have_the_right_scale_and_no_other() -> None:
-    for deviation in [100, 32767, 10**6, MAX_DEVIATION]:
-        sample = discrete_gaussian(KEY, b"large", deviation=deviation, shape=(20_000,))
-        found = [scale_fits(sample, deviation * factor) for factor in (1, 2 / 3, 1.5)]
-        assert found == [True, False, False]
-        mean = sample.mean() / deviation
-        fourth = ((sample / deviation) ** 4).mean()
-        assert abs(mean) < 5 / math.sqrt(sample.size)
-        assert abs(fourth - 3) < 5 * math.sqrt(96 / sample.size)
+@pytest.mark.parametrize("deviation", [100, 32767, 10**6, MAX_DEVIATION])
+def test_large_deviations_have_the_right_scale_and_no_other(deviation: int) -> None:
+    sample = discrete_gaussian(KEY, b"large", deviation=deviation, shape=(20_000,))
+    found = [scale_fits(sample, deviation * factor) for factor in (1, 2 / 3, 1.5)]
+    assert found == [True, False, False]
+    mean = sample.mean() / deviation
+    fourth = ((sample / deviation) ** 4).mean()
+    assert abs(mean) < 5 / math.sqrt(sample.size)
+    assert abs(fourth - 3) < 5 * math.sqrt(96 / sample.size)
 
 
 def test_low_bits_are_uniform() -> None:
@@ -70,40 +71,54 @@ def test_neighbouring_values_do_not_depend_on_each_other() -> None:
     assert chi2.sf(statistic, df=16) > RARE
 
 
-def test_coins_of_exponentials_have_their_probability() -> None:
-    for numerator, denominator in [(0, 1), (1, 3), (1, 1), (7, 3), (9, 1)]:
-        bits = module._Bits(KEY)
-        coins = module._exp_minus(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
-        chance = math.exp(-numerator / denominator)
-        error = math.sqrt(chance * (1 - chance) / 200_000)
-        assert abs(coins.mean() - chance) <= 5 * error
+@pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 3), (1, 1), (7, 3), (9, 1)])
+def test_coins_of_exponentials_have_their_probability(numerator: int, denominator: int) -> None:
+    bits = module._Bits(KEY)
+    coins = module._exp_minus(bits, np.full(200_000, numerator, dtype=np.int64), denominator)
+    chance = math.exp(-numerator / denominator)
+    error = math.sqrt(chance * (1 - chance) / 200_000)
+    assert abs(coins.mean() - chance) <= 5 * error
 
 
-def test_uniform_integers_reach_exactly_their_range() -> None:
-    for bound in [1, 2, 3, 1000, 2**49 + 1]:
-        drawn = module._Bits(KEY).draw_below(bound, 20_000)
-        assert 0 <= drawn.min() <= drawn.max() < bound
-        if bound <= 1000:
-            assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > RARE or bound == 1
-        assert abs(drawn.mean() / bound - (bound - 1) / bound / 2) < 5 / math.sqrt(12 * 20_000)
+@pytest.mark.parametrize("bound", [1, 2, 3, 1000, 2**49 + 1])
+def test_uniform_integers_reach_exactly_their_range(bound: int) -> None:
+    drawn = module._Bits(KEY).draw_below(bound, 20_000)
+    assert 0 <= drawn.min() <= drawn.max() < bound
+    if bound <= 1000:
+        assert chisquare(np.bincount(drawn, minlength=bound)).pvalue > RARE or bound == 1
+    assert abs(drawn.mean() / bound - (bound - 1) / bound / 2) < 5 / math.sqrt(12 * 20_000)
 
 
 def test_noise_is_a_function_of_key_and_context_alone() -> None:
     one = discrete_gaussian(KEY, b"a", b"b", deviation=50, shape=(40, 3))
     assert np.array_equal(one, discrete_gaussian(KEY, b"a", b"b", deviation=50, shape=(40, 3)))
-    for key, context in ((KEY, (b"ab",)), (KEY, (b"a", b"c")), (bytes(32), (b"a", b"b"))):
-        other = discrete_gaussian(key, *context, deviation=50, shape=(40, 3))
-        assert (other != one).mean() > 0.9
 
 
-def test_the_tail_bound_is_one() -> None:
+@pytest.mark.parametrize(
+    ("key", "context"),
+    [
+        pytest.param(KEY, (b"ab",), id="joined context"),
+        pytest.param(KEY, (b"a", b"c"), id="another context"),
+        pytest.param(bytes(32), (b"a", b"b"), id="another key"),
+    ],
+)
+def test_noise_differs_under_another_key_or_context(key: bytes, context: tuple[bytes, ...]) -> None:
+    one = discrete_gaussian(KEY, b"a", b"b", deviation=50, shape=(40, 3))
+    other = discrete_gaussian(key, *context, deviation=50, shape=(40, 3))
+    assert (other != one).mean() > 0.9
+
+
+@pytest.mark.parametrize("deviation", [1, 2, 5, 50])
+def test_the_tail_bound_is_one(deviation: int) -> None:
     """What lies beyond has less than the stated probability, computed exactly at small scales."""
-    for deviation in (1, 2, 5, 50):
-        most = largest_noise(deviation)
-        x = np.arange(0, 60 * deviation)
-        weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))
-        beyond = 2 * weight[most + 1 :].sum() / (2 * weight.sum() - 1)
-        assert 0 < beyond < TAIL
+    most = largest_noise(deviation)
+    x = np.arange(0, 60 * deviation)
+    weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))
+    beyond = 2 * weight[most + 1 :].sum() / (2 * weight.sum() - 1)
+    assert 0 < beyond < TAIL
+
+
+def test_no_deviation_is_no_noise() -> None:
     assert largest_noise(0) == 0
 
 
@@ -112,10 +127,10 @@ def test_values_beyond_the_tail_are_never_returned(monkeypatch: pytest.MonkeyPat
     assert np.abs(discrete_gaussian(KEY, b"cut", deviation=4, shape=(20_000,))).max() == 6
 
 
-def test_other_deviations_are_refused() -> None:
-    for deviation in [0, -1, MAX_DEVIATION + 1, 1.0, True, None, math.nan]:
-        with pytest.raises(LocalProtocolError, match="an integer from 1 to"):
-            discrete_gaussian(KEY, deviation=deviation, shape=(2,))  # type: ignore[arg-type]
+@pytest.mark.parametrize("deviation", [0, -1, MAX_DEVIATION + 1, 1.0, True, None, math.nan])
+def test_other_deviations_are_refused(deviation: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="an integer from 1 to"):
+        discrete_gaussian(KEY, deviation=deviation, shape=(2,))
 
 
 def test_recorded_noise_is_drawn_again() -> None:

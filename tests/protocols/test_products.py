@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from apfed_protocols.products.ring import (
 )
 from apfed_protocols.sums.fixed_point import SECURE_MODULUS_BITS
 from tests.contracts.product_parties import ProductParties, agreement, labels, matrices
+from tests.refusals import list_unrefused
 from tests.vectors.recorded import fixed_randomness
 
 SHAPES: tuple[dict[str, Any], ...] = (
@@ -67,27 +69,30 @@ def test_it_is_close_to_the_real_product() -> None:
     assert np.abs(opened - real).max() <= played.sum.compute_rounding_error()
 
 
-def test_labels_are_any_bits_of_any_type() -> None:
-    for kind in [bool, np.uint8, np.int64, np.float32]:
-        agreed = agreement()
-        bits = np.random.default_rng(1).integers(2, size=(4, 3)).astype(kind)
-        played = ProductParties(agreed, bits)
-        rows = matrices(agreed)
-        assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.int64, np.float32])
+def test_labels_are_any_bits_of_any_type(kind: Any) -> None:
+    agreed = agreement()
+    bits = np.random.default_rng(1).integers(2, size=(4, 3)).astype(kind)
+    played = ProductParties(agreed, bits)
+    rows = matrices(agreed)
+    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
 
 
-def test_the_largest_rows_stay_in_range() -> None:
+@pytest.mark.parametrize(
+    "single",
+    [pytest.param(np.zeros((4, 3)), id="no label"), pytest.param(np.ones((4, 3)), id="all labels")],
+)
+def test_the_largest_rows_stay_in_range(single: Any) -> None:
     """All of a row in one entry, all entries at half a step, either sign."""
     agreed = agreement(3, people=4)
-    for single in [np.zeros((4, 3)), np.ones((4, 3))]:
-        played = ProductParties(agreed, single)
-        edge = np.zeros((4, 4))
-        edge[0, 0] = 1
-        edge[1, 3] = -1
-        edge[2] = 0.25 + 0.5 / played.sum.fixed_point.levels
-        edge[3] = -edge[2]
-        rows = dict.fromkeys(agreed.contributors, edge)
-        assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
+    played = ProductParties(agreed, single)
+    edge = np.zeros((4, 4))
+    edge[0, 0] = 1
+    edge[1, 3] = -1
+    edge[2] = 0.25 + 0.5 / played.sum.fixed_point.levels
+    edge[3] = -edge[2]
+    rows = dict.fromkeys(agreed.contributors, edge)
+    assert np.array_equal(np.rint(played.opened(rows)), played.integers(rows))
 
 
 def test_noise_is_added_in_steps() -> None:
@@ -104,32 +109,40 @@ def test_noise_is_added_in_steps() -> None:
     assert np.array_equal(steps, played.integers(rows) + noise[0] + noise[1])
 
 
-def test_labels_that_are_no_bits() -> None:
-    others: list[Any] = [
-        *(np.full((4, 3), other) for other in (2, 0.5, "1")),
-        np.ones((3, 4)),
-        [[1]],
-    ]
-    for bad in others:
-        with pytest.raises(LocalProtocolError, match="labels are"):
-            SumOfProducts(agreement()).make_receiver(bad)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(np.full((4, 3), 2), id="twos"),
+        pytest.param(np.full((4, 3), 0.5), id="halves"),
+        pytest.param(np.full((4, 3), "1"), id="texts"),
+        pytest.param(np.ones((3, 4)), id="another shape"),
+        pytest.param([[1]], id="a list"),
+    ],
+)
+def test_labels_that_are_no_bits(bad: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="labels are"):
+        SumOfProducts(agreement()).make_receiver(bad)
 
 
-def test_rows_that_are_refused() -> None:
-    cases: list[tuple[Any, str]] = [
-        (np.full((30, 4), 0.3), "adds up to more than row_bound"),
-        (np.full((30, 4), 1e308), "adds up to more than row_bound"),
-        (np.full((30, 4), np.nan), "NaN"),
-        (np.zeros((29, 4)), "shape"),
-        (np.zeros((30, 4), dtype=np.int64), "float32 or float64"),
-        ([[0.0]], "array"),
-    ]
-    for bad, says in cases:
-        played = ProductParties(agreement())
-        role = played.contributors["passive_1"]
-        with pytest.raises(LocalProtocolError, match=says):
-            role.answer_block(0, bad)
-        role.answer_block(0, np.zeros((30, 4)))  # what was refused used no block up
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        pytest.param(np.full((30, 4), 0.3), "adds up to more than row_bound", id="above the bound"),
+        pytest.param(
+            np.full((30, 4), 1e308), "adds up to more than row_bound", id="far above the bound"
+        ),
+        pytest.param(np.full((30, 4), np.nan), "NaN", id="nan"),
+        pytest.param(np.zeros((29, 4)), "shape", id="a row less"),
+        pytest.param(np.zeros((30, 4), dtype=np.int64), "float32 or float64", id="integers"),
+        pytest.param([[0.0]], "array", id="a list"),
+    ],
+)
+def test_rows_that_are_refused(bad: Any, says: str) -> None:
+    played = ProductParties(agreement())
+    role = played.contributors["passive_1"]
+    with pytest.raises(LocalProtocolError, match=says):
+        role.answer_block(0, bad)
+    role.answer_block(0, np.zeros((30, 4)))  # what was refused used no block up
 
 
 def test_noise_must_be_as_agreed() -> None:
@@ -137,9 +150,9 @@ def test_noise_must_be_as_agreed() -> None:
     with pytest.raises(LocalProtocolError, match="noise"):
         role.answer_block(0, np.zeros((30, 4)), np.zeros((30, 3), dtype=np.int64))
     role = ProductParties(agreement(noise=5)).contributors["passive_1"]
-    for bad in (None, np.zeros((30, 4), dtype=np.int64), np.full((30, 3), 68), np.zeros((30, 3))):
-        with pytest.raises(LocalProtocolError, match="noise"):
-            role.answer_block(0, np.zeros((30, 4)), bad)  # type: ignore[arg-type]  # on purpose
+    others = (None, np.zeros((30, 4), dtype=np.int64), np.full((30, 3), 68), np.zeros((30, 3)))
+    cases = [("noise", 0, np.zeros((30, 4)), bad) for bad in others]
+    assert list_unrefused(LocalProtocolError, role.answer_block, cases) == []
 
 
 def test_blocks_go_up_and_are_used_once() -> None:
@@ -148,14 +161,12 @@ def test_blocks_go_up_and_are_used_once() -> None:
     rows = matrices(agreed)
     combined = played.combiner.combine_block(1, played.answers(1, rows))
     played.receiver.open_block(1, combined)
-    for block in (1, 0):
-        with pytest.raises(LocalProtocolError, match="used once"):
-            played.answers(block, rows)
+    used = [("used once", block, rows) for block in (1, 0)]
+    assert list_unrefused(LocalProtocolError, played.answers, used) == []
     with pytest.raises(LocalProtocolError, match="used once"):
         played.receiver.open_block(1, combined)
-    for block in (2, -1, True):
-        with pytest.raises(LocalProtocolError, match="blocks of"):
-            played.answers(block, rows)
+    unknown = [("blocks of", block, rows) for block in (2, -1, True)]
+    assert list_unrefused(LocalProtocolError, played.answers, unknown) == []
 
 
 def test_nothing_leaves_before_setup_and_request() -> None:
@@ -248,8 +259,10 @@ def test_bytes_digits_and_carries_round_trip(values: list[int]) -> None:
     parsed = digits(RING, values)
     assert integers(RING, parsed) == values
     assert integers(RING, RING.centre_digits(parsed)) == values
-    for digit, width in zip(RING.centre_digits(parsed), RING.widths, strict=True):
-        assert -(1 << (width - 1)) <= digit.min() <= digit.max() <= 1 << (width - 1)
+    half = np.array([1 << (width - 1) for width in RING.widths])
+    centred = RING.centre_digits(parsed)
+    assert (-half <= centred.min(axis=1)).all()
+    assert (centred.max(axis=1) <= half).all()
     assert np.array_equal(RING.carry_digits(RING.centre_digits(parsed)), parsed)
     blob = RING.pack_digits(RING.centre_digits(parsed))
     assert blob == RING.pack_digits(parsed)
@@ -272,32 +285,32 @@ def test_rounding_is_that_of_integers(values: list[int]) -> None:
     kept = RING.bits - RING.offsets[4]
     dropped = RING.bits - kept
     expected = [((v + (1 << (dropped - 1))) >> dropped) % 2**kept for v in values]
-    for form in (digits(RING, values), RING.centre_digits(digits(RING, values))):
-        assert RING.round_digits(form, kept).tolist() == expected
+    forms = (digits(RING, values), RING.centre_digits(digits(RING, values)))
+    assert [RING.round_digits(form, kept).tolist() for form in forms] == [expected, expected]
 
 
-def test_adding_at_a_place() -> None:
-    for place in [0, 12, 13, 50, 101]:
-        numbers_L = np.zeros((6, 16), dtype=np.int64)
-        RING.add_at(numbers_L, place, np.arange(-8, 8))
-        expected = [(number << place) % 2**RING.bits for number in range(-8, 8)]
-        assert integers(RING, numbers_L) == expected
+@pytest.mark.parametrize("place", [0, 12, 13, 50, 101])
+def test_adding_at_a_place(place: int) -> None:
+    numbers_L = np.zeros((6, 16), dtype=np.int64)
+    RING.add_at(numbers_L, place, np.arange(-8, 8))
+    expected = [(number << place) % 2**RING.bits for number in range(-8, 8)]
+    assert integers(RING, numbers_L) == expected
 
 
-def test_uniform_noise_has_its_range_and_deviation() -> None:
-    for bits in [1, 5, 13, 30, 90]:
-        ring = Ring(2**14, RING.widths)
-        numbers_L = np.zeros((6, 2**14), dtype=np.int64)
-        ring.add_uniform(numbers_L, bits)
-        half = 2 ** (bits - 1)
-        modulus = 2**ring.bits
-        drawn = [(n + half) % modulus - half for n in integers(ring, numbers_L)]
-        assert -half <= min(drawn) <= max(drawn) < half
-        assert len({n & 1 for n in drawn}) == 2
-        deviation = float(np.std(np.array(drawn, dtype=float) / 2**bits))
-        expected = np.sqrt((1 - 4.0**-bits) / 12)
-        found = [0.97 < k * deviation / expected < 1.03 for k in (1, 2 / 3, 1.5)]
-        assert found == [True, False, False]
+@pytest.mark.parametrize("bits", [1, 5, 13, 30, 90])
+def test_uniform_noise_has_its_range_and_deviation(bits: int) -> None:
+    ring = Ring(2**14, RING.widths)
+    numbers_L = np.zeros((6, 2**14), dtype=np.int64)
+    ring.add_uniform(numbers_L, bits)
+    half = 2 ** (bits - 1)
+    modulus = 2**ring.bits
+    drawn = [(n + half) % modulus - half for n in integers(ring, numbers_L)]
+    assert -half <= min(drawn) <= max(drawn) < half
+    assert len({n & 1 for n in drawn}) == 2
+    deviation = float(np.std(np.array(drawn, dtype=float) / 2**bits))
+    expected = np.sqrt((1 - 4.0**-bits) / 12)
+    found = [0.97 < k * deviation / expected < 1.03 for k in (1, 2 / 3, 1.5)]
+    assert found == [True, False, False]
 
 
 def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
@@ -310,20 +323,20 @@ def test_expansion_is_uniform_and_a_function_of_seed_and_place() -> None:
     assert np.abs(np.bincount(top) - 512).max() < 150
 
 
-def test_the_bound_of_the_transforms_holds() -> None:
+@pytest.mark.parametrize("size", [8, 512, 4096])
+@pytest.mark.parametrize("terms", [1, 50])
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_bound_of_the_transforms_holds(size: int, terms: int, aligned: bool) -> None:
     """Against exact products, for numbers all at their largest, with equal and random signs."""
-    for size, terms, aligned in itertools.product((8, 512, 4096), (1, 50), (True, False)):
-        rng = np.random.default_rng(0)
-        shape = (terms, size)
-        left, right = (
-            np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2)
-        )
-        found = invert_transform(
-            (transform_polynomials(left * 2**15) * transform_polynomials(right * 2**12)).sum(axis=0)
-        )
-        norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
-        exact = _exact(left, right) * 2**27
-        assert np.abs(found - exact).max() <= product_error(size, terms) * norms
+    rng = np.random.default_rng(0)
+    shape = (terms, size)
+    left, right = (np.ones(shape) if aligned else rng.choice([-1.0, 1.0], shape) for _ in range(2))
+    found = invert_transform(
+        (transform_polynomials(left * 2**15) * transform_polynomials(right * 2**12)).sum(axis=0)
+    )
+    norms = 2**27 * float((np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)).sum())
+    exact = _exact(left, right) * 2**27
+    assert np.abs(found - exact).max() <= product_error(size, terms) * norms
 
 
 def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -337,22 +350,26 @@ def _exact(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.
     return total
 
 
-def test_the_digits_of_agreed_parameters_are_exact_at_the_edge() -> None:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({"columns": 10, "labelled": 50}, id="ten columns"),
+        pytest.param({"labelled": 200}, id="one column"),
+    ],
+)
+def test_the_digits_of_agreed_parameters_are_exact_at_the_edge(shape: dict[str, int]) -> None:
     """All labels' digits and one row's integers at their largest: the float is near its integer."""
-    for shape in [{"columns": 10, "labelled": 50}, {"labelled": 200}]:
-        agreed = agreement(people=10**5, **shape)
-        found = solve_products(agreed)
-        largest = 2.0 ** (max(found.widths) - 1)
-        level = 2**15
-        signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
-        rows = np.zeros((agreed.labelled, found.rows))
-        rows[0] = level
-        spectrum = (transform_polynomials(rows) * transform_polynomials(signs * largest)).sum(
-            axis=0
-        )
-        product = invert_transform(spectrum)
-        assert np.abs(product - np.rint(product)).max() < 1 / 8
-        assert np.abs(product).max() < 2**53
+    agreed = agreement(people=10**5, **shape)
+    found = solve_products(agreed)
+    largest = 2.0 ** (max(found.widths) - 1)
+    level = 2**15
+    signs = np.random.default_rng(1).choice([-1.0, 1.0], (agreed.labelled, found.rows))
+    rows = np.zeros((agreed.labelled, found.rows))
+    rows[0] = level
+    spectrum = (transform_polynomials(rows) * transform_polynomials(signs * largest)).sum(axis=0)
+    product = invert_transform(spectrum)
+    assert np.abs(product - np.rint(product)).max() < 1 / 8
+    assert np.abs(product).max() < 2**53
 
 
 @given(st.integers(1, 300), st.integers(1, 64))
@@ -368,11 +385,10 @@ def test_polynomials_that_are_none() -> None:
     ring = Ring(16, (10, 11))
     good = bytes(16 * 3)
     assert not ring.parse_digits(good, sender="x").any()
-    for bad in (good[:-1], good + b"\0", b""):
-        with pytest.raises(RemoteProtocolError, match="bytes, expected 48"):
-            ring.parse_digits(bad, sender="x")
-    with pytest.raises(RemoteProtocolError, match=r"beyond 2\^21"):
-        ring.parse_digits(good[:-1] + b"\x20", sender="x")
+    cases = [("bytes, expected 48", bad) for bad in (good[:-1], good + b"\0", b"")]
+    cases.append((r"beyond 2\^21", good[:-1] + b"\x20"))
+    parse = partial(ring.parse_digits, sender="x")
+    assert list_unrefused(RemoteProtocolError, parse, cases) == []
     ring.parse_digits(good[:-1] + b"\x1f", sender="x")
 
 
@@ -397,29 +413,29 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def test_parameters_hold_the_bounds() -> None:
-    for case in CASES:
-        agreed = agreement(**case)
-        found = solve_products(agreed)
-        passives = case["passives"]
-        assert found.modulus_bits <= SECURE_MODULUS_BITS[found.degree]
-        assert sum(found.widths) == found.modulus_bits
-        assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
-        assert found.folds == (2 if agreed.candidates else 1)
-        assert found.stride >= found.folds * agreed.columns
-        limit = passives * (row_limit(agreed) + largest_noise(agreed.noise or 0))
-        assert 2 ** (found.plain_bits - 1) > limit
-        assert 2**found.plain_bits <= 4 * limit + 1  # no larger than it must be
-        own = found.folds * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
-        values = passives * agreed.people * agreed.columns
-        assert own * values * 2**agreed.security <= 2**found.smudging_bits
-        noise = (
-            passives
-            * (own + 2 ** (found.smudging_bits - 1))
-            / 2 ** (found.modulus_bits - found.kept_bits)
-        )
-        tail = 6 * np.sqrt(passives * (found.folds * found.degree + 1) / 4)
-        assert noise + tail < found.noise_bound < 2 ** (found.kept_bits - found.plain_bits - 1)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_parameters_hold_the_bounds(case: dict[str, Any]) -> None:
+    agreed = agreement(**case)
+    found = solve_products(agreed)
+    passives = case["passives"]
+    assert found.modulus_bits <= SECURE_MODULUS_BITS[found.degree]
+    assert sum(found.widths) == found.modulus_bits
+    assert found.kept_bits in {sum(found.widths[place:]) for place in range(len(found.widths))}
+    assert found.folds == (2 if agreed.candidates else 1)
+    assert found.stride >= found.folds * agreed.columns
+    limit = passives * (row_limit(agreed) + largest_noise(agreed.noise or 0))
+    assert 2 ** (found.plain_bits - 1) > limit
+    assert 2**found.plain_bits <= 4 * limit + 1  # no larger than it must be
+    own = found.folds * LARGEST_ERROR * (found.rows * row_limit(agreed) + 2 * found.degree)
+    values = passives * agreed.people * agreed.columns
+    assert own * values * 2**agreed.security <= 2**found.smudging_bits
+    noise = (
+        passives
+        * (own + 2 ** (found.smudging_bits - 1))
+        / 2 ** (found.modulus_bits - found.kept_bits)
+    )
+    tail = 6 * np.sqrt(passives * (found.folds * found.degree + 1) / 4)
+    assert noise + tail < found.noise_bound < 2 ** (found.kept_bits - found.plain_bits - 1)
 
 
 def test_what_does_not_fit_says_so() -> None:
