@@ -43,13 +43,18 @@ def test_two_processes_align_twice_over_one_link() -> None:
     shop.start()
     theirs.close()
     ids = frozenset(UUID(int=number) for number in range(50))
-    for common in (set(range(3, 50)), set()):
+
+    def align_once() -> tuple[list[int], list[int]]:
+        """Return the common people as the bank finds them, and as the shop does."""
         rows = align_with("shop", ids, link=link_over(ours), me="bank", hub="bank", minimum_rows=0)
-        assert ours.poll(LONG_S)
-        found = [[*ids][row].int for row in rows]
-        assert found == [[*SHOP][row].int for row in ours.recv()]
-        assert {*found} == common
         assert rows.dtype == np.int64
+        assert ours.poll(LONG_S)
+        return [[*ids][row].int for row in rows], [[*SHOP][row].int for row in ours.recv()]
+
+    found, expected = align_once()
+    assert found == expected
+    assert {*found} == set(range(3, 50))
+    assert align_once() == ([], [])
     shop.join(LONG_S)
     assert shop.exitcode == 0
 
@@ -151,14 +156,27 @@ def test_a_message_sent_back_and_silence_are_told() -> None:
 
 
 @pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
-def test_nobody_in_common_is_a_result_under_a_minimum_of_0(protocol: str) -> None:
-    for bank, shop in ((["a", "b"], ["c"]), ([], ["c"]), (["a"], [])):
-        usual: dict[str, Any] = {"ids_by_party": {"bank": bank, "shop": shop}, "hub": "bank"}
-        rows = align(**usual, protocol=protocol, minimum_rows=0)
-        assert all(each.dtype == np.int64 and each.shape == (0,) for each in rows.values())
-        if Output.SIZE in SET_INTERSECTIONS[protocol].outputs:
-            assert count_common(**usual, protocol=protocol, minimum_rows=0) == 0
-        with pytest.raises(DataError, match="agreed minimum of 1"):
-            align(**usual, protocol=protocol, minimum_rows=1)
+@pytest.mark.parametrize(
+    ("bank", "shop"),
+    [
+        pytest.param(["a", "b"], ["c"], id="nothing common"),
+        pytest.param([], ["c"], id="an empty hub"),
+        pytest.param(["a"], [], id="an empty member"),
+    ],
+)
+def test_nobody_in_common_is_a_result_under_a_minimum_of_0(
+    bank: list[str], shop: list[str], protocol: str
+) -> None:
+    usual: dict[str, Any] = {"ids_by_party": {"bank": bank, "shop": shop}, "hub": "bank"}
+    rows = align(**usual, protocol=protocol, minimum_rows=0)
+    assert all(each.dtype == np.int64 and each.shape == (0,) for each in rows.values())
+    if Output.SIZE in SET_INTERSECTIONS[protocol].outputs:
+        assert count_common(**usual, protocol=protocol, minimum_rows=0) == 0
+    with pytest.raises(DataError, match="agreed minimum of 1"):
+        align(**usual, protocol=protocol, minimum_rows=1)
+
+
+@pytest.mark.parametrize("protocol", usable(SET_INTERSECTIONS))
+def test_ids_of_kinds_that_never_match_are_refused(protocol: str) -> None:
     with pytest.raises(DataError, match="no two can match"):
         align({"bank": [1], "shop": ["a"]}, hub="bank", protocol=protocol, minimum_rows=0)

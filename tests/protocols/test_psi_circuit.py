@@ -33,6 +33,7 @@ from apfed_protocols.psi.store import DENSE, Rows, cells_for, decode_rows, targe
 from apfed_protocols.psi.vole import DEAL
 from tests.contracts.intersections import HEADER, Change, Intersection
 from tests.memory import traced
+from tests.refusals import list_unrefused
 from tests.with_crypten import installed
 
 AGREEMENT = IntersectionAgreement(session="s", minimum_rows=0, maximum_ids=1000, dealer="d")
@@ -79,35 +80,32 @@ def random_tags(*shape: int) -> NDArray[np.uint64]:
 # Gates
 
 
-def test_bit_planes_hold_each_bit_where_the_docstring_says() -> None:
-    for shape in [(64,), (256,), (3, 128)]:
-        tags = random_tags(*shape)
-        planes = hashing.bit_planes(tags)
-        assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
-        for _ in range(200):
-            p = int(RNG.integers(64))
-            b = int(RNG.integers(shape[-1]))
-            word = planes[p][..., b // 64]
-            assert (
-                (word >> np.uint64(b % 64)) & np.uint64(1) == (tags[..., b] >> np.uint64(p)) & 1
-            ).all()
+@pytest.mark.parametrize("shape", [(64,), (256,), (3, 128)], ids=str)
+def test_bit_planes_hold_each_bit_where_the_docstring_says(shape: tuple[int, ...]) -> None:
+    tags = random_tags(*shape)
+    planes = hashing.bit_planes(tags)
+    assert planes.shape == (64, *shape[:-1], shape[-1] // 64)
+    bins = np.arange(shape[-1])
+    bits = np.arange(64, dtype=np.uint64).reshape(64, *[1] * len(shape))
+    found = (planes[..., bins // 64] >> (bins % 64).astype(np.uint64)) & np.uint64(1)
+    assert np.array_equal(found, (tags >> bits) & np.uint64(1))
 
 
-def test_shared_and_equals_and() -> None:
-    for parties in [2, 3, 5]:
-        seeds, correction = hashing.deal_triples(parties, 12)
-        corrections = [None] * (parties - 1) + [correction]
-        triples = [
-            hashing.TripleShares.from_seed(seed, 12, fix).take_triple((3, 4))
-            for seed, fix in zip(seeds, corrections, strict=True)
-        ]
-        x = random_tags(parties, 3, 4)
-        y = random_tags(parties, 3, 4)
-        gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
-        opened = np.bitwise_xor.reduce([gate.mask_inputs() for gate in gates])
-        z = [gate.compute_share(opened) for gate in gates]
-        expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
-        assert (np.bitwise_xor.reduce(z) == expected).all()
+@pytest.mark.parametrize("parties", [2, 3, 5])
+def test_shared_and_equals_and(parties: int) -> None:
+    seeds, correction = hashing.deal_triples(parties, 12)
+    corrections = [None] * (parties - 1) + [correction]
+    triples = [
+        hashing.TripleShares.from_seed(seed, 12, fix).take_triple((3, 4))
+        for seed, fix in zip(seeds, corrections, strict=True)
+    ]
+    x = random_tags(parties, 3, 4)
+    y = random_tags(parties, 3, 4)
+    gates = [hashing.BeaverAnd(x[k], y[k], triples[k], leads=k == 0) for k in range(parties)]
+    opened = np.bitwise_xor.reduce([gate.mask_inputs() for gate in gates])
+    z = [gate.compute_share(opened) for gate in gates]
+    expected = np.bitwise_xor.reduce(x) & np.bitwise_xor.reduce(y)
+    assert (np.bitwise_xor.reduce(z) == expected).all()
 
 
 def test_triples_are_handed_out_once() -> None:
@@ -123,17 +121,17 @@ def test_triples_are_handed_out_once() -> None:
 # Bins
 
 
-def test_cuckoo_table_keeps_each_row_in_one_of_its_bins() -> None:
-    for size in [0, 1, 5, 100, 3000]:
-        count = hashing.bins_for(size)
-        tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
-        row_of_bin = hashing.cuckoo_table(bins_n3, count)
-        assert row_of_bin is not None
-        kept = np.flatnonzero(row_of_bin >= 0)
-        assert sorted(row_of_bin[kept].tolist()) == list(range(size))
-        assert all(place in bins_n3[row_of_bin[place]] for place in kept)
-        tags_B = hashing.hub_tags(tags, row_of_bin)
-        assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
+@pytest.mark.parametrize("size", [0, 1, 5, 100, 3000])
+def test_cuckoo_table_keeps_each_row_in_one_of_its_bins(size: int) -> None:
+    count = hashing.bins_for(size)
+    tags, bins_n3, _ = hashing.fingerprints(ids_of(*range(size)), bytes(32), count)
+    row_of_bin = hashing.cuckoo_table(bins_n3, count)
+    assert row_of_bin is not None
+    kept = np.flatnonzero(row_of_bin >= 0)
+    assert sorted(row_of_bin[kept].tolist()) == list(range(size))
+    assert all(place in bins_n3[row_of_bin[place]] for place in kept)
+    tags_B = hashing.hub_tags(tags, row_of_bin)
+    assert (tags_B[kept] == tags[row_of_bin[kept]]).all()
 
 
 def test_cuckoo_hashing_says_when_it_fails() -> None:
@@ -141,31 +139,25 @@ def test_cuckoo_hashing_says_when_it_fails() -> None:
     assert hashing.cuckoo_table(np.array([[0, 1, 2]] * 3), 64) is not None
 
 
-def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one() -> None:
+@pytest.mark.parametrize("count", [4, 10, 60, 100, 125, 300, 2000])
+def test_cuckoo_hashing_fails_less_than_once_in_two_to_the_forty_one(count: int) -> None:
     """The expected number of sets of s IDs that have s - 1 bins, each of two of them at least.
 
     Each counts the ways to choose s IDs and s - 1 bins, times the smaller of two bounds on the
     chance that these do: three of the s - 1 bins each; or any 3 s of them, two in each at least,
     which a generating function bounds at any x.
     """
-    for count in [4, 10, 60, 100, 125, 300, 2000]:
-        bins = hashing.bins_for(count)
-        expected = 0.0
-        for s in range(4, count + 1):
-            within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
-            x = min(
-                (
-                    math.lgamma(3 * s + 1)
-                    + (s - 1) * math.log(math.expm1(x) - x)
-                    - 3 * s * math.log(x)
-                )
-                for x in np.geomspace(0.01, 10, 60).tolist()
-            )
-            covered = x - s * math.log(bins * (bins - 1) * (bins - 2))
-            expected += math.exp(
-                log_choose(count, s) + log_choose(bins, s - 1) + min(within, covered)
-            )
-        assert expected < 2**-41
+    bins = hashing.bins_for(count)
+    expected = 0.0
+    for s in range(4, count + 1):
+        within = s * (log_choose(s - 1, 3) - log_choose(bins, 3))
+        x = min(
+            (math.lgamma(3 * s + 1) + (s - 1) * math.log(math.expm1(x) - x) - 3 * s * math.log(x))
+            for x in np.geomspace(0.01, 10, 60).tolist()
+        )
+        covered = x - s * math.log(bins * (bins - 1) * (bins - 2))
+        expected += math.exp(log_choose(count, s) + log_choose(bins, s - 1) + min(within, covered))
+    assert expected < 2**-41
 
 
 def log_choose(of: int, some: int) -> float:
@@ -206,14 +198,17 @@ def test_dummies_equal_no_tag_and_not_each_other() -> None:
     assert min(*hub.tolist(), *member.ravel().tolist()) >= 2**63
 
 
-def test_slots_hold_what_random_ids_need_and_little_more() -> None:
-    for size, slots in ((10**4, 24), (10**5, 25), (10**6, 26)):
-        assert hashing.slots_for(size, hashing.bins_for(size)) == slots
-    for size in (100, 1000):
-        count = hashing.bins_for(size)
-        slots = hashing.slots_for(size, count)
-        assert overflow_probability(size, count, slots) <= 2**-40
-        assert overflow_probability(size, count, slots - 1) > 2**-40
+@pytest.mark.parametrize(("size", "slots"), [(10**4, 24), (10**5, 25), (10**6, 26)])
+def test_slots_hold_what_random_ids_need_and_little_more(size: int, slots: int) -> None:
+    assert hashing.slots_for(size, hashing.bins_for(size)) == slots
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_a_slot_less_would_overflow_too_often(size: int) -> None:
+    count = hashing.bins_for(size)
+    slots = hashing.slots_for(size, count)
+    assert overflow_probability(size, count, slots) <= 2**-40
+    assert overflow_probability(size, count, slots - 1) > 2**-40
 
 
 def overflow_probability(balls: int, count: int, slots: int) -> float:
@@ -278,16 +273,17 @@ def test_a_message_out_of_turn_and_a_flood_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match=said):
         member.receive("hub", framed(Kind.TOKENS, b""))
     dealer.start()
-    for _ in range(4):
-        assert dealer.receive("p0", framed(Kind.COUNT, bytes(8))) == []
+    early = framed(Kind.COUNT, bytes(8))
+    assert [dealer.receive("p0", early) for _ in range(4)] == [[]] * 4
     with pytest.raises(RemoteProtocolError, match="p0 is too far ahead"):
         dealer.receive("p0", framed(Kind.COUNT, bytes(8)))
     stage = Stage(ids_of(1, 2), ids_of(1, 2)).play()
-    for name, role in stage.roles.items():
-        peer = "p0" if name == "hub" else "hub"
-        assert role.is_finished
-        with pytest.raises(RemoteProtocolError, match=f"{peer} sent a message when .* is over"):
-            role.receive(peer, framed(Kind.MASKED, b""))
+    assert all(role.is_finished for role in stage.roles.values())
+    peers = {name: "p0" if name == "hub" else "hub" for name in stage.roles}
+    cases = [(f"{peer} sent a message when .* is over", name, peer) for name, peer in peers.items()]
+    late = framed(Kind.MASKED, b"")
+    receive = lambda name, peer: stage.roles[name].receive(peer, late)  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, receive, cases) == []
 
 
 # What a hub orders from the dealer, time and again.
@@ -484,15 +480,17 @@ def test_members_that_are_not_there_take_little_memory() -> None:
         assert peak() < 200e6
 
 
-def test_no_chunk_grows_with_the_members() -> None:
+@pytest.mark.parametrize(
+    ("slots", "members"), [(25, 1), (1, MOST_MEMBERS), (25, 1_000), (473_928, 5)]
+)
+def test_no_chunk_grows_with_the_members(slots: int, members: int) -> None:
     bins = hashing.bins_for(10**7)
-    for slots, members in ((25, 1), (1, MOST_MEMBERS), (25, 1_000), (473_928, 5)):
-        pieces = split_bins(bins, [slots] * members)
-        assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
-        assert pieces[-1].stop == bins
-        size = pieces[0].stop - pieces[0].start
-        assert size % 64 == 0
-        assert size == 64 or size * max(slots, members / 64) <= CHUNK_SLOTS
+    pieces = split_bins(bins, [slots] * members)
+    assert [piece.start for piece in pieces] == [0, *(piece.stop for piece in pieces[:-1])]
+    assert pieces[-1].stop == bins
+    size = pieces[0].stop - pieces[0].start
+    assert size % 64 == 0
+    assert size == 64 or size * max(slots, members / 64) <= CHUNK_SLOTS
 
 
 def test_slots_are_found_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from apfed_protocols.psi.ecdh import EcdhIntersection, map_in_threads, split_poi
 from apfed_protocols.psi.interface import Aligner, IntersectionAgreement, IntersectionTooSmallError
 from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER
+from tests.refusals import list_unrefused
 from tests.waiting import LONG_S
 
 PRIME = 2**255 - 19
@@ -93,12 +95,10 @@ def test_elligator_2_vectors() -> None:
     assert ecdh.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
     one_by_one = [ecdh.to_curve(number(r))[0] for r in ELLIGATOR_2]
     assert ecdh.to_curve(digests) == one_by_one
-    for others in (
-        [PRIME - r for r in ELLIGATOR_2],
-        [pow(2 * r, -1, PRIME) for r in ELLIGATOR_2],
-        [pow(-2 * r, -1, PRIME) for r in ELLIGATOR_2],
-    ):
-        assert ecdh.to_curve(b"".join(map(number, others))) == one_by_one
+    to_x = lambda numbers: ecdh.to_curve(b"".join(map(number, numbers)))  # noqa: E731
+    assert to_x([PRIME - r for r in ELLIGATOR_2]) == one_by_one
+    assert to_x([pow(2 * r, -1, PRIME) for r in ELLIGATOR_2]) == one_by_one
+    assert to_x([pow(-2 * r, -1, PRIME) for r in ELLIGATOR_2]) == one_by_one
 
 
 def test_elligator_2_of_any_bytes_is_on_the_curve() -> None:
@@ -119,10 +119,11 @@ def test_the_digests_that_give_points_of_low_order() -> None:
     root = 0x625F51AEAC2CDCD3EB452AC5E7A844E20BE4A3D382D720FB2DB836DBAB93C61F
     assert 2 * root * root % PRIME == PRIME - 486663
     half = pow(2 * root, -1, PRIME)
-    for r, u in [(0, 0), (PRIME, 0), *((r, 1) for r in (root, PRIME - root, half, PRIME - half))]:
-        assert ecdh.to_curve(number(r)) == [number(u)]
-        with pytest.raises(RuntimeError, match="library error"):
-            ecdh.blind_digests(fresh_key(), number(r))
+    points = {0: 0, PRIME: 0, **dict.fromkeys((root, PRIME - root, half, PRIME - half), 1)}
+    found = {r: ecdh.to_curve(number(r)) for r in points}
+    assert found == {r: [number(u)] for r, u in points.items()}
+    cases = [("library error", fresh_key(), number(r)) for r in points]
+    assert list_unrefused(RuntimeError, ecdh.blind_digests, cases) == []
     images = [u for u in LOW_ORDER if is_on_curve(number(u)) and reached(u)]
     assert images == [1]
 
@@ -168,15 +169,15 @@ ORDER_EIGHT = 325606250916557431795983626356110631294008115727848805560023387167
 LOW_ORDER = (0, 1, PRIME - 1, ORDER_EIGHT, pow(ORDER_EIGHT, -1, PRIME))
 
 
-def test_low_order_points_annihilate_and_are_refused() -> None:
-    for u in LOW_ORDER:
-        with pytest.raises(RuntimeError, match="library error"):
-            ecdh.multiply_points(fresh_key(), number(u))
-        played = Played()
-        with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
-            played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
-        with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
-            told_first(framed(played.to_member, [number(u)]))
+@pytest.mark.parametrize("u", LOW_ORDER)
+def test_low_order_points_annihilate_and_are_refused(u: int) -> None:
+    with pytest.raises(RuntimeError, match="library error"):
+        ecdh.multiply_points(fresh_key(), number(u))
+    played = Played()
+    with pytest.raises(RemoteProtocolError, match="p sent a point of low order"):
+        played.told(framed(played.to_hub, [*points_of(played.to_hub), number(u)]))
+    with pytest.raises(RemoteProtocolError, match="hub sent a point of low order"):
+        told_first(framed(played.to_member, [number(u)]))
 
 
 def test_points_of_the_twist_match_nothing() -> None:
@@ -198,16 +199,15 @@ def test_lists_of_points_that_are_none_are_refused() -> None:
     twin = number(pow(int.from_bytes(points[1], "little"), -1, PRIME))
     scalar = fresh_key()
     assert ecdh.multiply_points(scalar, twin) == ecdh.multiply_points(scalar, points[1])
-    lists: list[tuple[list[bytes], str]] = [
-        *(([number(u)], "not a number below") for u in (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9)),
-        ([*points, points[0], points[1]], r"p sent 2 blinded ID\(s\) twice"),
-        ([*points, twin], "p sent one blinded ID in two ways"),
-        ([number(k + 2) for k in range(101)], r"announces 101 items, .* accepts at most 100"),
+    numbers = (PRIME, PRIME + 5, 2**255 - 1, 2**255 + 9)
+    lists: list[tuple[str, list[bytes]]] = [
+        *(("not a number below", [number(u)]) for u in numbers),
+        (r"p sent 2 blinded ID\(s\) twice", [*points, points[0], points[1]]),
+        ("p sent one blinded ID in two ways", [*points, twin]),
+        (r"announces 101 items, .* accepts at most 100", [number(k + 2) for k in range(101)]),
     ]
-    for items, said in lists:
-        played = Played()
-        with pytest.raises(RemoteProtocolError, match=said):
-            played.told(framed(good.to_hub, items))
+    tell = lambda items: Played().told(framed(good.to_hub, items))  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, tell, lists) == []
     with pytest.raises(RemoteProtocolError, match="hub sent one blinded ID in two ways"):
         told_first(framed(good.to_member, [points[1], twin]))
     ecdh.check_points("p", number(PRIME - 2) + number(2))
@@ -221,32 +221,33 @@ def test_malformed_early_and_repeated_messages_are_refused() -> None:
     tags = good.tags
     cut = [tags[k : k + 16] for k in range(HEADER, len(tags), 16)]
     no_tags = "p returned 5 different tags for the 6 blinded"
-    for bodies, said in [
-        ([b""], "0 bytes, too few"),
-        ([blinded[:21]], "21 bytes, too few"),
-        ([blinded[:-1]], "announces 4 items of 32 bytes and sent 127 bytes"),
-        ([blinded + b"0"], "announces 4 items of 32 bytes and sent 129 bytes"),
-        ([b"\x09" + blinded[1:]], "version 9"),
-        ([blinded[:1] + b"\x09" + blinded[2:]], "kind 9"),
-        ([framed(blinded, [], kind=4) + b"0"], "announces 0 items of 0 bytes and sent 1 bytes"),
-        ([tags], "sent tags when the protocol expects blinded"),
-        ([blinded, blinded], "sent blinded when the protocol expects tags"),
-        ([blinded, framed(tags, cut[:-1])], no_tags),
-        ([blinded, framed(tags, [*cut[:-1], cut[0]])], no_tags),
-        ([blinded, tags, tags], "the intersection is over"),
-    ]:
-        played = Played()
-        with pytest.raises(RemoteProtocolError, match=said):
-            played.told(*bodies)
-    for kind, said in ((3, "sent rows when"), (4, "sent refusal when")):
-        with pytest.raises(RemoteProtocolError, match=said):
-            told_first(framed(good.to_hub, [], kind=kind))
-    for last, said in (
-        (good.to_member, "blinded when"),
-        (framed(tags, [], kind=4), "refusal when"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=f"hub sent {said} the protocol expects rows"):
-            Played().member.receive("hub", last)
+    to_hub: list[tuple[Any, ...]] = [
+        ("0 bytes, too few", b""),
+        ("21 bytes, too few", blinded[:21]),
+        ("announces 4 items of 32 bytes and sent 127 bytes", blinded[:-1]),
+        ("announces 4 items of 32 bytes and sent 129 bytes", blinded + b"0"),
+        ("version 9", b"\x09" + blinded[1:]),
+        ("kind 9", blinded[:1] + b"\x09" + blinded[2:]),
+        ("announces 0 items of 0 bytes and sent 1 bytes", framed(blinded, [], kind=4) + b"0"),
+        ("sent tags when the protocol expects blinded", tags),
+        ("sent blinded when the protocol expects tags", blinded, blinded),
+        (no_tags, blinded, framed(tags, cut[:-1])),
+        (no_tags, blinded, framed(tags, [*cut[:-1], cut[0]])),
+        ("the intersection is over", blinded, tags, tags),
+    ]
+    tell = lambda *bodies: Played().told(*bodies)  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, tell, to_hub) == []
+    first = [
+        ("sent rows when", framed(good.to_hub, [], kind=3)),
+        ("sent refusal when", framed(good.to_hub, [], kind=4)),
+    ]
+    assert list_unrefused(RemoteProtocolError, told_first, first) == []
+    last = [
+        ("hub sent blinded when the protocol expects rows", good.to_member),
+        ("hub sent refusal when the protocol expects rows", framed(tags, [], kind=4)),
+    ]
+    receive = lambda body: Played().member.receive("hub", body)  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, receive, last) == []
 
 
 def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
@@ -259,8 +260,8 @@ def test_a_refusal_names_the_sizes_at_the_hub_only() -> None:
 def test_secrets_are_absent_from_repr() -> None:
     hub, member = make_roles()
     assert "0x" in repr(hub)
-    for role in (hub, member):
-        assert "scalar" not in repr(vars(role)["_blindings"])
+    assert "scalar" not in repr(vars(hub)["_blindings"])
+    assert "scalar" not in repr(vars(member)["_blindings"])
 
 
 # Points in several threads: same results, really at once, and over when it is called off.
@@ -273,12 +274,13 @@ POINTS = ecdh.blind_digests(SCALAR, DIGESTS)
 def test_each_multiplication_is_that_of_another_library() -> None:
     key = X25519PrivateKey.from_private_bytes(SCALAR)
     random = np.random.default_rng(3).bytes(32 * 200)
-    for points, found in (
-        (ecdh.to_curve(DIGESTS), POINTS),
-        (split_points(random), ecdh.multiply_points(SCALAR, random)),
-    ):
-        theirs = [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
-        assert split_points(found) == theirs
+
+    def multiply_otherwise(points: list[bytes]) -> list[bytes]:
+        return [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in points]
+
+    assert split_points(POINTS) == multiply_otherwise(ecdh.to_curve(DIGESTS))
+    found = split_points(ecdh.multiply_points(SCALAR, random))
+    assert found == multiply_otherwise(split_points(random))
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 2), (1, None), (3, 2), (40, 1), (40, None)])

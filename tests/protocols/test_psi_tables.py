@@ -38,30 +38,58 @@ def test_every_protocol_aligns(protocol: str) -> None:
         psi.align(THREE, hub="a", protocol=protocol, minimum_rows=4)
 
 
-def test_kinds_of_ids() -> None:
-    cases: list[tuple[IdColumn, IdColumn, list[tuple[int, int]]]] = [
-        (["1", "2"], [2, 3], [(1, 0)]),
-        (["01"], [1, "01"], [(0, 1)]),
-        ([b"x", b"y"], ["y"], [(1, 0)]),
-        (np.array([4, 5]), ["5"], [(1, 0)]),
-        (np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)]),
-        ([" a ", "b"], ["a"], [(0, 0)]),
-        (["e\u0301"], ["\u00e9"], [(0, 0)]),
-        (["A", "a"], ["a"], [(1, 0)]),
-        ([("ab", "c"), ("a", "bc")], [("a", "bc"), ("ab", "c")], [(0, 1), (1, 0)]),
-        ([("x", 1), ("x", 2.0)], [["x", "1"], ["x", "2"]], [(0, 0), (1, 1)]),
-        ([1.0, 2.5 - 0.5], {2: "two", 3: "three"}.keys(), [(1, 0)]),
-        ((one for one in "ab"), ["b"], [(1, 0)]),
-        (range(3), (2, 9), [(2, 0)]),
-        ([("a|b", "c"), ("a", "b|c")], [("a", "b|c"), ("a|b", "c")], [(0, 1), (1, 0)]),
-        ([-1, 2**64], np.array(["-1", str(2**64)]), [(0, 0), (1, 1)]),
-        ([10**4000 - 1], ["9" * 4000], [(0, 0)]),
-        (["a\0", "a", "\0"], ["\0", "a"], [(1, 1), (2, 0)]),
-        (["a" * 10**6], ["a" * (10**6 + 1), "a" * 10**6], [(0, 1)]),
-        (np.array([1, 2], np.int8), np.array([2], np.uint64), [(1, 0)]),
-    ]
-    for left, right, expected in cases:
-        assert match(left, right) == expected
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        pytest.param(["1", "2"], [2, 3], [(1, 0)], id="texts and integers"),
+        pytest.param(["01"], [1, "01"], [(0, 1)], id="a zero before"),
+        pytest.param([b"x", b"y"], ["y"], [(1, 0)], id="bytes and texts"),
+        pytest.param(np.array([4, 5]), ["5"], [(1, 0)], id="an array of integers"),
+        pytest.param(np.array(["u", "v"]), ["v", "u"], [(0, 1), (1, 0)], id="an array of texts"),
+        pytest.param([" a ", "b"], ["a"], [(0, 0)], id="blanks"),
+        pytest.param(["e\u0301"], ["\u00e9"], [(0, 0)], id="accents"),
+        pytest.param(["A", "a"], ["a"], [(1, 0)], id="capitals"),
+        pytest.param(
+            [("ab", "c"), ("a", "bc")],
+            [("a", "bc"), ("ab", "c")],
+            [(0, 1), (1, 0)],
+            id="two columns",
+        ),
+        pytest.param(
+            [("x", 1), ("x", 2.0)],
+            [["x", "1"], ["x", "2"]],
+            [(0, 0), (1, 1)],
+            id="columns of numbers",
+        ),
+        pytest.param(
+            [1.0, 2.5 - 0.5], {2: "two", 3: "three"}.keys(), [(1, 0)], id="floats and keys"
+        ),
+        pytest.param((one for one in "ab"), ["b"], [(1, 0)], id="a generator"),
+        pytest.param(range(3), (2, 9), [(2, 0)], id="a range and a tuple"),
+        pytest.param(
+            [("a|b", "c"), ("a", "b|c")],
+            [("a", "b|c"), ("a|b", "c")],
+            [(0, 1), (1, 0)],
+            id="separators",
+        ),
+        pytest.param(
+            [-1, 2**64], np.array(["-1", str(2**64)]), [(0, 0), (1, 1)], id="large integers"
+        ),
+        pytest.param([10**4000 - 1], ["9" * 4000], [(0, 0)], id="many digits"),
+        pytest.param(["a\0", "a", "\0"], ["\0", "a"], [(1, 1), (2, 0)], id="zeros"),
+        pytest.param(
+            ["a" * 10**6], ["a" * (10**6 + 1), "a" * 10**6], [(0, 1)], id="a million characters"
+        ),
+        pytest.param(
+            np.array([1, 2], np.int8),
+            np.array([2], np.uint64),
+            [(1, 0)],
+            id="arrays of other widths",
+        ),
+    ],
+)
+def test_kinds_of_ids(left: IdColumn, right: IdColumn, expected: list[tuple[int, int]]) -> None:
+    assert match(left, right) == expected
 
 
 def test_each_normalisation_rule_can_be_turned() -> None:
@@ -92,19 +120,13 @@ def test_dates_are_one_id_in_every_agreed_form() -> None:
     assert [rules.normalise_text(text) for text in kept] == kept
 
 
-def test_ambiguous_formats_of_dates_are_refused() -> None:
-    for form in [
-        "%d.%m",
-        "%d%m%Y",
-        "%d.%m.%y",
-        "%d.%m.%Y %H",
-        "%Y-%d-%m",
-        "%d.%d.%m.%Y",
-        "",
-        "%d1%m2%Y",
-    ]:
-        with pytest.raises(LocalProtocolError, match="date_formats"):
-            IdNormalisation(date_formats=(form,))
+@pytest.mark.parametrize(
+    "form",
+    ["%d.%m", "%d%m%Y", "%d.%m.%y", "%d.%m.%Y %H", "%Y-%d-%m", "%d.%d.%m.%Y", "", "%d1%m2%Y"],
+)
+def test_ambiguous_formats_of_dates_are_refused(form: str) -> None:
+    with pytest.raises(LocalProtocolError, match="date_formats"):
+        IdNormalisation(date_formats=(form,))
 
 
 @settings(max_examples=100, deadline=None)
@@ -125,44 +147,93 @@ def test_normalising_twice_changes_nothing(
     assert rules.normalise_text(rules.normalise_text(text)) == rules.normalise_text(text)
 
 
-def test_unfit_ids_name_party_and_rows_only() -> None:
-    cases: list[tuple[Any, str]] = [
-        (["a", "b ", " b"], r"shop has 1 repeated ID\(s\), in row\(s\) 2 \(as 1\); .*strip=True"),
-        (["a", "1", 1], r"shop has 1 repeated ID\(s\), in row\(s\) 2"),
-        (["a", " ", None, ""], r"shop: its ID column is empty in 3 rows, first in rows 1, 2, 3 "),
-        ([("", None), ("a", "b")], r"shop: its ID column is empty in 1 rows, first in row 0 "),
-        (["a", "\ud800"], r"holds text that is not valid Unicode in 1 rows, first in row 1 "),
-        (["a", -(10**5000)], r"more than 4000 digits in 1 rows, first in row 1 \(from 0\)"),
-        (["a", tuple(range(2**16))], "shop, row 1: an ID of 65536 columns, at most 65535"),
-        ("abc", "shop: its ID column is of type str; give a list"),
-        (np.array(3), "shop: its ID column is of type int; give a list"),
-        (3, "shop: its ID column is of type int; give a list"),
-    ]
-    for ids, message in cases:
-        with pytest.raises(DataError, match=message):
-            psi.align({"bank": ["a", "b"], "shop": ids}, hub="bank")
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        pytest.param(
+            ["a", "b ", " b"],
+            r"shop has 1 repeated ID\(s\), in row\(s\) 2 \(as 1\); .*strip=True",
+            id="repeated after stripping",
+        ),
+        pytest.param(
+            ["a", "1", 1],
+            r"shop has 1 repeated ID\(s\), in row\(s\) 2",
+            id="repeated as another type",
+        ),
+        pytest.param(
+            ["a", " ", None, ""],
+            r"shop: its ID column is empty in 3 rows, first in rows 1, 2, 3 ",
+            id="empty",
+        ),
+        pytest.param(
+            [("", None), ("a", "b")],
+            r"shop: its ID column is empty in 1 rows, first in row 0 ",
+            id="empty columns",
+        ),
+        pytest.param(
+            ["a", "\ud800"],
+            r"holds text that is not valid Unicode in 1 rows, first in row 1 ",
+            id="no Unicode",
+        ),
+        pytest.param(
+            ["a", -(10**5000)],
+            r"more than 4000 digits in 1 rows, first in row 1 \(from 0\)",
+            id="many digits",
+        ),
+        pytest.param(
+            ["a", tuple(range(2**16))],
+            "shop, row 1: an ID of 65536 columns, at most 65535",
+            id="many columns",
+        ),
+        pytest.param("abc", "shop: its ID column is of type str; give a list", id="a text"),
+        pytest.param(
+            np.array(3), "shop: its ID column is of type int; give a list", id="an array of no rank"
+        ),
+        pytest.param(3, "shop: its ID column is of type int; give a list", id="a number"),
+    ],
+)
+def test_unfit_ids_name_party_and_rows_only(ids: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        psi.align({"bank": ["a", "b"], "shop": ids}, hub="bank")
 
 
-def test_what_cannot_be_aligned_says_why() -> None:
-    nobody = "a hub and at least one other party; the hub is 'a'"
-    unknown = "no set intersection is called 'fast'; there are: auto, circuit"
-    cases: list[Any] = [
-        ({"a": [1], "b": range(4)}, {"maximum_ids": 3}, "b has 4 IDs, .* agreed on at most 3"),
-        *((ids, {}, nobody) for ids in ({}, {"a": [1]}, {"b": [1], "c": [1]})),
-        *(({"a": [1], name: [1]}, {}, "a name for every party") for name in ("", "x" * 256, 7)),
-        (THREE, {"protocol": "fast"}, unknown),
-    ]
-    for ids, more, says in cases:
-        with pytest.raises(DataError, match=says):
-            psi.align(ids, hub="a", **more)
+NOBODY = "a hub and at least one other party; the hub is 'a'"
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "says"),
+    [
+        pytest.param(
+            {"a": [1], "b": range(4)},
+            {"maximum_ids": 3},
+            "b has 4 IDs, .* agreed on at most 3",
+            id="too many",
+        ),
+        pytest.param({}, {}, NOBODY, id="nobody"),
+        pytest.param({"a": [1]}, {}, NOBODY, id="a hub alone"),
+        pytest.param({"b": [1], "c": [1]}, {}, NOBODY, id="no hub"),
+        pytest.param({"a": [1], "": [1]}, {}, "a name for every party", id="no name"),
+        pytest.param({"a": [1], "x" * 256: [1]}, {}, "a name for every party", id="a long name"),
+        pytest.param({"a": [1], 7: [1]}, {}, "a name for every party", id="a number as name"),
+        pytest.param(
+            THREE,
+            {"protocol": "fast"},
+            "no set intersection is called 'fast'; there are: auto, circuit",
+            id="unknown protocol",
+        ),
+    ],
+)
+def test_what_cannot_be_aligned_says_why(ids: Any, more: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        psi.align(ids, hub="a", **more)
 
 
 def test_an_empty_intersection_says_what_to_check() -> None:
     with pytest.raises(DataError) as caught:
         psi.align({"a": ["x", "y"], "b": ["X", "Y", "Z"]}, hub="a", minimum_rows=1)
     text = str(caught.value)
-    for part in ("minimum of 1", "0 with b", "a 2, b 3", "same ID column", "case_fold=False"):
-        assert part in text
+    parts = ("minimum of 1", "0 with b", "a 2, b 3", "same ID column", "case_fold=False")
+    assert [part for part in parts if part not in text] == []
 
 
 def test_aligning_needs_neither_torch_nor_pandas_nor_pydantic() -> None:
@@ -176,29 +247,40 @@ def test_aligning_needs_neither_torch_nor_pandas_nor_pydantic() -> None:
     assert done.stderr.strip() == b""
 
 
-def test_auto_hides_pairwise_overlaps_and_is_fast() -> None:
-    for sizes, protocol in [
-        ({"a": 3, "b": 20_000}, "ecdh"),
-        ({"a": 3, "b": 20_001}, "opprf"),
-        ({"a": 3, "b": 3, "c": 3}, "opprf"),
-    ]:
-        assert psi.choose_protocol(sizes) == protocol
+@pytest.mark.parametrize(
+    ("sizes", "protocol"),
+    [
+        pytest.param({"a": 3, "b": 20_000}, "ecdh", id="few rows"),
+        pytest.param({"a": 3, "b": 20_001}, "opprf", id="a row more"),
+        pytest.param({"a": 3, "b": 3, "c": 3}, "opprf", id="three parties"),
+    ],
+)
+def test_auto_hides_pairwise_overlaps_and_is_fast(sizes: dict[str, int], protocol: str) -> None:
+    assert psi.choose_protocol(sizes) == protocol
 
 
-def test_rules_of_another_type_are_refused() -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"case_fold": "yes"}, "case_fold: expected True or False, got 'yes'"),
-        ({"date_formats": "%d.%m.%Y"}, "date_formats takes several"),
-    ]
-    for rules, says in cases:
-        with pytest.raises(LocalProtocolError, match=says):
-            IdNormalisation(**rules)
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        pytest.param(
+            {"case_fold": "yes"},
+            "case_fold: expected True or False, got 'yes'",
+            id="text for a truth",
+        ),
+        pytest.param(
+            {"date_formats": "%d.%m.%Y"}, "date_formats takes several", id="text for texts"
+        ),
+    ],
+)
+def test_rules_of_another_type_are_refused(rules: dict[str, Any], says: str) -> None:
+    with pytest.raises(LocalProtocolError, match=says):
+        IdNormalisation(**rules)
 
 
-def test_rows_for_the_hub_alone() -> None:
-    for protocol in usable(psi.SET_INTERSECTIONS):
-        rows = psi.align(THREE, hub="b", protocol=protocol, hub_only=True)
-        assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
+@pytest.mark.parametrize("protocol", usable(psi.SET_INTERSECTIONS))
+def test_rows_for_the_hub_alone(protocol: str) -> None:
+    rows = psi.align(THREE, hub="b", protocol=protocol, hub_only=True)
+    assert {party: sorted(found.tolist()) for party, found in rows.items()} == {"b": [0, 2, 3]}
 
 
 def test_counting_opens_a_number() -> None:

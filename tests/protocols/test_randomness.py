@@ -32,12 +32,12 @@ def test_different_contexts_never_share_a_key(one: list[bytes], two: list[bytes]
     assert (randomness.derive_key(KEY, *one) == randomness.derive_key(KEY, *two)) == (one == two)
 
 
-def test_a_key_of_another_length_is_refused() -> None:
-    for length in [0, 16, 31, 33]:
-        with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
-            randomness.derive_key(bytes(length), b"a")
-        with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
-            randomness.keystream(bytes(length), b"a", length=1)
+@pytest.mark.parametrize("length", [0, 16, 31, 33])
+def test_a_key_of_another_length_is_refused(length: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+        randomness.derive_key(bytes(length), b"a")
+    with pytest.raises(LocalProtocolError, match=f"a key has 32 bytes, got {length}"):
+        randomness.keystream(bytes(length), b"a", length=1)
 
 
 def test_a_keystream_is_aes_256_counter_mode_from_zero() -> None:
@@ -53,11 +53,11 @@ def test_negative_numbers_are_refused() -> None:
         randomness.random_permutation(-1)
 
 
-def test_a_permutation_holds_every_item_once() -> None:
-    for count in [0, 1, 2, 1000]:
-        order = randomness.random_permutation(count)
-        assert order.dtype == np.int64
-        assert sorted(order.tolist()) == list(range(count))
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+def test_a_permutation_holds_every_item_once(count: int) -> None:
+    order = randomness.random_permutation(count)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(count))
 
 
 def test_permutations_are_uniform() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.seal import SEAL_OVERHEAD_BYTES, RunKey, SealedLink, fresh_run_key
+from tests.refusals import list_unrefused
 
 CONTRACT = b"c" * 32
 # RFC 7748: points of order 1, 2 and 4 or 8 on the curve and its twist.
@@ -54,31 +57,37 @@ def ends(**changes: Any) -> tuple[SealedLink, SealedLink]:
 @given(bodies=st.lists(st.tuples(st.booleans(), st.binary(), st.binary()), max_size=8))
 def test_messages_arrive_in_both_directions(bodies: list[tuple[bool, bytes, bytes]]) -> None:
     alice, bob = ends()
+    overheads: list[int] = []
+    opened: list[bytes] = []
     for from_alice, body, associated in bodies:
         sender, receiver = (alice, bob) if from_alice else (bob, alice)
         number = sender.next_sequence
         sealed = sender.seal(body, sequence=number, associated=associated)
-        assert len(sealed) == len(body) + SEAL_OVERHEAD_BYTES
-        assert receiver.open(sealed, sequence=number, associated=associated) == body
+        overheads.append(len(sealed) - len(body))
+        opened.append(receiver.open(sealed, sequence=number, associated=associated))
+    assert overheads == [SEAL_OVERHEAD_BYTES] * len(bodies)
+    assert opened == [body for _, body, _ in bodies]
+
+
+def flip_bit(body: bytes, bit: int) -> bytes:
+    """Return a body with one bit flipped."""
+    flipped = bytearray(body)
+    flipped[bit // 8] ^= 1 << bit % 8
+    return bytes(flipped)
 
 
 def test_any_flipped_bit_is_refused_and_the_link_goes_on() -> None:
     alice, bob = ends()
     header = b"header"
     sealed = alice.seal(b"body", sequence=0, associated=header)
-    for length in (0, 1, 15, 16, 19):
-        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-            bob.open(sealed[:length], sequence=0, associated=header)
-    for bit in range(8 * len(sealed)):
-        bad = bytearray(sealed)
-        bad[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(RemoteProtocolError, match="message 0 of alice does not authenticate"):
-            bob.open(bytes(bad), sequence=0, associated=header)
-    for bit in range(8 * len(header)):
-        bad = bytearray(header)
-        bad[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-            bob.open(sealed, sequence=0, associated=bytes(bad))
+    said = "message 0 of alice does not authenticate"
+    cases = [
+        *(("does not authenticate", sealed[:length], header) for length in (0, 1, 15, 16, 19)),
+        *((said, flip_bit(sealed, bit), header) for bit in range(8 * len(sealed))),
+        *((said, sealed, flip_bit(header, bit)) for bit in range(8 * len(header))),
+    ]
+    open_first = lambda body, associated: bob.open(body, sequence=0, associated=associated)  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, open_first, cases) == []
     assert bob.open(sealed, sequence=0, associated=header) == b"body"
 
 
@@ -90,20 +99,20 @@ def test_replayed_and_reordered_messages_are_refused() -> None:
     assert bob.open(sealed[0], sequence=0, associated=b"") == b"\x00"
     with pytest.raises(RemoteProtocolError, match="expected message 1 of alice, got 0"):
         bob.open(sealed[0], sequence=0, associated=b"")
-    for forged in (sealed[0], sealed[2]):
-        with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-            bob.open(forged, sequence=1, associated=b"")
+    open_second = partial(bob.open, sequence=1, associated=b"")
+    forged = [("does not authenticate", body) for body in (sealed[0], sealed[2])]
+    assert list_unrefused(RemoteProtocolError, open_second, forged) == []
     assert bob.open(sealed[1], sequence=1, associated=b"") == b"\x01"
 
 
-def test_a_number_is_sealed_once_and_in_order() -> None:
-    for sequence in [1, -1, 5]:
-        alice, _ = ends()
-        with pytest.raises(LocalProtocolError, match="next message is number 0"):
-            alice.seal(b"", sequence=sequence, associated=b"")
+@pytest.mark.parametrize("sequence", [1, -1, 5])
+def test_a_number_is_sealed_once_and_in_order(sequence: int) -> None:
+    alice, _ = ends()
+    with pytest.raises(LocalProtocolError, match="next message is number 0"):
+        alice.seal(b"", sequence=sequence, associated=b"")
+    alice.seal(b"", sequence=0, associated=b"")
+    with pytest.raises(LocalProtocolError, match="next message is number 1, got 0"):
         alice.seal(b"", sequence=0, associated=b"")
-        with pytest.raises(LocalProtocolError, match="next message is number 1, got 0"):
-            alice.seal(b"", sequence=0, associated=b"")
 
 
 def test_nobody_else_opens_a_message_and_no_other_contract_or_name() -> None:
@@ -120,31 +129,36 @@ def test_nobody_else_opens_a_message_and_no_other_contract_or_name() -> None:
         agreed(link("alice", "bob", one), one, link("bob", "alice", carol), two),
     ]
     alice, _ = ends()
-    for sender, receiver in [*sides, (alice, alice)]:
+
+    def open_at(sender: SealedLink, receiver: SealedLink) -> bytes:
         sealed = sender.seal(b"body", sequence=0, associated=b"")
-        with pytest.raises(RemoteProtocolError, match="do not hold the same contract"):
-            receiver.open(sealed, sequence=0, associated=b"")
+        return receiver.open(sealed, sequence=0, associated=b"")
+
+    cases = [("do not hold the same contract", *side) for side in [*sides, (alice, alice)]]
+    assert list_unrefused(RemoteProtocolError, open_at, cases) == []
 
 
 def test_a_public_key_of_low_order_or_of_another_length_is_refused() -> None:
     assert len({fresh_run_key().public for _ in range(20)}) == 20
-    for public in LOW_ORDER:
-        with pytest.raises(RemoteProtocolError, match="of low order"):
-            link("alice", "bob", fresh_run_key()).agree(public, bytes(32))
-    for length in (0, 31, 33):
-        with pytest.raises(RemoteProtocolError, match=f"32 bytes, the peer's has {length}"):
-            link("alice", "bob", fresh_run_key()).agree(bytes([9] * length), bytes(32))
+    agree = lambda public: link("alice", "bob", fresh_run_key()).agree(public, bytes(32))  # noqa: E731
+    cases = [
+        *(("of low order", public) for public in LOW_ORDER),
+        *((f"32 bytes, the peer's has {length}", bytes([9] * length)) for length in (0, 31, 33)),
+    ]
+    assert list_unrefused(RemoteProtocolError, agree, cases) == []
 
 
-def test_a_run_key_and_a_link_are_neither_shown_nor_copied() -> None:
+@pytest.mark.parametrize("spread", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_run_key_and_a_link_are_neither_shown_nor_copied(
+    spread: Callable[[object], object],
+) -> None:
     """A copied link would count its nonces from the same number on."""
     key, (alice, _) = fresh_run_key(), ends()
     assert repr(key) == f"RunKey(public={key.public!r})"
-    for spread in (pickle.dumps, copy.copy, copy.deepcopy):
-        with pytest.raises(LocalProtocolError, match="never serialised"):
-            spread(key)
-        with pytest.raises(LocalProtocolError, match="never copied"):
-            spread(alice)
+    with pytest.raises(LocalProtocolError, match="never serialised"):
+        spread(key)
+    with pytest.raises(LocalProtocolError, match="never copied"):
+        spread(alice)
 
 
 def key_and_links(number: int) -> tuple[RunKey, RunKey, list[tuple[SealedLink, SealedLink]]]:
@@ -171,17 +185,19 @@ def test_one_fresh_hello_is_enough_for_another_key(repeats: str) -> None:
     assert anew.seal(b"pay", sequence=0, associated=b"") != old
 
 
-def test_an_altered_hello_leaves_no_common_key() -> None:
-    for bit in [0, 100, 255]:
-        alice, bob, ((first, second),) = key_and_links(1)
-        altered = bytearray(first.hello)
-        altered[bit // 8] ^= 1 << bit % 8
-        first.agree(bob.public, second.hello)
-        second.agree(alice.public, bytes(altered))
-        for sender, receiver in ((first, second), (second, first)):
-            sealed = sender.seal(b"body", sequence=0, associated=b"")
-            with pytest.raises(RemoteProtocolError, match="does not authenticate"):
-                receiver.open(sealed, sequence=0, associated=b"")
+@pytest.mark.parametrize("bit", [0, 100, 255])
+def test_an_altered_hello_leaves_no_common_key(bit: int) -> None:
+    alice, bob, ((first, second),) = key_and_links(1)
+    altered = bytearray(first.hello)
+    altered[bit // 8] ^= 1 << bit % 8
+    first.agree(bob.public, second.hello)
+    second.agree(alice.public, bytes(altered))
+    to_second = first.seal(b"body", sequence=0, associated=b"")
+    to_first = second.seal(b"body", sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        second.open(to_second, sequence=0, associated=b"")
+    with pytest.raises(RemoteProtocolError, match="does not authenticate"):
+        first.open(to_first, sequence=0, associated=b"")
 
 
 def test_without_the_hello_of_the_peer_nothing_is_sealed_or_opened() -> None:
@@ -196,9 +212,9 @@ def test_without_the_hello_of_the_peer_nothing_is_sealed_or_opened() -> None:
 def test_a_hello_is_32_bytes_of_another_party() -> None:
     alice, _ = pair_of_links()
     refused: list[Any] = [b"", bytes(31), bytes(33), None, "a" * 32, bytearray(32), alice.hello]
-    for hello in refused:
-        with pytest.raises(RemoteProtocolError, match="hello of 32 bytes other than its own"):
-            alice.agree(fresh_run_key().public, hello)
+    said = "hello of 32 bytes other than its own"
+    cases = [(said, fresh_run_key().public, hello) for hello in refused]
+    assert list_unrefused(RemoteProtocolError, alice.agree, cases) == []
     with pytest.raises(LocalProtocolError, match="'alice' has no link to itself"):
         link("alice", "alice", fresh_run_key())  # both directions would have one key
 
@@ -225,9 +241,18 @@ def test_both_ends_agree_on_one_key_for_each_salt_and_info() -> None:
     assert len(others) == 3
 
 
-def test_a_link_names_its_contract_by_32_bytes() -> None:
+@pytest.mark.parametrize(
+    "contract",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"c" * 31, id="a byte less"),
+        pytest.param(b"c" * 33, id="a byte more"),
+        pytest.param("c" * 32, id="a text"),
+        pytest.param(bytearray(32), id="a bytearray"),
+        pytest.param(None, id="none"),
+    ],
+)
+def test_a_link_names_its_contract_by_32_bytes(contract: Any) -> None:
     """HMAC fills shorter salts up with zeros: 31 bytes and the same with a zero would be one."""
-    refused: list[Any] = [b"", b"c" * 31, b"c" * 33, "c" * 32, bytearray(32), None]
-    for contract in refused:
-        with pytest.raises(LocalProtocolError, match="hash of a contract has 32 bytes"):
-            link("alice", "bob", fresh_run_key(), contract)
+    with pytest.raises(LocalProtocolError, match="hash of a contract has 32 bytes"):
+        link("alice", "bob", fresh_run_key(), contract)
