@@ -64,20 +64,32 @@ SAMPLE = Frame(
 )
 
 
-def test_damage_is_named() -> None:
-    cases: list[tuple[bytes, str]] = [
-        (b"", "has 0 bytes, its header alone 124"),
-        (b"X" + SAMPLE.pack()[1:], "no frame of version 1"),
-        (SAMPLE.pack()[:5] + b"\x09" + SAMPLE.pack()[6:], "unknown kind"),
-        (SAMPLE.pack()[:-1], "announces 138 bytes and has 137"),
-        (SAMPLE.pack() + b"!", "it was cut or padded"),
-        (SAMPLE.pack()[:120] + b"\xff\xff\xff\xff" + SAMPLE.pack()[124:], "4294967295 blobs in"),
-        (SAMPLE.pack()[:8] + bytes(32) + SAMPLE.pack()[40:], "names no sum"),
-        (SAMPLE.pack()[:9] + b"\0" + SAMPLE.pack()[10:], "names no sum"),
-    ]
-    for data, message in cases:
-        with pytest.raises(RemoteProtocolError, match=f"from peer .*{message}"):
-            Frame.parse(data, sender="peer")
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b"", "has 0 bytes, its header alone 124", id="nothing"),
+        pytest.param(b"X" + SAMPLE.pack()[1:], "no frame of version 1", id="no format"),
+        pytest.param(
+            SAMPLE.pack()[:5] + b"\x09" + SAMPLE.pack()[6:], "unknown kind", id="another kind"
+        ),
+        pytest.param(SAMPLE.pack()[:-1], "announces 138 bytes and has 137", id="cut"),
+        pytest.param(SAMPLE.pack() + b"!", "it was cut or padded", id="padded"),
+        pytest.param(
+            SAMPLE.pack()[:120] + b"\xff\xff\xff\xff" + SAMPLE.pack()[124:],
+            "4294967295 blobs in",
+            id="too many blobs",
+        ),
+        pytest.param(
+            SAMPLE.pack()[:8] + bytes(32) + SAMPLE.pack()[40:], "names no sum", id="no sum"
+        ),
+        pytest.param(
+            SAMPLE.pack()[:9] + b"\0" + SAMPLE.pack()[10:], "names no sum", id="half a name"
+        ),
+    ],
+)
+def test_damage_is_named(data: bytes, message: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"from peer .*{message}"):
+        Frame.parse(data, sender="peer")
 
 
 def test_blobs_are_not_in_repr() -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,27 +46,33 @@ def test_the_published_parameters() -> None:
     assert solve_ckks(fixed_point(8)).primes == (60,)  # the noise fits without the other
     assert solve_ckks(fixed_point(23)).packing.fields == 2
     assert solve_ckks(fixed_point(24)).packing.fields == 1
-    for passives, prime, bits in [(2, 56, 43), (4, 56, 42), (32, 60, 45), (64, 60, 44)]:
-        fast = solve_bfv(fixed_point(passives))
-        assert (fast.primes, fast.bits, fast.packing.slots) == ((prime,), bits, 4096)
-        assert fast.packing.fields == 2
     assert solve_bfv(fixed_point(65)).packing.fields == 1
 
 
-def test_every_sum_that_is_accepted_has_room() -> None:
-    for passives, bits in product((1, 2, 7, 64, 1024), (2, 8, 16, 24)):
-        wanted = fixed_point(passives, bits)
-        one = wanted.limit
-        two = wanted.limit * (1 + 2**wanted.field_bits)
-        found = solve_ckks(wanted)
-        peak = two if found.packing.fields == 2 else one
-        assert peak * 2**found.bits < 2 ** (found.primes[0] - 1)
-        assert found.deviation < ROUNDING_TOLERANCE
-        found = solve_bfv(wanted)
-        assert 2 * (two if found.packing.fields == 2 else one) < 2**found.bits
-        noise = 10 * fresh_noise(passives)
-        assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
-        assert sum(found.primes) <= SECURE_MODULUS_BITS[DEGREE]
+@pytest.mark.parametrize(
+    ("passives", "prime", "bits"), [(2, 56, 43), (4, 56, 42), (32, 60, 45), (64, 60, 44)]
+)
+def test_the_published_parameters_of_bfv(passives: int, prime: int, bits: int) -> None:
+    fast = solve_bfv(fixed_point(passives))
+    assert (fast.primes, fast.bits, fast.packing.slots) == ((prime,), bits, 4096)
+    assert fast.packing.fields == 2
+
+
+@pytest.mark.parametrize("passives", [1, 2, 7, 64, 1024])
+@pytest.mark.parametrize("bits", [2, 8, 16, 24])
+def test_every_sum_that_is_accepted_has_room(passives: int, bits: int) -> None:
+    wanted = fixed_point(passives, bits)
+    one = wanted.limit
+    two = wanted.limit * (1 + 2**wanted.field_bits)
+    found = solve_ckks(wanted)
+    peak = two if found.packing.fields == 2 else one
+    assert peak * 2**found.bits < 2 ** (found.primes[0] - 1)
+    assert found.deviation < ROUNDING_TOLERANCE
+    found = solve_bfv(wanted)
+    assert 2 * (two if found.packing.fields == 2 else one) < 2**found.bits
+    noise = 10 * fresh_noise(passives)
+    assert noise * 2 ** (found.bits + 1) < 2 ** found.primes[0]
+    assert sum(found.primes) <= SECURE_MODULUS_BITS[DEGREE]
 
 
 def test_margins_are_exceeded_once_in_2_to_the_40_slots() -> None:
@@ -107,14 +112,12 @@ def test_one_bit_more_scale_wraps_around() -> None:
 
 def test_the_noise_limit_of_the_scale_is_real() -> None:
     """The solver stays twenty deviations below the tolerance; four bits less leave three."""
-    for fewer, exact in [(0, True), (4, False)]:
-        found = solve_ckks(fixed_point(16))
-        slots = slots_of_sum(replace(found, bits=found.bits - fewer), 1, 16)
-        if exact:
-            assert (nearest_integers(slots, sender="the test") == 16).all()
-            continue
-        with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
-            nearest_integers(slots, sender="the test")
+    found = solve_ckks(fixed_point(16))
+    slots = slots_of_sum(found, 1, 16)
+    assert (nearest_integers(slots, sender="the test") == 16).all()
+    slots = slots_of_sum(replace(found, bits=found.bits - 4), 1, 16)
+    with pytest.raises(RemoteProtocolError, match="does not decrypt to integers"):
+        nearest_integers(slots, sender="the test")
 
 
 @pytest.mark.parametrize(("passives", "model"), [(16, slot_noise), (2, fresh_slot_noise)])
@@ -136,33 +139,33 @@ def coefficients_of_sum(
     return cipher.decrypt(keys, cipher.add_ciphertexts(parts, 1), 1, sender="the test")
 
 
-def test_the_noise_limit_of_the_plain_modulus_is_real() -> None:
+@pytest.mark.parametrize(("more", "exact"), [(0, True), (4, False)])
+def test_the_noise_limit_of_the_plain_modulus_is_real(more: int, exact: bool) -> None:
     """The solver stays ten deviations below q / 2t; four bits more leave less than one."""
-    for more, exact in [(0, True), (4, False)]:
-        found = solve_bfv(fixed_point(64))
-        coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
-        total = coefficients_of_sum(found.bits + more, coefficients, 64)
-        assert np.array_equal(total, 64 * coefficients) == exact
+    found = solve_bfv(fixed_point(64))
+    coefficients = np.random.default_rng(0).integers(-(2**36), 2**36, 4096)
+    total = coefficients_of_sum(found.bits + more, coefficients, 64)
+    assert np.array_equal(total, 64 * coefficients) == exact
 
 
-def test_one_bit_more_a_value_wraps_around() -> None:
+@pytest.mark.parametrize(("bits", "exact"), [(16, True), (17, False)])
+def test_one_bit_more_a_value_wraps_around(bits: int, exact: bool) -> None:
     """64 passives: two fields of 16-bit values just fit; of 17 bits the solver takes one."""
-    for bits, exact in [(16, True), (17, False)]:
-        plain_bits = solve_bfv(fixed_point(64)).bits
-        assert plain_bits == 44
-        wanted = fixed_point(64, bits)
-        assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
-        packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
-        highest = packing.pack_fields(np.full(8192, wanted.levels, dtype=np.int64))[0]
-        total = coefficients_of_sum(plain_bits, highest, 64)
-        assert (packing.unpack_fields(total) == 64 * wanted.levels).all() == exact
+    plain_bits = solve_bfv(fixed_point(64)).bits
+    assert plain_bits == 44
+    wanted = fixed_point(64, bits)
+    assert solve_bfv(wanted).packing.fields == (2 if exact else 1)
+    packing = Packing(fields=2, field_bits=wanted.field_bits, slots=4096)
+    highest = packing.pack_fields(np.full(8192, wanted.levels, dtype=np.int64))[0]
+    total = coefficients_of_sum(plain_bits, highest, 64)
+    assert (packing.unpack_fields(total) == 64 * wanted.levels).all() == exact
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+@pytest.mark.parametrize(("solve", "fits"), [(solve_bfv, 32), (solve_ckks, 29)])
+def test_what_does_not_fit_says_what_would(solve: Any, fits: int) -> None:
     wanted = FixedPoint(clip_norm=1.0, bits=40, contributors=1000)
-    for solve, fits in ((solve_bfv, 32), (solve_ckks, 29)):
-        with pytest.raises(LocalProtocolError, match=f"fit a data prime of .* bits; {fits} bits"):
-            solve(wanted)
+    with pytest.raises(LocalProtocolError, match=f"fit a data prime of .* bits; {fits} bits"):
+        solve(wanted)
 
 
 # Errors drawn in bulk: their distributions are SEAL's, and SEAL decrypts what they hide.
@@ -197,14 +200,19 @@ def test_errors_are_centred_binomial_of_21_pairs_and_of_no_other() -> None:
     assert drawn.var() == pytest.approx(10.5, rel=0.02)
 
 
+def largest_deviation(numbers: NDArray[np.int64], *, cells: int) -> float:
+    """Return how far a value's count is from an equal share, in standard deviations."""
+    counts = np.unique(numbers, return_counts=True)[1]
+    assert len(counts) == cells
+    share = numbers.size / cells
+    return float(np.abs(counts - share).max() / math.sqrt(share))
+
+
 def test_u_is_uniform_on_three_values_of_independent_neighbours() -> None:
     drawn = ternary(COUNT)
     assert drawn.size == COUNT
-    for numbers, cells in ((drawn, 3), (3 * drawn[::2] + drawn[1::2], 9)):
-        counts = np.unique(numbers, return_counts=True)[1]
-        assert len(counts) == cells
-        share = numbers.size / cells
-        assert np.abs(counts - share).max() < 6 * math.sqrt(share)
+    assert largest_deviation(drawn, cells=3) < 6
+    assert largest_deviation(3 * drawn[::2] + drawn[1::2], cells=9) < 6
     assert not np.array_equal(ternary(64), ternary(64))
     assert not np.array_equal(centred_binomial(64), centred_binomial(64))
 
@@ -274,12 +282,12 @@ def test_ciphertexts_are_the_public_key_times_u_and_two_errors(
     assert len(np.unique(u_VN, axis=0)) == 3
     assert len(np.unique(e_V2N.reshape(6, 4096), axis=0)) == 6
     key_2N = in_coefficients(cipher, keys.public_key.data())
-    for blob, u_N, e_2N in zip(blobs, u_VN, e_V2N, strict=True):
-        sent_2N = cipher.residues.parse(blob, sender="the test").reshape(2, -1)
-        expected_2N = [
-            (times_ternary(half, u_N, q) + e_N) % q for half, e_N in zip(key_2N, e_2N, strict=True)
-        ]
-        assert np.array_equal(sent_2N.astype(np.int64), expected_2N)
+    sent_V2N = [cipher.residues.parse(blob, sender="the test").reshape(2, -1) for blob in blobs]
+    expected_V2N = [
+        [(times_ternary(half, u_N, q) + e_N) % q for half, e_N in zip(key_2N, e_2N, strict=True)]
+        for u_N, e_2N in zip(u_VN, e_V2N, strict=True)
+    ]
+    assert np.array_equal(np.array(sent_V2N).astype(np.int64), expected_V2N)
 
 
 # The quantiser: clip, range, rounding, packing.
@@ -312,9 +320,11 @@ def test_quantised_values_are_those_of_exact_arithmetic(
     shrink = Fraction(10**20, math.isqrt(int(square * 10**40))) if square > 1 else Fraction(1)
     (integers,) = fixed_point.quantise_rows(np.array([row]))
     assert np.array_equal(fixed_point.quantise_rows(np.array([row]), width=np.int32), [integers])
-    for integer, value in zip(integers.tolist(), exact, strict=True):
-        error = abs(integer - value * shrink * fixed_point.levels)
-        assert error <= Fraction(1, 2) + Fraction(1, 10**6)
+    errors = [
+        abs(integer - value * shrink * fixed_point.levels)
+        for integer, value in zip(integers.tolist(), exact, strict=True)
+    ]
+    assert max(errors) <= Fraction(1, 2) + Fraction(1, 10**6)
 
 
 def test_the_bound_itself_takes_the_last_level() -> None:
@@ -348,11 +358,11 @@ def test_packed_sums_are_sums(numbers: list[int]) -> None:
     assert np.array_equal(total[:3], first + second)
 
 
-def test_a_slot_holds_53_bits() -> None:
+@pytest.mark.parametrize(("fields", "bits"), [(2, 27), (3, 2)])
+def test_a_slot_holds_53_bits(fields: int, bits: int) -> None:
     Packing(fields=2, field_bits=26, slots=4)
-    for fields, bits in ((2, 27), (3, 2)):
-        with pytest.raises(LocalProtocolError, match=rf"{fields} field\(s\) of {bits} bits do not"):
-            Packing(fields=fields, field_bits=bits, slots=4)
+    with pytest.raises(LocalProtocolError, match=rf"{fields} field\(s\) of {bits} bits do not"):
+        Packing(fields=fields, field_bits=bits, slots=4)
 
 
 _LONG_ROWS = """

@@ -28,6 +28,7 @@ from apfed_protocols.sums.seal_cipher import DEGREE, compute_coefficients
 from tests.contracts import sum_parties
 from tests.contracts.hostile import genuine_key, residues_of, setup_with
 from tests.memory import traced
+from tests.refusals import list_unrefused
 from tests.with_crypten import usable
 
 SCRIPT = """
@@ -144,11 +145,12 @@ def test_mutated_frames(choice: str, rounds: int) -> None:
     assert finished.returncode == 0, finished.stderr[-2000:]
     outcomes: dict[str, int] = json.loads(finished.stdout)
     two = SECURE_SUMS[choice].rounds == 2
-    for name in ("ask", "answer", "combine", "decode") if two else ("combine", "decode"):
-        refused = outcomes[f"{name} refused"]
-        tried = rounds // 2 if two else rounds
-        assert refused + outcomes.get(f"{name} passed", 0) == tried
-        assert refused > tried / 2
+    names = ("ask", "answer", "combine", "decode") if two else ("combine", "decode")
+    tried = rounds // 2 if two else rounds
+    refused = {name: outcomes[f"{name} refused"] for name in names}
+    passed = {name: outcomes.get(f"{name} passed", 0) for name in names}
+    assert {name: refused[name] + passed[name] for name in names} == dict.fromkeys(names, tried)
+    assert [name for name in names if refused[name] <= tried / 2] == []
     if issubclass(SECURE_SUMS[choice], HomomorphicSum) and SECURE_SUMS[choice].masks == "none":
         assert outcomes["key refused"] > rounds * 2 / 3
         assert outcomes["key refused"] + outcomes.get("key passed", 0) == rounds
@@ -215,9 +217,10 @@ def test_a_degenerate_public_key_is_refused(described: HomomorphicSum) -> None:
     key = genuine_key(described)
     two = len(described.cipher.moduli) == 2
     assert two == (described.list_parameters()["primes"] == [60, 49])
-    for change in degenerate(*residues_of(key).shape).values():
-        with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
-            taken(described, change(residues_of(key)))
+    said = "the public key from active is no RLWE key"
+    changes = degenerate(*residues_of(key).shape).values()
+    cases = [(said, described, change(residues_of(key))) for change in changes]
+    assert list_unrefused(RemoteProtocolError, taken, cases) == []
 
 
 def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
@@ -227,15 +230,14 @@ def test_a_genuine_key_is_taken(described: HomomorphicSum) -> None:
 
 
 def test_what_are_no_residues_is_refused(described: HomomorphicSum) -> None:
-    cases: list[tuple[Callable[[Residues], Residues], str]] = [
-        (lambda rows: rows[:-1], r"has \d+ bytes, expected \d+"),
-        (lambda rows: np.append(rows, rows[-1:], axis=0), r"has \d+ bytes, expected \d+"),
-        (lambda rows: rows + np.uint64(2**60), "holds numbers beyond the modulus"),
+    rows = residues_of(genuine_key(described))
+    said = "the public key from active"
+    cases = [
+        (rf"{said} has \d+ bytes, expected \d+", described, rows[:-1]),
+        (rf"{said} has \d+ bytes, expected \d+", described, np.append(rows, rows[-1:], axis=0)),
+        (f"{said} holds numbers beyond the modulus", described, rows + np.uint64(2**60)),
     ]
-    for change, message in cases:
-        residues = residues_of(genuine_key(described))
-        with pytest.raises(RemoteProtocolError, match=f"the public key from active {message}"):
-            taken(described, change(residues))
+    assert list_unrefused(RemoteProtocolError, taken, cases) == []
 
 
 def test_what_seal_refuses_when_it_encrypts_shows_at_the_setup(
@@ -306,14 +308,16 @@ HIDDEN: dict[str, Callable[[Residues, int], Residues]] = {
 }
 
 
-def test_a_key_of_different_residues_that_hides_nothing_is_refused() -> None:
+@pytest.mark.parametrize("change", HIDDEN.values(), ids=list(HIDDEN))
+def test_a_key_of_different_residues_that_hides_nothing_is_refused(
+    change: Callable[[Residues, int], Residues],
+) -> None:
     """Under b = a the difference of a ciphertext's halves is the message with its noise alone."""
-    for change in HIDDEN.values():
-        described = _homomorphic("bfv")
-        (modulus,) = described.cipher.moduli
-        broken = change(residues_of(genuine_key(described)), modulus)
-        with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
-            taken(described, broken)
+    described = _homomorphic("bfv")
+    (modulus,) = described.cipher.moduli
+    broken = change(residues_of(genuine_key(described)), modulus)
+    with pytest.raises(RemoteProtocolError, match=r"the public key from active is no RLWE key"):
+        taken(described, broken)
 
 
 def true_key(played: sum_parties.Parties) -> list[int]:
@@ -508,8 +512,14 @@ def test_the_page_says_the_same() -> None:
     said = re.search(figures, page)
     assert said
     *pairs, sessions = map(int, said.groups())
-    for told, bits in zip(pairs[::2], pairs[1::2], strict=True):
-        assert told == described_with("plain + pairwise masks", bits).fixed_point.number_bits
+    found = [
+        described_with("plain + pairwise masks", bits).fixed_point.number_bits
+        for bits in pairs[1::2]
+    ]
+    assert pairs[::2] == found
     assert sessions == count_telling_sessions(pairs[2], steps=1000, names_step=False)
-    for steps, needed in ((2_097_150, 2), (2_097_151, 1), (127, 3), (100, 4)):
-        assert count_telling_sessions(pairs[2], steps=steps, names_step=False) == needed
+    needed = {2_097_150: 2, 2_097_151: 1, 127: 3, 100: 4}
+    counts = {
+        steps: count_telling_sessions(pairs[2], steps=steps, names_step=False) for steps in needed
+    }
+    assert counts == needed

@@ -23,6 +23,7 @@ from apfed_protocols.sums.recoverable import (
 )
 from tests.contracts.hostile import altered
 from tests.contracts.sum_parties import Parties, Rearmed, agreement, binding, make, random_values
+from tests.refusals import list_unrefused
 from tests.with_crypten import usable
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -147,10 +148,16 @@ def test_too_few_answers_give_no_sum_and_no_secret() -> None:
         RemoteProtocolError, match=r"one answer of at least 3 of .*: passive_3, pass"
     ):
         session.combiner.combine(answers, bound.digest)
-    for at, owner in enumerate(session.names):
+
+    def rebuild(at: int, owner: str) -> bytes:
         shares = {place: blobs(answers[me])[at] for place, me in enumerate(answers)}
-        with pytest.raises(RemoteProtocolError, match=f"shares of {owner}'s secret do not give"):
-            rebuilt_seed(shares, announced[owner], session.sum.agreement, owner)
+        return rebuilt_seed(shares, announced[owner], session.sum.agreement, owner)
+
+    cases = [
+        (f"shares of {owner}'s secret do not give", at, owner)
+        for at, owner in enumerate(session.names)
+    ]
+    assert list_unrefused(RemoteProtocolError, rebuild, cases) == []
 
 
 def test_the_silent_stay_out() -> None:
@@ -181,34 +188,36 @@ def counting(
     return requests
 
 
-def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive() -> None:
+@pytest.mark.parametrize(
+    ("passives", "least", "believers"),
+    [(passives, least, believers) for passives, least in SIZES for believers in range(passives)],
+)
+def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
+    passives: int, least: int, believers: int
+) -> None:
     """Some are told that passive_1 is counted, the others that it is not."""
-    for passives, least in SIZES:
-        victim = "passive_1"
-        for believers in range(passives):
-            session = Session(passives, least)
-            announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
-            frames = session.frames(session.next())
-            everybody = session.names
-            without = session.names[1:]
-            told = {
-                me: everybody if at <= believers else without for at, me in enumerate(session.names)
-            }
-            seed_shares: dict[int, bytes] = {}
-            key_shares: dict[int, bytes] = {}
-            for me, request in counting(session, told, frames).items():
-                answer = session.contributors[me].answer
-                if len(told[me]) < least:
-                    with pytest.raises(RemoteProtocolError, match=f"counted among {least} or more"):
-                        answer(request)
-                    continue
-                share = blobs(answer(request))[0]
-                chosen = seed_shares if told[me] == everybody else key_shares
-                chosen[session.names.index(me)] = share
-            assert min(len(seed_shares), len(key_shares)) < least
-            found = dict(list(seed_shares.items())[:least])
-            if len(found) == least:
-                rebuilt_seed(found, announced, session.sum.agreement, victim)
+    victim = "passive_1"
+    session = Session(passives, least)
+    announced = session.combiner._announced[victim]  # type: ignore[attr-defined]  # backend's
+    frames = session.frames(session.next())
+    everybody = session.names
+    without = session.names[1:]
+    told = {me: everybody if at <= believers else without for at, me in enumerate(session.names)}
+    requests = counting(session, told, frames)
+    answer = lambda me: session.contributors[me].answer(requests[me])  # noqa: E731
+    refusing = [me for me in requests if len(told[me]) < least]
+    cases = [(f"counted among {least} or more", me) for me in refusing]
+    assert not cases or list_unrefused(RemoteProtocolError, answer, cases) == []
+    seed_shares: dict[int, bytes] = {}
+    key_shares: dict[int, bytes] = {}
+    for me in requests:
+        if me not in refusing:
+            chosen = seed_shares if told[me] == everybody else key_shares
+            chosen[session.names.index(me)] = blobs(answer(me))[0]
+    assert min(len(seed_shares), len(key_shares)) < least
+    found = dict(list(seed_shares.items())[:least])
+    if len(found) == least:
+        rebuilt_seed(found, announced, session.sum.agreement, victim)
 
 
 def test_passives_who_were_told_different_sets_do_not_answer_again() -> None:
@@ -253,12 +262,16 @@ def test_keys_that_the_aggregator_swaps_are_noticed() -> None:
     bound = session.next()
     _, requests = session.asked(session.values(session.names), bound)
     counted, first, second = blobs(requests["passive_1"])
-    for parcels in ((second, first), (first, bytes(len(second))), (first, second[:-1])):
+
+    def answer_with(*parcels: bytes) -> bytes:
         fresh = Session(3)
         _, requests = fresh.asked(fresh.values(fresh.names), fresh.next())
         request = altered(requests["passive_1"], blobs=(counted, *parcels))
-        with pytest.raises(RemoteProtocolError, match="do not authenticate: they were altered"):
-            fresh.contributors["passive_1"].answer(request)
+        return fresh.contributors["passive_1"].answer(request)
+
+    said = "do not authenticate: they were altered"
+    cases = [(said, second, first), (said, first, bytes(len(second))), (said, first, second[:-1])]
+    assert list_unrefused(RemoteProtocolError, answer_with, cases) == []
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -292,18 +305,20 @@ def taken(session: Session, what: str, sent: Mapping[str, bytes]) -> object:
     return session.combiner.ask(sent) if what == "contribution" else session.combiner.combine(sent)
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_frames_are_refused(what: str) -> None:
-    for message, change in BAD[what].items():
-        session = Session(3)
-        sent = session.frames(session.next())
-        if what != "contribution":
-            sent = dict(session.combiner.ask(sent))
-        if what == "answer":
-            sent = session.answers(sent)
-        sent["passive_2"] = altered(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
-        with pytest.raises(RemoteProtocolError, match=message):
-            taken(session, what, sent)
+@pytest.mark.parametrize(
+    ("what", "message"), [(what, message) for what, changes in BAD.items() for message in changes]
+)
+def test_bad_frames_are_refused(what: str, message: str) -> None:
+    change = BAD[what][message]
+    session = Session(3)
+    sent = session.frames(session.next())
+    if what != "contribution":
+        sent = dict(session.combiner.ask(sent))
+    if what == "answer":
+        sent = session.answers(sent)
+    sent["passive_2"] = altered(sent["passive_2"], blobs=change(blobs(sent["passive_2"])))
+    with pytest.raises(RemoteProtocolError, match=message):
+        taken(session, what, sent)
 
 
 def test_a_false_share_that_is_not_needed_goes_unnoticed_and_changes_nothing() -> None:
@@ -333,16 +348,19 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     assert session.sum.agreement.parse_names(counted, sender="x") == session.names[:3]
     everybody = session.sum.agreement.pack_names(session.names)
     receiver = Rearmed(session.receiver)
-    for parts, party, message in (
-        ((total, everybody), 3, "a sum of 3 contributions and names 4 contributors"),
-        ((total,), 3, "sent 1 parts in a sum, expected 2"),
-        ((total, everybody), 4, "lies beyond the range"),
-        ((total, everybody), 2, "a sum of 2 contributions, expected 3 to 4"),
-    ):
+
+    def decode(party: int, *parts: bytes) -> NDArray[Any]:
         bound = session.next()
         about = {"step": bound.step, "binding": bound.digest, "party": party}
-        with pytest.raises(RemoteProtocolError, match=message):
-            receiver.decode(altered(combined, blobs=parts, **about), SHAPE, bound)
+        return receiver.decode(altered(combined, blobs=parts, **about), SHAPE, bound)
+
+    cases = [
+        ("a sum of 3 contributions and names 4 contributors", 3, total, everybody),
+        ("sent 1 parts in a sum, expected 2", 3, total),
+        ("lies beyond the range", 4, total, everybody),
+        ("a sum of 2 contributions, expected 3 to 4", 2, total, everybody),
+    ]
+    assert list_unrefused(RemoteProtocolError, decode, cases) == []
 
 
 def test_an_equivocating_active_gets_no_answer() -> None:
@@ -381,19 +399,18 @@ def test_setup_takes_two_messages_of_each_passive() -> None:
     with pytest.raises(LocalProtocolError, match="no keys of passive_2, passive_3; run the setup"):
         first.contribute(np.zeros((1, 1)), binding(0))
     link = next(out.body for out in second.start() if out.receiver == "passive_1")
-    for sender in ("aggregator", "passive_1", "stranger"):
-        with pytest.raises(RemoteProtocolError, match="who expects two from each of passive_2"):
-            first.receive(sender, link)
+    said = "who expects two from each of passive_2"
+    cases = [(said, sender, link) for sender in ("aggregator", "passive_1", "stranger")]
+    assert list_unrefused(RemoteProtocolError, first.receive, cases) == []
     public, hello = blobs(link)
-    for parts, told in (
-        ((), "sent 0 parts in a setup, expected 2"),
-        ((public,), "sent 1 parts in a setup, expected 2"),
-        ((b"", hello), "has 32 bytes"),
-        ((bytes(32), hello), "low order"),
-        ((public, hello[1:]), "a hello of 32 bytes"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=told):
-            first.receive("passive_2", altered(link, blobs=parts))
+    cases = [
+        ("sent 0 parts in a setup, expected 2", "passive_2", altered(link, blobs=())),
+        ("sent 1 parts in a setup, expected 2", "passive_2", altered(link, blobs=(public,))),
+        ("has 32 bytes", "passive_2", altered(link, blobs=(b"", hello))),
+        ("low order", "passive_2", altered(link, blobs=(bytes(32), hello))),
+        ("a hello of 32 bytes", "passive_2", altered(link, blobs=(public, hello[1:]))),
+    ]
+    assert list_unrefused(RemoteProtocolError, first.receive, cases) == []
     reply = next(iter(first.receive("passive_2", link)))
     assert reply.receiver == "passive_2"
     with pytest.raises(RemoteProtocolError, match="sent 2 parts in a setup, expected 1"):
@@ -436,10 +453,11 @@ def agreed(passives: int) -> SumAgreement:
 def test_all_are_needed_and_where_that_is_allowed_two_thirds(
     passives: int, two_thirds: int
 ) -> None:
-    for allowed, expected in ((False, passives), (True, two_thirds)):
-        made = RecoverableSum(agreed(passives), allow_single_reader=allowed)
-        assert made.threshold == made.least == expected
-        assert made.list_parameters()["threshold"] == expected
+    made = [RecoverableSum(agreed(passives), allow_single_reader=one) for one in (False, True)]
+    expected = [passives, two_thirds]
+    assert [described.threshold for described in made] == expected
+    assert [described.least for described in made] == expected
+    assert [described.list_parameters()["threshold"] for described in made] == expected
 
 
 def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
@@ -448,18 +466,20 @@ def test_one_passive_alone_works_where_the_agreement_allows_it() -> None:
     assert session.add([np.full(SHAPE, 0.1)]).shape == SHAPE
 
 
-def test_a_threshold_that_opens_contributions_is_refused() -> None:
-    for passives, threshold in [(4, 2), (4, 1), (6, 3), (5, 2), (2, 1)]:
-        with pytest.raises(LocalProtocolError, match=f"take {passives // 2 + 1} or more"):
-            RecoverableSum(agreement(passives, threshold=threshold))
+@pytest.mark.parametrize(("passives", "threshold"), [(4, 2), (4, 1), (6, 3), (5, 2), (2, 1)])
+def test_a_threshold_that_opens_contributions_is_refused(passives: int, threshold: int) -> None:
+    with pytest.raises(LocalProtocolError, match=f"take {passives // 2 + 1} or more"):
+        RecoverableSum(agreement(passives, threshold=threshold))
 
 
-def test_other_sums_take_all_contributors() -> None:
-    for choice in [name for name in usable(SECURE_SUMS) if SECURE_SUMS[name].needs_all]:
-        values = random_values(3)
-        assert Parties(make(choice, agreement(threshold=3))).add(values).shape == values[0].shape
-        with pytest.raises(LocalProtocolError, match="says threshold 2; take recoverable masks"):
-            Parties(make(choice, agreement(threshold=2)))
+@pytest.mark.parametrize(
+    "choice", [name for name in usable(SECURE_SUMS) if SECURE_SUMS[name].needs_all]
+)
+def test_other_sums_take_all_contributors(choice: str) -> None:
+    values = random_values(3)
+    assert Parties(make(choice, agreement(threshold=3))).add(values).shape == values[0].shape
+    with pytest.raises(LocalProtocolError, match="says threshold 2; take recoverable masks"):
+        Parties(make(choice, agreement(threshold=2)))
 
 
 @settings(max_examples=30, deadline=None)
@@ -482,18 +502,28 @@ def test_shares_of_equal_secrets_differ() -> None:
     )
 
 
-def test_shares_of_other_sizes_are_refused() -> None:
-    for bad in [{}, {0: b""}, {0: bytes(16), 1: bytes(15)}, {0: bytes(32)}]:
-        with pytest.raises(LocalProtocolError, match="shares of 16 bytes each"):
-            join_shares(bad)
-        for secret, threshold, holders in (
-            (bytes(15), 1, 2),
-            (bytes(16), 3, 2),
-            (bytes(16), 0, 2),
-            (b"\xff" * 16, 1, 2),
-        ):
-            with pytest.raises(LocalProtocolError, match="is shared among at least"):
-                split_secret(secret, threshold=threshold, holders=holders)
+@pytest.mark.parametrize(
+    "bad",
+    [{}, {0: b""}, {0: bytes(16), 1: bytes(15)}, {0: bytes(32)}],
+    ids=["none", "an empty one", "two sizes", "too long"],
+)
+def test_shares_of_other_sizes_are_refused(bad: dict[int, bytes]) -> None:
+    with pytest.raises(LocalProtocolError, match="shares of 16 bytes each"):
+        join_shares(bad)
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "holders"),
+    [
+        pytest.param(bytes(15), 1, 2, id="a short secret"),
+        pytest.param(bytes(16), 3, 2, id="more needed than there are"),
+        pytest.param(bytes(16), 0, 2, id="nobody needed"),
+        pytest.param(b"\xff" * 16, 1, 2, id="a secret beyond the field"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(secret: bytes, threshold: int, holders: int) -> None:
+    with pytest.raises(LocalProtocolError, match="is shared among at least"):
+        split_secret(secret, threshold=threshold, holders=holders)
 
 
 @given(data=st.binary(max_size=12))

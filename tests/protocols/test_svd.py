@@ -1,5 +1,6 @@
 """FedSVD: the singular vectors are those of the whole table, and each party learns what is told."""
 
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.randomness import fresh_key
+from tests.refusals import list_unrefused
 
 pytest.importorskip("scipy")  # of the extra `svd`
 from apfed_protocols import svd
@@ -118,12 +120,12 @@ def test_masks_are_uniform_among_orthogonal_matrices() -> None:
     assert 0.75 < np.std([np.trace(one) for one in drawn]) < 1.25  # 1 under the uniform law
 
 
-def test_blocks_are_of_equal_size() -> None:
-    for rows, most in [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)]:
-        sizes = svd.block_sizes(rows, most)
-        assert sum(sizes) == rows
-        assert max(sizes) <= most
-        assert max(sizes) - min(sizes) <= 1
+@pytest.mark.parametrize(("rows", "most"), [(2, 2), (9, 4), (100, 33), (1000, 999), (5, 100)])
+def test_blocks_are_of_equal_size(rows: int, most: int) -> None:
+    sizes = svd.block_sizes(rows, most)
+    assert sum(sizes) == rows
+    assert max(sizes) <= most
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_mask_is_of_these_people_alone() -> None:
@@ -144,9 +146,10 @@ def test_the_server_reads_singular_values_of_each_owner_and_of_each_block() -> N
     parties = Parties(agreement(mask_rows=10))
     held = table(40, parties.agreed)
     masked = of_frame(parties.mask(held)["p1"], 7)
-    for rows in (slice(None), slice(0, 10), slice(30, 40)):
-        told = np.linalg.svd(masked[rows], compute_uv=False)[:4]
-        assert np.allclose(told, np.linalg.svd(held[rows, 3:], compute_uv=False), rtol=1e-10)
+    parts = (slice(None), slice(0, 10), slice(30, 40))
+    told = [np.linalg.svd(masked[rows], compute_uv=False)[:4] for rows in parts]
+    own = [np.linalg.svd(held[rows, 3:], compute_uv=False) for rows in parts]
+    assert np.allclose(told, own, rtol=1e-10)
 
 
 def test_the_server_and_an_owner_read_products_of_rows_of_every_other_one() -> None:
@@ -184,7 +187,7 @@ def test_the_server_refuses_what_does_not_fit() -> None:
     others = Parties(parties.agreed).mask(held[:-1])
     people = Parties(parties.agreed).mask(held, OTHERS)
     one = tables["p1"]
-    for changed, message in (
+    cases: list[tuple[dict[str, bytes], str]] = [
         ({"p1": one[:-1]}, "p1 sent a body of .* cut or padded"),
         ({"p1": one + bytes(8)}, "cut or padded"),
         ({"p1": one[:_BODY]}, "expected TABLE of 7 to 1000 rows of 7 numbers"),
@@ -200,9 +203,9 @@ def test_the_server_refuses_what_does_not_fit() -> None:
         ({"p1": replaced(one, 0, np.nan)}, "numbers that are none"),
         ({"p1": replaced(one, 3, -np.inf)}, "numbers that are none"),
         ({"p2": one}, "missing: none; unknown: p2"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=message):
-            parties.server.factor_tables(tables | changed)
+    ]
+    wrong = [(message, tables | changed) for changed, message in cases]
+    assert list_unrefused(RemoteProtocolError, parties.server.factor_tables, wrong) == []
     with pytest.raises(RemoteProtocolError, match="missing: p1"):
         parties.server.factor_tables({"active": tables["active"]})
     opened = parties.receiver.open_vectors(parties.server.factor_tables(tables), PEOPLE, rows=20)
@@ -229,7 +232,7 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
         return frames.pack_matrix(svd.MessageKind.VECTORS, matrix, owner="active", people=people)
 
     unit = np.eye(20)[:, :2]
-    for body, message in (
+    cases = [
         (vectors[:-8], "cut or padded"),
         (replaced(vectors, 0, np.inf), "numbers that are none"),
         (replaced(vectors, 0, 1.5), "server sent vectors that are not orthonormal"),
@@ -238,9 +241,10 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
         (sent(unit[:, :1] * [0, 1]), "a vector after one of zeros"),
         (sent(unit[:19]), "19 rows of vectors, expected 20"),
         (sent(unit, OTHERS), "expected 20, of the people asked for"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=message):
-            parties.receiver.open_vectors(body, PEOPLE, rows=20)
+    ]
+    open_vectors = partial(parties.receiver.open_vectors, people=PEOPLE, rows=20)
+    wrong = [(message, body) for body, message in cases]
+    assert list_unrefused(RemoteProtocolError, open_vectors, wrong) == []
     opened = parties.receiver.open_vectors(vectors, PEOPLE, rows=20)
     assert np.abs(opened - left_vectors(held, 2)).max() < 1e-8
 
@@ -248,14 +252,14 @@ def test_the_receiver_refuses_what_does_not_fit() -> None:
 def test_an_owner_refuses_masks_that_are_none() -> None:
     agreed = agreement()
     dealt = Parties(agreed).dealt
-    for body, message in (
-        (dealt["p1"][:-8], "cut or padded"),
-        (dealt["active"], "its owner differs"),
-        (replaced(dealt["p1"], 5, np.nan), "numbers that are none"),
-        (replaced(dealt["p1"], 5, 1.5), "dealer sent vectors that are not orthonormal"),
-    ):
-        with pytest.raises(RemoteProtocolError, match=message):
-            svd.SvdOwner(agreed, "p1").take_masks(body)
+    cases = [
+        ("cut or padded", dealt["p1"][:-8]),
+        ("its owner differs", dealt["active"]),
+        ("numbers that are none", replaced(dealt["p1"], 5, np.nan)),
+        ("dealer sent vectors that are not orthonormal", replaced(dealt["p1"], 5, 1.5)),
+    ]
+    take = lambda body: svd.SvdOwner(agreed, "p1").take_masks(body)  # noqa: E731
+    assert list_unrefused(RemoteProtocolError, take, cases) == []
 
 
 def test_each_part_is_played_once_and_in_order() -> None:
@@ -283,14 +287,18 @@ def test_each_part_is_played_once_and_in_order() -> None:
         dealer.deal_masks()
 
 
-def test_a_table_is_checked() -> None:
-    cases: list[tuple[Any, bytes, str]] = [
-        (np.zeros((20, 4), np.float32), PEOPLE, "got float32"),
-        (np.zeros((20, 3)), PEOPLE, "4 columns, got float64"),
-        (np.zeros((6, 4)), PEOPLE, "7 to 1000 rows"),
-        (np.full((20, 4), np.nan), PEOPLE, "bounded float64"),
-        (np.zeros((20, 4)), bytes(32), "people is a digest of 32 bytes"),
-    ]
-    for held, people, message in cases:
-        with pytest.raises(LocalProtocolError, match=message):
-            Parties(agreement()).owners["p1"].mask_table(held, people)
+@pytest.mark.parametrize(
+    ("held", "people", "message"),
+    [
+        pytest.param(np.zeros((20, 4), np.float32), PEOPLE, "got float32", id="another width"),
+        pytest.param(np.zeros((20, 3)), PEOPLE, "4 columns, got float64", id="a column less"),
+        pytest.param(np.zeros((6, 4)), PEOPLE, "7 to 1000 rows", id="too few rows"),
+        pytest.param(np.full((20, 4), np.nan), PEOPLE, "bounded float64", id="nan"),
+        pytest.param(
+            np.zeros((20, 4)), bytes(32), "people is a digest of 32 bytes", id="a short digest"
+        ),
+    ],
+)
+def test_a_table_is_checked(held: Any, people: bytes, message: str) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        Parties(agreement()).owners["p1"].mask_table(held, people)
