@@ -44,16 +44,30 @@ if TYPE_CHECKING:
     from secure_apfed.runs.solo import load_model
     from secure_apfed.runs.worth import measure_worth
     from secure_apfed.settings.alignment import AlignmentSettings
+    from secure_apfed.training import (
+        Active,
+        Contrastive,
+        FrozenGaussian,
+        Gaussian,
+        Passive,
+        Reconstruction,
+        TrainingResult,
+        train,
+    )
 
 __all__ = [
+    "Active",
     "AlignmentHistory",
     "AlignmentSettings",
     "BudgetExhaustedError",
     "CheckpointError",
     "Config",
     "ConfigError",
+    "Contrastive",
     "Envelope",
     "FewRowsWarning",
+    "FrozenGaussian",
+    "Gaussian",
     "GaussianGuard",
     "InMemoryNetwork",
     "LabelResponse",
@@ -64,13 +78,16 @@ __all__ = [
     "NarrowTableWarning",
     "NoGuard",
     "NoHelpWarning",
+    "Passive",
     "PrivacyLedger",
     "PrivateContributions",
     "PrivateLabels",
     "PrivateRelease",
     "PromiseError",
+    "Reconstruction",
     "RepresentationGuard",
     "ResumableLink",
+    "TrainingResult",
     "Transcript",
     "VerticalClassifier",
     "VerticalRegressor",
@@ -88,6 +105,7 @@ __all__ = [
     "run",
     "run_frames",
     "serve_party",
+    "train",
 ]
 __all__ += apfed_protocols.__all__
 
@@ -122,6 +140,19 @@ _HOME: dict[str, str] = {
     "calibrate_sigma": "privacy.accountants",
     "check_row_wise": "privacy.measured",
     "run_frames": "frames",
+    **dict.fromkeys(
+        (
+            "Active",
+            "Contrastive",
+            "FrozenGaussian",
+            "Gaussian",
+            "Passive",
+            "Reconstruction",
+            "TrainingResult",
+            "train",
+        ),
+        "training",
+    ),
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",
     "measure_worth": "runs.worth",

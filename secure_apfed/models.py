@@ -79,15 +79,35 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
     try:
         with torch.no_grad():
             result = module(reference.new_zeros((1, *features)))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ModelError(
             f"a network for other rows was given rows of shape {features}; choose another "
             f"model.network or another partition ({error})"
         ) from error
     finally:
         module.train(training)
+    if not isinstance(result, Tensor) or result.ndim < 2 or len(result) != 1:
+        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ModelError(
+            f"a network makes one tensor (B, ...) of rows (B, ...), with one row for each; of one "
+            f"row of shape {features} {type(module).__name__} made {got}"
+        )
     shape: Shape = tuple(result.shape[1:])
     return shape
+
+
+def require_scores(head: nn.Module, representation: Shape, outputs: int, *, owner: str) -> None:
+    """Refuse a head that does not give so many numbers for a row.
+
+    Raises:
+        ModelError: names the owner and both shapes.
+    """
+    made = output_shape(head, representation)
+    if made != (outputs,):
+        raise ModelError(
+            f"{owner}: its head makes {made} of a row, expected ({outputs},), a score for each "
+            "class or the number to predict; end it with a layer of that width"
+        )
 
 
 def projection_to(size: int, representation: Shape) -> nn.Module:
@@ -564,6 +584,13 @@ class EnrichedFamily(Selu):
 
 def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
     if settings.network != "auto":
+        if settings.is_own:
+            raise ModelError(
+                f"model.network: {settings.network} is code of a party's own, which is not here; "
+                "methods that train it are APFed, TVFL, split networks and the joint teacher, from "
+                "secure_apfed.train or in the party's own file; a stored model takes it by "
+                "load_model(folder, encoder=...)"
+            )
         return NETWORKS[settings.network]
     if len(features) == 3 and features[0] in _AUTO:
         name, least = _AUTO[features[0]]
@@ -573,16 +600,21 @@ def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
 
 
 def encoder_and_head(
-    settings: ModelSettings, features: Shape, classes: int
+    settings: ModelSettings,
+    features: Shape,
+    classes: int,
+    *,
+    family: NetworkFamily | None = None,
 ) -> tuple[nn.Module, nn.Module]:
     """Return the two networks that predict alone, features -> representation -> class scores.
 
-    Their weights are drawn from torch's generator, the encoder's first.
+    Their weights are drawn from torch's generator, the encoder's first. `family`: a party's own
+    networks; None: those that the settings name.
 
     Raises:
         ModelError: the network cannot take such rows.
     """
-    family = family_for(settings, features)
+    family = family or family_for(settings, features)
     encoder = family.make_encoder(features, settings)
     size = math.prod(output_shape(encoder, features))
     return encoder, family.make_head(size, classes, settings)
@@ -593,14 +625,14 @@ def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) ->
     """Compute with as many threads, of those that torch has, as pay for a step on so many rows.
 
     A thread for a small product is waited for longer than it computes, and on a busy machine much
-    longer; convolutions are never small.
+    longer; convolutions are never small, and of a party's own network nothing is known.
     """
     most = torch.get_num_threads()
     worth = 1
     for shape in tables:
         widths = (math.prod(shape), *settings.hidden, settings.representation_size)
         work = batch * sum(one * other for one, other in pairwise(widths))
-        large = isinstance(family_for(settings, shape), Convolutional)
+        large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
         worth = max(worth, most if large else min(most, work // _A_THREAD))
     with limit_threads(worth):
         yield

@@ -15,7 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
-from secure_apfed.models import Shape, check_layer_size, family_for, output_shape, projection_to
+from secure_apfed.models import (
+    NetworkFamily,
+    Shape,
+    check_layer_size,
+    family_for,
+    output_shape,
+    projection_to,
+)
 from secure_apfed.seeds import draws_nothing
 from secure_apfed.settings.training import (
     ClusteringSettings,
@@ -87,10 +94,12 @@ class Contrastive(Objective):
         representation: Shape,
         features: Shape,
         model: ModelSettings,
+        family: NetworkFamily | None = None,
     ) -> None:
         super().__init__()
         self._settings = settings
-        self.encoder = family_for(model, features).make_encoder(features, model)
+        family = family or family_for(model, features)
+        self.encoder = family.make_encoder(features, model)
         encoded = output_shape(self.encoder, features)
         self.projection = projection_to(math.prod(representation), encoded)
 
@@ -121,9 +130,11 @@ class Reconstruction(Objective):
         representation: Shape,
         features: Shape,
         model: ModelSettings,
+        family: NetworkFamily | None = None,
     ) -> None:
         super().__init__()
-        self.decoder = family_for(model, features).make_decoder(representation, features, model)
+        family = family or family_for(model, features)
+        self.decoder = family.make_decoder(representation, features, model)
         decoded = output_shape(self.decoder, representation)
         if decoded != features:
             raise ModelError(
@@ -166,6 +177,7 @@ class Clustering(Objective):
         representation: Shape,
         features: Shape,
         model: ModelSettings,
+        family: NetworkFamily | None = None,
     ) -> None:
         super().__init__()
         clusters = settings.clusters
@@ -208,7 +220,8 @@ class Clustering(Objective):
         return F.cross_entropy(self.readout(z_BD.flatten(1)), self.compute_targets(features_B))
 
 
-# Of `Objective`. Any: each takes its own settings.
+# Of `Objective`. Any: each takes its own settings. A loss of the passive's own is
+# `secure_apfed.own_code.OwnObjective`.
 OBJECTIVES: Mapping[str, Any] = {
     "reconstruction": Reconstruction,
     "contrastive": Contrastive,

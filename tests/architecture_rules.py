@@ -22,7 +22,11 @@ HOMES = {
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
-COMPOSITION_ROOT = COMMANDS | {"secure_apfed.estimator", "secure_apfed.frames"}
+COMPOSITION_ROOT = COMMANDS | {
+    "secure_apfed.estimator",
+    "secure_apfed.frames",
+    "secure_apfed.training",
+}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
 SETTINGS_PACKAGE = "secure_apfed.settings"
@@ -31,7 +35,7 @@ OF_SETTINGS = frozenset({SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.
 METHODS_PACKAGE = "secure_apfed.methods"
 # Methods that are called by a word of the field, which tables of other things have, too: such a
 # name may stand where nothing is compared with it.
-WORDS = frozenset({"votes"})
+WORDS = frozenset({"apfed", "votes"})
 # Experiments that read runs of any method, and declare none.
 NO_STUDY = frozenset({"apfed_experiments.report"})
 # Whoever plays and records runs, and reads views out of them; all other attack code asks a view.

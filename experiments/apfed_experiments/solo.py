@@ -43,6 +43,7 @@ from secure_apfed.measures import (
 from secure_apfed.methods import SimulationInputs, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, weigh_votes
 from secure_apfed.methods.votes import prior_of
+from secure_apfed.own_code import OwnCode, split_code
 from secure_apfed.runs.folder import (
     RunFolder,
     load_scores,
@@ -246,11 +247,15 @@ class SoloRecord(Written):
 
 
 def settings_digest(config: Config) -> str:
-    """Hash all that solo baselines depend on: SHA-256, in hex."""
+    """Hash all that solo baselines depend on: SHA-256, in hex.
+
+    Which code of one's own the network is, only its party knows; it counts as any.
+    """
+    shared, _ = split_code(config, config.data.active_name, ())
     of = {
         "data": config.data.model_dump(mode="json"),
         "seed": config.seed,
-        "model": config.model.model_dump(mode="json"),
+        "model": shared.model.model_dump(mode="json", exclude={"head_network"}),
         # No baseline weighs classes, or takes another loss.
         "train": config.train.model_dump(mode="json", exclude={"class_weights", "loss"}),
         **({} if config.measure == ACCURACY.name else {"measure": config.measure}),
@@ -450,7 +455,23 @@ def _compare_baselines(
         )
     rows = rows[~torch.isin(rows, known) | torch.isin(rows, kept)]
     task = SoloTask.from_run(config, replace(own, labelled=kept), rows)
-    return compare_baselines(task, test_BF, labels_B.numpy(), every_baseline(), said=said)
+    baselines = dict(every_baseline())
+    if config.model.is_own:
+        # The run that trained this network imported it into this process.
+        _, named = split_code(config, own.table.name, ())
+        networks = OwnCode.from_file(named[own.table.name]).copy_networks()
+        task = replace(task, family=networks)
+        if networks is None:  # it was handed in, and nothing makes it anew
+            del baselines["network"]
+    return compare_baselines(task, test_BF, labels_B.numpy(), baselines, said=said)
+
+
+def find_best_local(config: Config, own: OwnData) -> tuple[str, float]:
+    """Return the best local model by validation, and its headline measure on the test rows."""
+    with one_thread():
+        found = _compare_baselines(config, own, {})
+    best = pick_best(found, measure=MEASURES[config.measure])
+    return best.title, best.test
 
 
 def seconds_alone(config: Config, data: VerticalData) -> float:

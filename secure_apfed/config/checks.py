@@ -49,6 +49,12 @@ def check_task(config: RunSettings) -> None:
 def _list_problems(config: RunSettings) -> Iterator[str]:
     task = TASKS[config.task]
     numbers = labels_are_numbers(config.data)
+    parties = config.data.parties or {}
+    if config.data.dataset == TABLES and config.method.has_passives and len(parties) < 2:
+        yield (
+            f"data.parties: method {config.method.name} needs at least two parties, got "
+            f"{', '.join(parties)}; add those that help, or choose a method without passives"
+        )
     if task.measured_as not in (measured := MEASURES[config.measure].tasks):
         yield (
             f"measure: {config.measure} is a measure of {' and '.join(measured)}, and "

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from apfed_protocols.ids import EMPTY
 from apfed_protocols.installing import install_extra
 from secure_apfed.data import ColumnEncoding, ImageEncoding
-from secure_apfed.data.encoding import CategoricalColumn, Column
+from secure_apfed.data.encoding import ArrayEncoding, CategoricalColumn, Column
 from secure_apfed.data.frames import BLANK, RESPELT
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.files import write_atomically
@@ -67,6 +67,11 @@ def write_onnx(model: SoloModel, path: Path) -> None:
         raise ConfigError(
             f"writing ONNX needs {error.name}; run: {install_extra('onnx')}"
         ) from error
+    if isinstance(model.encoding, ArrayEncoding):
+        raise ModelError(
+            "the model reads rows as its party has them, and nothing is encoded; export its "
+            "network itself by torch.onnx.export"
+        )
     network = _export_network(model)
     encoding = _build_encoding(onnx.helper, model.encoding)
     encoding.ir_version = network.ir_version

@@ -452,8 +452,8 @@ def _list_table_problems(settings: DataSettings) -> Iterator[str]:
             f"they are; leave {given} out"
         )
     parties = settings.parties or {}
-    if len(parties) < 2:
-        yield f"dataset: {TABLES} needs at least two entries in parties"
+    if not parties:
+        yield f"dataset: {TABLES} needs an entry in parties for each party"
     if settings.active not in parties:
         yield f"active: {settings.active!r} is not one of parties: {', '.join(parties)}"
     if (settings.horizontal or settings.labels_at) and settings.classes is None:

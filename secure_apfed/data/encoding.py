@@ -686,16 +686,58 @@ class ImageEncoding(Settings):
             )
 
 
+class ArrayEncoding(Settings):
+    """Rows of numbers as their party has them, of any shape: nothing is encoded or normalised."""
+
+    kind: Literal["array"] = "array"
+    row_shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1, max_length=8)
+
+    @model_validator(mode="after")
+    def _is_bounded(self) -> Self:
+        if (numbers := math.prod(self.row_shape)) > MOST_IMAGE_NUMBERS:
+            raise ValueError(
+                f"row_shape are {numbers:,} numbers of a row, expected {MOST_IMAGE_NUMBERS:,} at "
+                "most"
+            )
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.row_shape
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return self.row_shape
+
+    def feature_name(self, index: int) -> str:
+        places = (str(int(place)) for place in np.unravel_index(index, self.row_shape))
+        return f"feature [{', '.join(places)}]"
+
+    def encode(
+        self, raw: RawFeatures, *, source: str = "the input", counts: CellCounts | None = None
+    ) -> torch.Tensor:
+        """Return the rows, (N, *row_shape), as float32."""
+        if isinstance(raw, pd.DataFrame):
+            raw = raw.to_numpy()
+        if tuple(raw.shape[1:]) != self.row_shape:
+            raise DataError(
+                f"{source}: expected rows of shape {self.row_shape}, got {tuple(raw.shape[1:])}"
+            )
+        return torch.from_numpy(np.asarray(raw, dtype=np.float32))
+
+
 def _format_shape(sizes: tuple[int, ...]) -> str:
     return "x".join(map(str, sizes))
 
 
 # As a field of a settings class it reads and writes itself; elsewhere it is the union.
-FeatureEncoding: TypeAlias = Annotated[ImageEncoding | ColumnEncoding, Field(discriminator="kind")]
-_ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding] = TypeAdapter(FeatureEncoding)
+FeatureEncoding: TypeAlias = Annotated[
+    ImageEncoding | ColumnEncoding | ArrayEncoding, Field(discriminator="kind")
+]
+_ADAPTER: TypeAdapter[ImageEncoding | ColumnEncoding | ArrayEncoding] = TypeAdapter(FeatureEncoding)
 
 
-def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding:
+def parse_encoding(value: dict[str, Any]) -> ImageEncoding | ColumnEncoding | ArrayEncoding:
     """Return the encoding whose `model_dump(mode="json")` is `value`."""
     try:
         return _ADAPTER.validate_python(value)

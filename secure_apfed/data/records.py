@@ -19,6 +19,7 @@ from safetensors.torch import load, save
 from apfed_protocols.ids import require_comparable
 from secure_apfed.data.encoding import FeatureEncoding, View, check_views, parse_encoding
 from secure_apfed.data.labels import UNLABELLED, TargetScale
+from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.errors import CheckpointError, DataError
 from secure_apfed.files import load_bytes
 from secure_apfed.names import check_parties
@@ -40,7 +41,8 @@ class PartyTable:
     Attributes:
         name: the party.
         ids: distinct, in the party's own order.
-        features: float32 (N, columns) or (N, channels, height, width).
+        features: float32 (N, columns) or (N, channels, height, width); rows of a data set
+            (`LazyRows`) are read, and checked, when a step needs them.
         labels: int64 (N,), at a party that holds labels, or float32 where they are numbers to
             predict, standardised; `UNLABELLED` where it does not know it.
         encoding: how raw columns or images became the features, for prediction later.
@@ -70,7 +72,7 @@ class PartyTable:
                 f"{self.name}: its encoding gives rows of shape {self.encoding.shape}, the "
                 f"features have {tuple(self.features.shape[1:])}"
             )
-        if not _is_finite(self.features):
+        if not is_lazy(self.features) and not _is_finite(self.features):
             bad_F = (~self.features.isfinite()).flatten(1).sum(0)
             worst = int(bad_F.argmax())
             raise DataError(

@@ -8,11 +8,11 @@ its checkpoint. Letters: B batch, A of its rows that are sent, K classes, D numb
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from secure_apfed.settings.training import DEVICE, TrainSettings
 EVERY = slice(None)
 """All rows of a batch."""
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes a party's own optimizer of the parameters that it trains."""
 _MOMENTS = "moments"
 _DONE = "steps done"
 
@@ -155,17 +157,33 @@ def rate_after(train: TrainSettings, done: int) -> float:
 
 
 class Descent:
-    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay. Raises
-    ModelError: they have no parameters.
+    """One of the optimizers; the L2 terms of Eqs. (6) and (7) are its weight decay. Or the party's
+    own optimizer, which keeps its own rates. `may_be_fixed`: there may be nothing to train, as in a
+    loss without weights.
+
+    Raises:
+        ModelError: the modules have no parameters.
     """
 
-    def __init__(self, owner: str, modules: Mapping[str, nn.Module], train: TrainSettings) -> None:
+    def __init__(
+        self,
+        owner: str,
+        modules: Mapping[str, nn.Module],
+        train: TrainSettings,
+        optimizer: MakeOptimizer | None = None,
+        *,
+        may_be_fixed: bool = False,
+    ) -> None:
         self._owner = owner
         self._modules = modules
-        self._parameters: list[Tensor] = [
-            p for module in modules.values() for p in module.parameters()
-        ]
-        if not self._parameters:
+        # A module may hold another's parameters: each is trained once.
+        trained = {
+            id(parameter): parameter
+            for module in modules.values()
+            for parameter in module.parameters()
+        }
+        self._parameters = list(trained.values())
+        if not self._parameters and not may_be_fixed:
             raise ModelError(
                 f"{owner}: its network has no weights that gradients reach; where a method trains "
                 "it by steps, choose another model.network, as mlp"
@@ -173,6 +191,13 @@ class Descent:
         self._norm_bound = train.max_gradient_norm or math.inf
         self._train = train
         self._done = 0
+        self._rates_are_own = optimizer is not None
+        self._optimizer: torch.optim.Optimizer | None = None
+        if not self._parameters:
+            return
+        if optimizer is not None:
+            self._optimizer = _make_own_optimizer(optimizer, self._parameters, owner=owner)
+            return
         momentum = {"momentum": train.momentum} if train.optimizer == "sgd" else {}
         self._optimizer = _OPTIMIZERS[train.optimizer](
             self._parameters, lr=train.learning_rate, weight_decay=train.weight_decay, **momentum
@@ -193,17 +218,20 @@ class Descent:
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
                 )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate_after(self._train, self._done)
-        self._optimizer.step()
         self._done += 1
+        if self._optimizer is None:
+            return
+        if not self._rates_are_own:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate_after(self._train, self._done - 1)
+        self._optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters, buffers and the optimizer's moments by name, and how many steps it
         took.
         """
         states = {name: module.state_dict() for name, module in self._modules.items()}
-        stepped = self._optimizer.state_dict()["state"]
+        stepped = self._optimizer.state_dict()["state"] if self._optimizer else {}
         moments = {
             f"{index}.{name}": value
             for index, state in stepped.items()
@@ -224,7 +252,31 @@ class Descent:
         for key, value in remove_prefix(_MOMENTS, tensors).items():
             index, _, name = key.partition(".")
             moments.setdefault(int(index), {})[name] = value.clone()
-        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": moments})
+
+
+def _make_own_optimizer(
+    make: MakeOptimizer, parameters: list[nn.Parameter], *, owner: str
+) -> torch.optim.Optimizer:
+    """Return the party's own optimizer of exactly these parameters.
+
+    Raises:
+        ConfigError: it is none, or optimises others.
+    """
+    made = make(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{owner}: its optimizer is a function of the parameters that makes a "
+            f"torch.optim.Optimizer, as torch.optim.AdamW; got {type(made).__name__}"
+        )
+    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    if held != {id(parameter) for parameter in parameters}:
+        raise ConfigError(
+            f"{owner}: its optimizer holds other parameters than the {len(parameters)} that this "
+            "party trains; make it of the parameters that it is called with"
+        )
+    return made
 
 
 class Trainer(Descent):
@@ -235,12 +287,19 @@ class Trainer(Descent):
     """
 
     def __init__(
-        self, owner: str, modules: Mapping[str, nn.Module], *, train: TrainSettings, seed: int
+        self,
+        owner: str,
+        modules: Mapping[str, nn.Module],
+        *,
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+        may_be_fixed: bool = False,
     ) -> None:
         compute = Compute.from_settings(train)
         for module in modules.values():
             module.to(compute.device, compute.dtype)
-        super().__init__(owner, modules, train)
+        super().__init__(owner, modules, train, optimizer, may_be_fixed=may_be_fixed)
         self.compute = compute
         self._seed = seed
         draws = any(map(may_draw, modules.values()))

@@ -41,7 +41,7 @@ from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import Released
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import NoiseSettings
+from secure_apfed.settings.training import NoiseSettings, OwnLossSettings
 
 
 def fresh_secrets(
@@ -330,11 +330,15 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
         )
     kinds = (DEFENCES[choice.kind] for choice in config.defences)
     defended = any("contributions" in kind.protects for kind in kinds)
-    row_wise = OBJECTIVES[objective_of(config, passive).name].row_wise and not defended
+    objective = objective_of(config, passive)
+    if isinstance(objective, OwnLossSettings):
+        row_wise = objective.row_wise
+    else:
+        row_wise = OBJECTIVES[objective.name].row_wise
     return sensitivity_in_steps(
         levels=_make_quantiser(config).levels,
         columns=math.prod(shape),
-        rows=1 if row_wise else config.train.batch_size,
+        rows=1 if row_wise and not defended else config.train.batch_size,
     )
 
 

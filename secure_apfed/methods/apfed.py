@@ -19,7 +19,7 @@ K classes, F features.
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -29,14 +29,16 @@ from torch import Tensor, nn
 
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
+from secure_apfed.data.lazy_rows import select_rows
 from secure_apfed.defences import GradientDefence, Leaving
-from secure_apfed.errors import NarrowBatchWarning
+from secure_apfed.errors import ModelError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
 from secure_apfed.learning.descent import (
     EVERY,
     ActiveNetworks,
     Compute,
+    MakeOptimizer,
     Trainer,
     add_prefix,
     joint_loss,
@@ -92,9 +94,10 @@ from secure_apfed.methods.terms import (
     settings_of,
     task_of,
 )
-from secure_apfed.models import Shape, family_for, output_shape, projection_to
+from secure_apfed.models import Shape, output_shape, projection_to, require_scores
 from secure_apfed.names import UPDATES
-from secure_apfed.objectives import OBJECTIVES
+from secure_apfed.objectives import OBJECTIVES, Objective
+from secure_apfed.own_code import FreshFamily
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
@@ -104,6 +107,8 @@ from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     ContrastiveSettings,
+    ObjectiveSettings,
+    OwnLossSettings,
     ReconstructionSettings,
     TrainSettings,
 )
@@ -112,6 +117,8 @@ from secure_apfed.tasks import Classification, Task, score_rows
 
 _EVALUATION_ROWS = 1000
 _LOCAL_MODELS = "local models"
+_MOST_COUNTED = 4096
+"""Columns of a passive; wider rows are never narrow, and hold much to count."""
 
 
 class SingleViewSettings(MethodSettings):
@@ -194,7 +201,10 @@ class ApfedActive(SumLearner):
         self._own = own
         self._releases = releases
         self.kept = {"": trainer, "guard": releases.guard}
+        self._fresh_networks: FreshFamily | None = None
         self.received: ReceivedSums | None = None
+        if own.config.train.meets_labels_after:
+            self._fresh_networks = own.fresh_networks
         if sum_end is not None and own.config.train.meets_labels_after:
             self.received = ReceivedSums(len(rows))
             self.kept = {**self.kept, "received": self.received}
@@ -315,9 +325,10 @@ class ApfedActive(SumLearner):
     def task_alone(self) -> SoloTask:
         """Return its training rows and labels as its baselines have them."""
         labels_N = self.trainer.labels_N.cpu()
-        return SoloTask.from_run(
+        task = SoloTask.from_run(
             self._own.config, self._own.data, self._rows_alone, labels_N=labels_N
         )
+        return replace(task, family=self._fresh_networks)
 
     def _fit_local_models(self, task: SoloTask) -> LocalModels:
         received_UD = None
@@ -530,11 +541,12 @@ class ActiveTrainer(Trainer):
         seed: int,
         private: PrivateUpdates | None = None,
         task: Task | None = None,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.networks = networks
         self.task = task or Classification()
         modules = dict(networks.named_children())
-        super().__init__(owner, modules, train=train, seed=seed)
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
         self.private = private
         self._private = PrivateGradient(owner, modules, private) if private else None
@@ -708,8 +720,12 @@ class PassiveTrainer(Trainer):
         features_N: Tensor,
         train: TrainSettings,
         seed: int,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
-        super().__init__(owner, {"objective": objective}, train=train, seed=seed)
+        modules = {"objective": objective}
+        super().__init__(
+            owner, modules, train=train, seed=seed, optimizer=optimizer, may_be_fixed=True
+        )
         self.objective = objective
         self.features_N = self.compute.move_tensor(features_N)
 
@@ -734,7 +750,11 @@ class PassiveTrainer(Trainer):
             loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
         loss.backward()
         self.step()
-        assert z_B.grad is not None
+        if z_B.grad is None:
+            raise ModelError(
+                f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
+                "nothing; compute the loss from z"
+            )
         return z_B.grad * (weight * len(z_B))
 
 
@@ -840,28 +860,46 @@ class Apfed(SumMethod, SingleView):
         shape = terms.representation.shape
         assert terms.objective is not None
         with seed_draws(own.secrets.seed, own.name, "objective"):
-            objective = OBJECTIVES[terms.objective.name](
-                terms.objective,
-                representation=shape,
-                features=table.shape,
-                model=model_of(own.config, own.name),
-            )
-            objective.fit(table.features[rows[held_N]])
+            objective = _make_objective(own, terms.objective, representation=shape)
+            objective.fit(select_rows(table.features, rows[held_N]))
         trainer = PassiveTrainer(
             own.name,
             objective,
-            features_N=table.features[rows.clamp(min=0)],
+            features_N=select_rows(table.features, rows.clamp(min=0)),
             train=train,
             seed=own.secrets.seed,
+            optimizer=own.code.optimizer,
         )
         sum_end = SessionSum.from_contract(own, contract).make_passive_end(
             people=len(rows), held_N=held_N, repeatable=True
         )
         defences = defences_of(own, "contributions")
-        if sum_end.noise is None and not defences:
+        if sum_end.noise is None and not defences and math.prod(table.shape) <= _MOST_COUNTED:
             columns = count_columns(table.features[rows[held_N]])
             warn_if_narrow(own.name, columns, math.prod(shape))
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
+
+
+def _make_objective(
+    own: PartyContext, settings: ObjectiveSettings, *, representation: Shape
+) -> Objective:
+    """Return what a passive optimises: its own loss, or one of ours with its own networks.
+
+    Raises:
+        ConfigError: the settings say that it brings a loss, and it brought none.
+    """
+    if isinstance(settings, OwnLossSettings):
+        return own.code.make_objective(settings, owner=own.name)
+    model = model_of(own.config, own.name)
+    features = own.data.table.shape
+    kind: type[Objective] = OBJECTIVES[settings.name]
+    return kind(
+        settings,
+        representation=representation,
+        features=features,
+        model=model,
+        family=own.find_family(model, features),
+    )
 
 
 def active_of(
@@ -889,6 +927,7 @@ def active_of(
         seed=own.secrets.seed,
         private=private,
         task=task_of(own),
+        optimizer=own.code.optimizer,
     )
     releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
     return kind(own, contract, rows, trainer, releases, sum_end)
@@ -899,12 +938,14 @@ def _make_networks(own: PartyContext, projection: int | None) -> tuple[ActiveNet
     model = own.config.model
     seed = own.secrets.seed
     features = own.data.table.shape
-    family = family_for(model, features)
+    family = own.find_family(model, features)
     with seed_draws(seed, own.name, "encoder"):
         encoder = family.make_encoder(features, model)
     shape = output_shape(encoder, features)
     with seed_draws(seed, own.name, "head"):
         head = family.make_head(math.prod(shape), outputs_of(own), model)
+    if own.code.head is not None:
+        require_scores(head, shape, outputs_of(own), owner=own.name)
     if projection is None:
         return ActiveNetworks(encoder, head), shape
     with seed_draws(seed, own.name, "projection"):

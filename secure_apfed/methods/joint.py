@@ -52,6 +52,7 @@ from torch import Tensor, nn
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data.lazy_rows import select_rows
 from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
@@ -63,7 +64,7 @@ from secure_apfed.labellers import (
     make_labeller,
 )
 from secure_apfed.labellers.measured import check_votes
-from secure_apfed.learning.descent import ActiveNetworks, Trainer, joint_loss
+from secure_apfed.learning.descent import ActiveNetworks, MakeOptimizer, Trainer, joint_loss
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.measures import Scored, score_model
 from secure_apfed.methods.accounts import defences_of, describe_sum, guard_for, ledger_for
@@ -102,7 +103,7 @@ from secure_apfed.methods.terms import (
     require_own_terms,
     settings_of,
 )
-from secure_apfed.models import Shape, family_for, output_shape
+from secure_apfed.models import Shape, family_for, output_shape, require_scores
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.noise import clip_rows
@@ -223,6 +224,7 @@ class TvflActive(SumLearner):
         self._seed = own.secrets.seed
         self._test_rows = own.data.test_rows
         self._classes = len(own.data.classes)
+        self._code_alone = own.code.copy_encoder()
         self._own = own
         self._alone: Student | None = None
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
@@ -318,7 +320,8 @@ class TvflActive(SumLearner):
         """
         own = self._own
         held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
-        student = Student(replace(own, held=held), torch.arange(len(held.table.ids)))
+        apart = replace(own, held=held, code=self._code_alone)
+        student = Student(apart, torch.arange(len(held.table.ids)))
         student.fit_to_labels(np.zeros((len(student.rows_U), student.classes)))
         train_student(student, own.config)
         self._alone = student
@@ -622,11 +625,12 @@ class HeadTrainer(Trainer):
         passives: Sequence[str],
         train: TrainSettings,
         seed: int,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.encoder = encoder
         self.head = head
         modules = {"encoder": encoder, "head": head}
-        super().__init__(owner, modules, train=train, seed=seed)
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
         self._passives = tuple(passives)
         self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
 
@@ -668,10 +672,18 @@ class EncoderTrainer(Trainer):
     """A passive's encoder, which learns from the gradient on what it sent."""
 
     def __init__(
-        self, owner: str, encoder: nn.Module, *, features_N: Tensor, train: TrainSettings, seed: int
+        self,
+        owner: str,
+        encoder: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
     ) -> None:
         self.encoder = encoder
-        super().__init__(owner, {"encoder": encoder}, train=train, seed=seed)
+        modules = {"encoder": encoder}
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
         self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
@@ -698,6 +710,8 @@ class Tvfl(Method):
 
     settings: type[MethodSettings] = TvflSettings
     kind: type[TvflActive] = TvflActive
+    has_student: ClassVar[bool] = False
+    """True if the active's own model is another network than the one in the exchange."""
 
     def pick_model(self, config: RunSettings) -> ModelSettings:
         """Return the networks of the active, and of passives that have none of their own."""
@@ -779,7 +793,9 @@ class Tvfl(Method):
         sent = [contract.passives[name].representation.shape for name in parts if name != SUM]
         size = sum(math.prod(each) for each in (shape, *sent))
         with seed_draws(own.secrets.seed, own.name, "head"):
-            head = family_for(model, table.shape).make_head(size, len(own.data.classes), model)
+            head = own.find_family(model, table.shape).make_head(size, len(own.data.classes), model)
+        if own.code.head is not None:
+            require_scores(head, (size,), len(own.data.classes), owner=own.name)
         assert table.labels is not None
         return kind(
             own.name,
@@ -790,15 +806,17 @@ class Tvfl(Method):
             passives=parts,
             train=config.train,
             seed=own.secrets.seed,
+            optimizer=own.code.optimizer,
         )
 
     def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> "EncoderTrainer":
         return EncoderTrainer(
             own.name,
             self._make_encoder(own),
-            features_N=own.data.table.features[rows],
+            features_N=select_rows(own.data.table.features, rows),
             train=own.config.train,
             seed=own.secrets.seed,
+            optimizer=own.code.optimizer,
         )
 
     def _make_encoder(self, own: PartyContext) -> nn.Module:
@@ -806,10 +824,13 @@ class Tvfl(Method):
         config = own.config
         features = own.data.table.shape
         with seed_draws(own.secrets.seed, own.name, "encoder"):
-            if own.name != own.active:
+            if own.name != own.active and own.code.find_family() is None:
                 return self.build_sent_network(config, own.name, features)
             model = self.pick_model(config)
-            return family_for(model, features).make_encoder(features, model)
+            family = own.find_family(model, features)
+            if self.has_student and own.fresh_networks is not None:
+                family = own.fresh_networks  # the student trains the network that was handed in
+            return family.make_encoder(features, model)
 
 
 class SplitNn(Tvfl):
@@ -1027,6 +1048,7 @@ class TeacherSettings(FormSettings):
 class JointTeacher(SummedSplitNn):
     """A joint teacher under a secure sum; see `Method`."""
 
+    has_student = True
     settings = TeacherSettings
     kind = TeacherActive
 

@@ -7,6 +7,7 @@ from nothing else. Its script is an `async def` over its links (see `secure_apfe
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, get_args
 
@@ -22,7 +23,8 @@ from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_pre
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures import Scored
 from secure_apfed.methods.charged import Statement, parse_statement
-from secure_apfed.models import Shape
+from secure_apfed.models import NetworkFamily, Shape, family_for
+from secure_apfed.own_code import FreshFamily, OwnCode
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.seeds import shuffle_rows
@@ -126,6 +128,7 @@ class PartyContext:
         predicts: digest of the contract of the run whose model predicts; None: a session trains.
         allow_reading_all: whether its own file agrees to settings that let all of its columns be
             read; so it does where one process plays all.
+        code: networks, a loss and an optimiser of its own, where it brings some.
         contributed: told of each contribution to a sum as it is before the sum protects it, by
             step, alignment positions (B,) and values (B, D); for its own record alone.
     """
@@ -140,7 +143,17 @@ class PartyContext:
     aligned: Tensor | None = field(default=None, repr=False)
     predicts: str | None = None
     allow_reading_all: bool = True
+    code: OwnCode = field(default_factory=OwnCode, repr=False)
     contributed: Callable[[int, Tensor, Tensor], None] | None = None
+
+    @cached_property
+    def fresh_networks(self) -> FreshFamily | None:
+        """Its own networks as they were before training, each time anew; None: it brings none."""
+        return self.code.copy_networks()
+
+    def find_family(self, model: ModelSettings, features: Shape) -> NetworkFamily:
+        """Return the networks that this party trains: its own, or those that the settings name."""
+        return self.code.find_family() or family_for(model, features)
 
     @property
     def data(self) -> OwnData:

@@ -60,6 +60,7 @@ from secure_apfed.methods.method import (
     meet_all,
 )
 from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack
+from secure_apfed.own_code import CodeSettings, OwnCode, split_code
 from secure_apfed.phases import begin_phase
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.rank import count_columns, describe_opened_numbers
@@ -647,6 +648,7 @@ class SimulationInputs:
         secrets: by party, what it brings of its own; fresh secrets for those without.
         session: unique; names this session in every message.
         alignment: by party, from an earlier session of the run; None: intersect now.
+        code: by party, what it brings of its own, beside what the settings name.
     """
 
     config: RunSettings
@@ -654,6 +656,7 @@ class SimulationInputs:
     secrets: Mapping[str, PartySecrets] = field(default_factory=dict)
     session: str = field(default_factory=new_session)
     alignment: Mapping[str, Tensor] | None = None
+    code: Mapping[str, OwnCode] = field(default_factory=dict)
 
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
@@ -662,15 +665,20 @@ class SimulationInputs:
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
+        active = self.data.active.name
+        passives = tuple(table.name for table in self.data.passives)
+        # One process plays all parties: the settings are each party's own.
+        _, named = split_code(self.config, active, passives)
         return PartyContext(
             config=self.config,
             name=name,
-            active=self.data.active.name,
-            passives=tuple(table.name for table in self.data.passives),
+            active=active,
+            passives=passives,
             secrets=secrets,
             known=known,
             held=self.data.select_party(name),
             aligned=aligned,
+            code=self.code.get(name) or OwnCode.from_file(named.get(name, CodeSettings())),
         )
 
 

@@ -145,7 +145,12 @@ class Student:
         assert data.table.labels is not None
         with seed_draws(seed, own.name, "student"):
             networks = ActiveNetworks(
-                *encoder_and_head(config.model, data.table.shape, outputs_of(own))
+                *encoder_and_head(
+                    config.model,
+                    data.table.shape,
+                    outputs_of(own),
+                    family=own.code.find_family(),
+                )
             )
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])

@@ -52,6 +52,7 @@ from secure_apfed.files import (
 from secure_apfed.formats import MODEL_CARD, RUN_RESULT
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.methods.terms import settings_of
+from secure_apfed.own_code import CodeSettings, split_code
 from secure_apfed.past_sessions import load_logged_sessions
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import PartyFolder, RunFolder
@@ -92,6 +93,8 @@ _GRACE_S = 10.0
 _MOST_LINE = 2**20
 _MEET_S = 60.0  # at least: a process takes longer to start than to answer
 _PARTY = "party.yaml"
+_SHARED = "shared.yaml"
+"""Settings without the names of code, where the run's own name some."""
 _TABLE = "table.safetensors"
 _LOG = "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
@@ -315,6 +318,11 @@ def prepare_parties(
     names = tuple(assign_roles(METHODS[config.method.name], config, active, passives))
     run = RunFolder(folder)
     write_atomically(run.config, dump_settings(config).encode())
+    shared, code = split_code(config, active, passives)
+    path = run.config
+    if shared != config:  # no party may name another's code
+        path = run.path / _SHARED
+        write_atomically(path, dump_settings(shared).encode())
     peers = _prepare_peers(run, names, over)
     for name in names:
         table = run.get_party_path(name) / _TABLE
@@ -328,13 +336,15 @@ def prepare_parties(
             party=name,
             active=active,
             passives=passives,
-            config=Path("..", "..", run.config.name),
+            config=Path("..", "..", path.name),
             listen=peers[name].address,
             peers={peer: peers[peer] for peer in names if peer != name},
             table=Path(_TABLE)
             if data is not None and data.select_party(name) is not None
             else None,
             allow_reading_all=settings_of(config, name).allow_reading_all,
+            code=code.get(name, CodeSettings()),
+            code_folder=Path.cwd(),
             timeout_s=timeout_s,
             meet_s=max(_MEET_S, timeout_s),
             **ways[name],

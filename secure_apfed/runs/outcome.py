@@ -28,7 +28,7 @@ from secure_apfed.exchange import Transcript
 from secure_apfed.files import PathLike, load_bytes, load_json
 from secure_apfed.formats import RECORDING, RUN_RESULT
 from secure_apfed.intervals import Estimate, estimate_measures, proportion_interval
-from secure_apfed.learning.descent import remove_prefix
+from secure_apfed.learning.descent import ActiveNetworks, remove_prefix
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
@@ -492,6 +492,8 @@ class RunResult:
         said: of the test rows, by variant; empty where another process played the active.
         measured_rows: by variant, of how many test rows it says something.
         recorded: what the experimenter holds, where one process played all parties.
+        own_networks: the active's, as they were trained, where one process played all parties and
+            they predict alone.
     """
 
     method: str
@@ -516,12 +518,13 @@ class RunResult:
     ranking: Ranking | None = None
     never_predicted: Mapping[str, float | None] = field(default_factory=dict)
     measured_rows: Mapping[str, int] = field(default_factory=dict)
+    own_networks: ActiveNetworks | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle: the experimenter's record of other parties' rows is left
-        out.
+        """Return the state to pickle, without the experimenter's record of other parties' rows, and
+        without live networks.
         """
-        return {**self.__dict__, "recorded": None}
+        return {**self.__dict__, "recorded": None, "own_networks": None}
 
     @property
     def scores(self) -> dict[str, float]:

@@ -43,6 +43,7 @@ from secure_apfed.methods import (
 from secure_apfed.methods.session import PartySession
 from secure_apfed.models import threads_for
 from secure_apfed.names import Name, PartyName
+from secure_apfed.own_code import CodeSettings, OwnCode, refuse_code
 from secure_apfed.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
 from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
@@ -229,6 +230,8 @@ class PartyFile(OwnLimits):
         meet_s: how long to wait until all others are connected.
         allow_reading_all: whether this party agrees to settings that let all of its columns be
             read from sums (`passives.NAME.allow_reading_all` of the run).
+        code: networks, a loss and an optimizer of its own, which nobody else may name.
+        code_folder: where the modules of that code lie; the file's own folder unless it is given.
         serve: of joint predictions, after the training.
         minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
             Of a choice the one that protects least, as {party_seeds: secret}.
@@ -253,6 +256,8 @@ class PartyFile(OwnLimits):
     timeout_s: float = Field(60.0, gt=0, le=86_400)
     meet_s: float = Field(60.0, gt=0, le=86_400)
     allow_reading_all: bool = False
+    code: CodeSettings = CodeSettings()
+    code_folder: Annotated[Path, Field(validate_default=False)] = Path()
     serve: ServeSettings = ServeSettings()
 
     @classmethod
@@ -260,7 +265,12 @@ class PartyFile(OwnLimits):
         file = load_settings_text(cls, load_text(path), source=str(path))
         below = path.parent
         table = None if file.table is None else below / file.table
-        paths = {"config": below / file.config, "folder": below / file.folder, "table": table}
+        paths = {
+            "config": below / file.config,
+            "folder": below / file.folder,
+            "table": table,
+            "code_folder": below / file.code_folder,
+        }
         if file.serve.table is not None:
             served = file.serve.model_copy(update={"table": below / file.serve.table})
             file = file.model_copy(update={"serve": served})
@@ -614,6 +624,7 @@ def join_session(
     status = status or StatusTracker()
     require_open_project(file.folder)
     config = load_config(file.config)
+    refuse_code(config, source=f"{file.party}: {file.config}, which all parties share,")
     require_own_limits(file, config)
     rules = config.rules
     role = role_of(file, config)
@@ -658,6 +669,7 @@ def join_session(
                 known=known,
                 held=data,
                 allow_reading_all=file.allow_reading_all,
+                code=OwnCode.from_file(file.code, beside=file.code_folder),
                 contributed=record.record_contribution if config.attacks else None,
             ),
             role=role,

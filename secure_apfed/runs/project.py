@@ -42,6 +42,7 @@ from secure_apfed.files import load_bytes, load_json, make_private, to_json, wri
 from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.names import Name
+from secure_apfed.own_code import refuse_code
 from secure_apfed.peer_text import check_version, escape_text, find_unprintable, quote_text
 from secure_apfed.runs.folder import PartyFolder, require_open_project
 from secure_apfed.runs.party import ANSWERED, PARTY_FILE, OwnLimits, PartyFile, Place, shape_of
@@ -184,7 +185,9 @@ class Proposal(Document):
             data_of_all = settings["data"]
             tables = settings["data"]["parties"]
             settings = {**settings, "data": {**data_of_all, "parties": {**tables, party: own}}}
-        return load_config_text(as_yaml(settings), source="the proposal's settings")
+        config = load_config_text(as_yaml(settings), source="the proposal's settings")
+        refuse_code(config, source="the proposal")
+        return config
 
     @model_validator(mode="after")
     def _has_others(self) -> Self:

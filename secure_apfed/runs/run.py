@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
@@ -39,6 +40,7 @@ from secure_apfed.methods import (
 )
 from secure_apfed.methods.alignment import needs_dealer
 from secure_apfed.models import threads_for
+from secure_apfed.own_code import OwnCode
 from secure_apfed.past_sessions import load_broken_sessions, save_broken_sessions
 from secure_apfed.phases import begin_phase
 from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
@@ -92,6 +94,7 @@ def run_in_memory(
     folder: Path | None,
     *,
     data: VerticalData | None = None,
+    code: Mapping[str, OwnCode] = MappingProxyType({}),
     resume: bool = False,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     timeout_s: float = 60.0,
@@ -100,7 +103,8 @@ def run_in_memory(
 
     Each party has its own keys, secrets and folder here, too, and is built from its own data; the
     record of what they sent, with the sums that were opened and the passives' networks, is the
-    experimenter's. `timeout_s` means nothing: silence needs no clock where one process plays all.
+    experimenter's. `code`: by party, networks, losses and optimisers of its own, beside what the
+    settings name. `timeout_s` means nothing: silence needs no clock where one process plays all.
     """
     begin_phase("read")
     given = data
@@ -126,7 +130,7 @@ def run_in_memory(
         assert held is not None
         labels, state = load_training_labels(config, held, active)
         start = SimulationInputs(
-            config=config, data=data.replace_own(labels.build_data()), secrets=secrets
+            config=config, data=data.replace_own(labels.build_data()), secrets=secrets, code=code
         )
         # A resumed run stands in the order of its own rows.
         session = _build_simulation(start, tables=given, shares=not resume)
@@ -140,7 +144,7 @@ def run_in_memory(
         if writer:  # only a resumed run would need them
             writer.folder.recordings.clear()
             writer.folder.broken_off.unlink(missing_ok=True)
-        return course.build_result()
+        return replace(course.build_result(), own_networks=session.learner.get_solo_networks())
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from secure_apfed.files import PathLike, load_bytes, load_json, refuse_replacing
 from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.descent import remove_prefix
 from secure_apfed.models import family_for, output_shape
+from secure_apfed.own_code import ModuleSource, OwnCode, OwnFamily
 from secure_apfed.peer_text import quote_text
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.seeds import isolate_torch_modes
@@ -106,8 +107,15 @@ class SoloModel:
 
 
 @isolate_torch_modes()
-def load_model(path: PathLike) -> SoloModel:
+def load_model(
+    path: PathLike, *, encoder: ModuleSource | None = None, head: ModuleSource | None = None
+) -> SoloModel:
     """Load the model of a finished run folder.
+
+    Args:
+        encoder: of a model that is code of one's own: the class or function that makes it, or a
+            module. A folder never says which code to import.
+        head: of such a model, likewise; None: one linear layer.
 
     Raises:
         CheckpointError: no finished run there, or its files were altered since.
@@ -129,7 +137,8 @@ def load_model(path: PathLike) -> SoloModel:
     task = _build_task(parts, folder.card)
     outputs = task.count_outputs(len(parts.classes))
     try:
-        network = _build_network(parts, load(stored), outputs)
+        own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder else None
+        network = _build_network(parts, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.model} and {folder.card.name} do not make a model: {error}"
@@ -155,23 +164,30 @@ def _build_task(parts: _Parts, card: Path) -> Task:
         raise ModelError(f"{card}: {error}") from error
 
 
-def _build_network(parts: _Parts, tensors: Mapping[str, Tensor], outputs: int) -> nn.Module:
-    """Build encoder and head; take no more memory than the tensors, whatever the card asks for."""
+def _build_network(
+    parts: _Parts, tensors: Mapping[str, Tensor], outputs: int, own: OwnFamily | None
+) -> nn.Module:
+    """Build encoder and head; take no more memory than the tensors, whatever the card asks for.
+
+    `own`: makes networks that are code of the caller's; None: the card says which of ours.
+    """
     dtypes = {tensor.dtype for tensor in tensors.values()}
     if dtypes not in ({torch.float32}, {torch.float64}):
         raise ModelError(
             f"parameters are all float32 or all float64, got {sorted(map(str, dtypes))}"
         )
     shape = parts.encoding.shape
+    # Code of one's own may need numbers to be made.
+    place = torch.device("cpu" if own else "meta")
 
     def build_parts(state: Mapping[str, Tensor]) -> tuple[nn.Module, nn.Module]:
-        family = family_for(parts.model, shape)
-        with torch.device("meta"):
+        family = own or family_for(parts.model, shape)
+        with place:
             encoder = family.make_encoder(shape, parts.model)
         # real rows go through it: to ask a network without numbers loads torch's compiler
         encoder.load_state_dict(remove_prefix("encoder", state), assign=True)
         size = math.prod(output_shape(encoder, shape))
-        with torch.device("meta"):
+        with place:
             return encoder, family.make_head(size, outputs, parts.model)
 
     encoder, head = modules_in(tensors, build_parts)

@@ -20,12 +20,14 @@ from secure_apfed.settings.protection import (
 )
 
 __all__ = [
+    "CODE_NAME",
     "DEVICE",
     "ClusteringSettings",
     "ContrastiveSettings",
     "ModelSettings",
     "NoiseSettings",
     "ObjectiveSettings",
+    "OwnLossSettings",
     "PassiveSettings",
     "ReconstructionSettings",
     "RuleSettings",
@@ -39,6 +41,10 @@ MOST_PARAMETERS = 2**28
 _AUTO_NUMBERS = 32
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
+_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
+"""Code of a party's own, as package.module:Name."""
+CodeName = Annotated[str, Field(pattern=f"^{CODE_NAME.pattern}$", max_length=200)]
 # As model.projection is read where it names no number, for comparisons.
 _PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
 # What null takes, of 8 numbers a row or more.
@@ -63,12 +69,19 @@ def _adds_to_sums(settings: "PassiveSettings") -> bool:
     return settings.weight > 0
 
 
+def _name_network(settings: "ModelSettings") -> str:
+    """Return the network as protections compare it: all code of one's own counts alike."""
+    return "own" if CODE_NAME.fullmatch(settings.network) else settings.network
+
+
 class ModelSettings(Settings):
     """Which family of networks a party uses, and its sizes.
 
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
-            perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns.
+            perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns. Or code of the
+            party's own, as my_nets:resnet (`secure_apfed.own_code`); "own": each party hands it in,
+            or names it in its own file.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output; of its part that is not the row itself
             (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
@@ -82,6 +95,8 @@ class ModelSettings(Settings):
         random_features: beside the row itself (random_features and cross_view only).
         dropout: of the head, between its two layers (release: 0.5).
         head: widths of its hidden layers (selu only); none: one linear layer.
+        head_network: code of the active's own head, as my_nets:head; null: one linear layer behind
+            a network of its own.
     """
 
     network: Annotated[
@@ -97,13 +112,16 @@ class ModelSettings(Settings):
             "cross_view",
             "identity",
             "gru",
-        ],
+            "own",
+        ]
+        | CodeName,
         other_is_less(
             ACTIVE,
             "a row can be computed from what is sent of it",
             ("auto", "conv_mnist", "conv_cifar", "mlp", "selu", "gru"),
             "linear",
-            ("random_features", "cross_view", "enriched", "identity"),
+            ("random_features", "cross_view", "enriched", "identity", "own"),
+            read=_name_network,
         ),
     ] = "auto"
     hidden: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = (64,)
@@ -123,6 +141,7 @@ class ModelSettings(Settings):
     random_features: Annotated[Width, NOBODY] = 300
     dropout: Annotated[float, NOBODY] = Field(0.5, ge=0, lt=1)
     head: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = ()
+    head_network: Annotated[CodeName | None, NOBODY] = None
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -134,6 +153,11 @@ class ModelSettings(Settings):
                 "representation"
             )
         return self
+
+    @property
+    def is_own(self) -> bool:
+        """True if the network is code of a party's own."""
+        return _name_network(self) == "own"
 
     @property
     def least_parameters(self) -> int:
@@ -188,8 +212,26 @@ class ClusteringSettings(Settings):
     clusters: Annotated[int, NOBODY] = Field(10, ge=2, le=4096)
 
 
+class OwnLossSettings(Settings):
+    """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.own_code`).
+
+    Attributes:
+        code: as my_losses:cosine; null: the party hands it in, or names it in its own file.
+        row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
+            a person is then charged for one row, and the word is measured on the first batch; false
+            charges a person for a whole batch.
+    """
+
+    name: Literal["own"] = "own"
+    code: Annotated[CodeName | None, NOBODY] = None
+    row_wise: Annotated[
+        bool, other_is_less(PASSIVES, "a person is charged for one row", False, True)
+    ] = False
+
+
 ObjectiveSettings = Annotated[
-    ReconstructionSettings | ContrastiveSettings | ClusteringSettings, Field(discriminator="name")
+    ReconstructionSettings | ContrastiveSettings | ClusteringSettings | OwnLossSettings,
+    Field(discriminator="name"),
 ]
 
 
@@ -313,7 +355,8 @@ class PassiveSettings(Settings):
     """One passive's part, agreed at set-up.
 
     Attributes:
-        objective: what it optimises; null takes the method's own (apfed_r, apfed_c).
+        objective: what it optimises; null takes the method's own (apfed_r, apfed_c). Or a loss of
+            its own, as my_losses:cosine.
         weight: lambda_p >= 0 of Eq. (8), which the passive applies. The active cannot change it.
         model: its networks; null takes the run's `model`.
         allow_reading_all: whether sums may hold more numbers of a person than half of its columns
@@ -336,6 +379,14 @@ class PassiveSettings(Settings):
     allow_reading_all: Annotated[
         bool, other_is_less(PASSIVES, "who reads a sum reads their columns", False, True)
     ] = False
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _take_code(cls, objective: object) -> object:
+        """Take `my_losses:cosine` for the loss of one's own that it names."""
+        if isinstance(objective, str) and CODE_NAME.fullmatch(objective):
+            return {"name": "own", "code": objective}
+        return objective
 
 
 class NoiseSettings(Settings):

@@ -31,7 +31,7 @@ from secure_apfed.data import OwnData
 from secure_apfed.errors import DataError
 from secure_apfed.learning.votes import BLOCK
 from secure_apfed.measures import ACCURACY, MEASURES, Measure
-from secure_apfed.models import Shape
+from secure_apfed.models import NetworkFamily, Shape
 from secure_apfed.seeds import Draws, derive_seed, seed_draws
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
@@ -56,6 +56,7 @@ class SoloTask:
         classes: K; classes without a label are never predicted.
         seed: every number that a baseline draws follows from it.
         model, train: the run's own, for the baseline that trains the run's own network.
+        family: makes that network anew, where the active brought it; None: the model says it.
         measure: by which models are ranked on labels held out.
     """
 
@@ -68,6 +69,7 @@ class SoloTask:
     model: ModelSettings = field(default_factory=ModelSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     measure: Measure = ACCURACY
+    family: NetworkFamily | None = field(default=None, repr=False)
 
     @classmethod
     def from_run(

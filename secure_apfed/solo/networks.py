@@ -109,7 +109,9 @@ class _Attempt:
         self.compute = Compute.from_settings(train)
         self._seed = task.seed
         with seed_draws(task.seed, "solo", "network"):
-            encoder, head = encoder_and_head(task.model, task.shape, task.classes)
+            encoder, head = encoder_and_head(
+                task.model, task.shape, task.classes, family=task.family
+            )
         self._trainer = Trainer(
             "the active alone",
             {"encoder": encoder, "head": head},

@@ -154,7 +154,9 @@ def test_what_does_not_fit_is_refused() -> None:
         contract().epochs = 9  # type: ignore[misc]  # that it is refused is the point
 
 
-NETWORK = "network hidden representation projection sequences random_features dropout head"
+NETWORK = (
+    "network hidden representation projection sequences random_features dropout head head_network"
+)
 # What a party decides alone; every other setting concerns all, those of a method under its name.
 THE_ACTIVE = {
     "": "task measure calibration checkpoint_every",

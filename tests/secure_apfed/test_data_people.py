@@ -85,7 +85,7 @@ def ids_at(data: VerticalData, rows: torch.Tensor) -> set[str]:
             "columns or views, not both",
         ),
         ({"parties": TWO}, "parties belong to dataset: tables"),
-        ({"dataset": "tables"}, "needs at least two entries in parties"),
+        ({"dataset": "tables"}, "needs an entry in parties for each party"),
         ({"dataset": "tables", "parties": TWO, "active": "bank"}, "'bank' is not one of parties"),
         ({"dataset": "tables", "parties": TWO, "views": 2}, "takes its views from parties"),
         ({"partition": "horizontal", "views": 2}, "leave views out"),

@@ -183,6 +183,9 @@ def test_what_cannot_train_through_a_channel_is_refused(channel: str) -> None:
 
 NO_CHANNEL = {
     "measures a function of its caller, and returns no tensor": "check_row_wise",
+    "trains whole runs": (
+        "Active Contrastive FrozenGaussian Gaussian Passive Reconstruction TrainingResult train"
+    ),
     "describes": (
         "BfvSum CkksSum CryptenSum MaskedBfvSum MaskedSum PlainSum RecoverableSum SecureSum "
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "

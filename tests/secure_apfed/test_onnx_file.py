@@ -54,6 +54,7 @@ def raw_of(model: SoloModel, features_N: torch.Tensor) -> NDArray[np.float64]:
         strip = np.rint(features_N.numpy() * encoding.maximum)
         whole[:, :, encoding.first_row : encoding.end_row] = strip
         return whole
+    assert isinstance(encoding, ColumnEncoding)
     columns = [one for one in encoding.columns if isinstance(one, NumericColumn)]
     scale = [one.scale for one in columns]
     mean = [one.mean for one in columns]
@@ -65,6 +66,7 @@ def said(path: Path, model: SoloModel, raw: Any) -> tuple[Any, Any]:
     if isinstance(model.encoding, ImageEncoding):
         given = {"images": raw.astype(np.float32)}
     else:
+        assert isinstance(model.encoding, ColumnEncoding)
         given = {
             column.name: np.asarray(
                 raw[:, [at]], dtype=object if isinstance(column, CategoricalColumn) else np.float64

@@ -57,7 +57,8 @@ def test_a_key_that_says_nothing_is_found_and_counts_as_less() -> None:
 
 
 def test_the_orders_of_sums_and_networks_are_whole() -> None:
-    networks = get_args(ModelSettings.model_fields["network"].annotation)
+    ours, _ = get_args(ModelSettings.model_fields["network"].annotation)
+    networks = get_args(ours)
     for path, names in (("secure_sum.scheme", SECURE_SUMS), ("model.network", networks)):
         assert sorted(name for group in PROTECTIVE[path].order for name in group) == sorted(names)
 
@@ -166,6 +167,12 @@ WEAKENED: dict[str, Case] = {
         32,
         path="passives.default.model.representation",
     ),
+    "passives.*.objective.row_wise": Case(
+        ("passives={default: {objective: {name: own, row_wise: true}}}",),
+        False,
+        path="passives.default.objective.row_wise",
+        method="apfed",
+    ),
     "passives.*.weight": Case(
         ("passives={default: {weight: 1}, passive-1: {weight: 0}}",),
         True,
@@ -234,6 +241,7 @@ SAYS_NOTHING = (
     "secure_sum.bits",
     "guard.mechanism",
     "dp_sgd.clip",
+    "passives.*.objective.row_wise",
 )
 USUAL = [
     path

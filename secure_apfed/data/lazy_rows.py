@@ -1,0 +1,150 @@
+"""Rows of a data set that are read when a step needs them: images of a folder, say.
+
+A map-style data set (`torch.utils.data.Dataset`) stands where a table's features stand. Indexing
+reads rows, in threads; `select` names rows without reading them, so that a party's rows in the
+order of the alignment cost no memory.
+
+Letters: N rows, B rows of a batch.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from secure_apfed.errors import DataError
+
+_THREADS = 4
+
+
+class MapDataset(Protocol):
+    """A data set of rows by their number, as `torch.utils.data.Dataset` is."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class LazyRows:
+    """The rows (N, *shape) of a data set, float32, read when they are asked for.
+
+    Args:
+        dataset: its items are tensors or arrays of one shape, or a tuple whose first is; a further
+            one (a label, say) is passed over.
+        party: whose it is, for errors.
+        rows: which of its items, in which order, (N,); None: all.
+        workers: threads that read the rows of one batch side by side.
+        convert: makes the tensor of a row of an item; None: as above.
+
+    Raises:
+        DataError: the data set is empty, or its first item is no row.
+    """
+
+    def __init__(
+        self,
+        dataset: MapDataset,
+        *,
+        party: str,
+        rows: Tensor | None = None,
+        workers: int = _THREADS,
+        convert: Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self._party = party
+        self._rows = torch.arange(len(dataset)) if rows is None else rows
+        self._workers = workers
+        self._convert = convert
+        self._device = torch.device("cpu")
+        self.dtype = torch.float32
+        if not len(self._rows):
+            raise DataError(f"{party}: its data set has no rows")
+        self._row_shape = tuple(self._read_row(int(self._rows[0])).shape)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self._rows), *self._row_shape)
+
+    def is_floating_point(self) -> bool:
+        return True
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "LazyRows":
+        """Return the same rows, which arrive on this device, of this type."""
+        other = self.select(torch.arange(len(self)))
+        other._device = device
+        other.dtype = dtype or self.dtype
+        return other
+
+    def select(self, rows: Tensor) -> "LazyRows":
+        """Return these rows, (M,), without reading them."""
+        other = object.__new__(LazyRows)
+        vars(other).update(vars(self))
+        other._rows = self._rows[rows.cpu()]
+        return other
+
+    def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Tensor:
+        """Read rows: (B,) positions -> (B, *shape).
+
+        Raises:
+            DataError: a row has another shape than the first one, or is not finite.
+        """
+        positions = self._rows[rows if isinstance(rows, slice) else torch.as_tensor(rows).cpu()]
+        numbers = [int(number) for number in positions.flatten()]
+        if not numbers:
+            return torch.empty((0, *self._row_shape), dtype=self.dtype, device=self._device)
+        parts = self._read_rows(numbers)
+        for number, row in zip(numbers, parts, strict=True):
+            if not bool(row.isfinite().all()):
+                raise DataError(
+                    f"{self._party}: item {number} of its data set is NaN or infinite; mend it, or "
+                    "leave its ID out"
+                )
+        return torch.stack(parts).to(self._device, self.dtype)
+
+    def _read_rows(self, numbers: Sequence[int]) -> list[Tensor]:
+        """Read these items, side by side where more than one thread may."""
+        read = partial(self._read_row, shape=self._row_shape)
+        if self._workers <= 1 or len(numbers) == 1:
+            return [read(number) for number in numbers]
+        with ThreadPoolExecutor(self._workers) as pool:
+            return list(pool.map(read, numbers))
+
+    def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
+        item = self._dataset[number]
+        if self._convert is not None:
+            item = self._convert(item)
+        elif isinstance(item, tuple | list) and item:
+            item = item[0]
+        try:
+            row = torch.as_tensor(item, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{self._party}: item {number} of its data set is a {type(item).__name__}, not a "
+                "tensor or an array of numbers; convert it in the data set, as with "
+                "torchvision.transforms.ToTensor()"
+            ) from error
+        if not row.ndim:
+            raise DataError(
+                f"{self._party}: item {number} of its data set is a single number; expected a row, "
+                "a tensor or an array of one or more axes"
+            )
+        if shape is not None and tuple(row.shape) != shape:
+            raise DataError(
+                f"{self._party}: item {number} of its data set has the shape {tuple(row.shape)}, "
+                f"the first one {shape}; make all rows of one size"
+            )
+        return row
+
+
+def is_lazy(features: object) -> bool:
+    return isinstance(features, LazyRows)
+
+
+def select_rows(features: Any, rows: Tensor) -> Any:
+    """Return these rows of a table's features, (M, *shape); lazy ones are not read."""
+    return features.select(rows) if isinstance(features, LazyRows) else features[rows]

@@ -1,0 +1,588 @@
+"""Networks, losses and data of one's own: trained as they are, refused where they do not fit."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from secure_apfed import Active, Contrastive, FrozenGaussian, Passive, Reconstruction, load_model
+from secure_apfed.config import Config
+from secure_apfed.data.lazy_rows import LazyRows
+from secure_apfed.data.records import VerticalData
+from secure_apfed.errors import ConfigError, DataError, ModelError, PromiseError
+from secure_apfed.own_code import CodeSettings, OwnCode, import_code, refuse_code, split_code
+from secure_apfed.runs.run import run_in_memory
+from secure_apfed.training import _make_data, train
+from tests.secure_apfed.small_runs import small_config
+
+N = 120
+IDS = [f"person-{number}" for number in range(N)]
+QUICK: Mapping[str, Any] = {
+    "epochs": 1,
+    "batch_size": 40,
+    "secure_sum": "masked",
+    "alignment": "ecdh",
+    "baselines": False,
+    "model": {"projection": 2},
+}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+ROWS = draw(N, 8)
+LABELS = (ROWS[:, 0] + ROWS[:, 4] > 0).long()
+
+
+class Rows:
+    """A map-style data set that counts what is read of it."""
+
+    def __init__(self, rows: Tensor, *, labelled: bool = False) -> None:
+        self.rows = rows
+        self.labelled = labelled
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return (self.rows[index], 0) if self.labelled else self.rows[index]
+
+
+def make_active(**changes: Any) -> Any:
+    usual: dict[str, Any] = {
+        "name": "clinic",
+        "ids": IDS,
+        "rows": ROWS[:, :4],
+        "labels": LABELS,
+        "encoder": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6)),
+        "head": nn.Linear(6, 2),
+    }
+    return Active(**{**usual, **changes})
+
+
+def make_passive(name: str = "lab", **changes: Any) -> Passive:
+    usual: dict[str, Any] = {"ids": IDS, "rows": ROWS[:, 4:], "loss": Reconstruction()}
+    return Passive(name, **{**usual, **changes})
+
+
+def agree(z: Tensor, x: Tensor) -> Tensor:
+    return 1 - F.cosine_similarity(z, x[:, : z.shape[1]]).mean()
+
+
+def parameters_of(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+PARTIES: Mapping[str, Callable[[], tuple[Active, list[Passive]]]] = {
+    "tables": lambda: (
+        make_active(),
+        [
+            make_passive(),
+            make_passive("registry", rows=pd.DataFrame(ROWS.numpy()).add_prefix("x"), loss=agree),
+        ],
+    ),
+    "images": lambda: (
+        make_active(
+            rows=draw(N, 1, 8, 8),
+            encoder=nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 6)),
+        ),
+        [
+            make_passive(rows=draw(N, 3, 6, 6), loss=Contrastive(encoder=nn.Flatten())),
+            make_passive("registry", loss=Contrastive(encoder=nn.Linear(4, 5), temperature=0.5)),
+        ],
+    ),
+    "sequences": lambda: (
+        make_active(rows=draw(N, 5, 3), encoder=nn.Sequential(nn.Flatten(), nn.Linear(15, 6))),
+        [
+            make_passive(rows=draw(N, 7, 2), loss=Contrastive(encoder=LastState())),
+            make_passive("b"),
+        ],
+    ),
+}
+
+
+class LastState(nn.Module):
+    """The last state of a GRU over sequences (B, T, 2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(2, 4, batch_first=True)
+
+    def forward(self, steps_BTC: Tensor) -> Tensor:
+        _, last_1BD = self.gru(steps_BTC)
+        state_BD: Tensor = last_1BD[0]
+        return state_BD
+
+
+@pytest.mark.parametrize("kind", PARTIES)
+def test_own_modules_are_trained_and_returned(kind: str) -> None:
+    parties: Any = PARTIES[kind]()
+    active, passives = parties
+    before = parameters_of(active.encoder), parameters_of(active.head)
+    result = train(active, passives, guard=FrozenGaussian(epsilon=8), **QUICK)
+    assert result.model[0] is active.encoder
+    assert result.model[1] is active.head
+    assert not torch.equal(before[0], parameters_of(active.encoder))
+    assert not torch.equal(before[1], parameters_of(active.head))
+    assert result.classes == (0, 1)
+    assert tuple(result.model(active.rows[:3]).shape) == (3, 2)
+    assert any("epsilon 8" in line for line in result.report.splitlines())
+    assert 0 <= result.score <= 1
+
+
+@pytest.mark.parametrize("secure_sum", ["plain", "masked", "ckks", "bfv"])
+def test_every_sum_takes_them(secure_sum: str) -> None:
+    result = train(
+        make_active(), [make_passive(), make_passive("b")], **{**QUICK, "secure_sum": secure_sum}
+    )
+    assert result.run.wire_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [("tvfl", 18), ("split_nn", 18), ("split_nn_sum", 6), ("joint_teacher_sum", 6)],
+)
+def test_other_methods_that_train_networks_take_them(method: str, head: int) -> None:
+    passives = [make_passive(encoder=nn.Linear(4, 6)), make_passive("b", encoder=nn.Linear(4, 6))]
+    result = train(
+        make_active(head=nn.Linear(head, 2)),
+        passives,
+        **{**QUICK, "method": method, "model": {"projection": "none", "representation": 6}},
+    )
+    assert 0 <= result.score <= 1
+
+
+def test_where_all_parties_predict_no_model_is_left() -> None:
+    passives = [make_passive(encoder=nn.Linear(4, 6)), make_passive("b", encoder=nn.Linear(4, 6))]
+    changes = {"method": "split_nn", "model": {"projection": "none"}}
+    result = train(make_active(head=nn.Linear(18, 2)), passives, **{**QUICK, **changes})
+    with pytest.raises(ModelError, match="needs every party to predict"):
+        result.model  # noqa: B018 - it is asked for
+
+
+def test_the_active_may_train_alone() -> None:
+    active = make_active()
+    assert train(active, [], **QUICK).model[0] is active.encoder
+
+
+def test_what_the_active_reaches_alone_is_measured_with_the_same_start() -> None:
+    active = make_active()
+    twin = make_active(encoder=copy.deepcopy(active.encoder), head=copy.deepcopy(active.head))
+    result = train(active, [make_passive(), make_passive("b")], **{**QUICK, "baselines": True})
+    alone = train(twin, [], **QUICK)
+    assert result.alone == alone.score
+    assert result.best_local is not None
+    assert result.gain == pytest.approx(result.score - max(result.alone, result.best_local))
+
+
+def test_what_was_not_tried_is_said() -> None:
+    active = make_active(
+        rows=draw(N, 2, 2, 2), encoder=nn.Sequential(nn.Flatten(), nn.Linear(8, 6))
+    )
+    result = train(active, [make_passive(), make_passive("b")], **{**QUICK, "baselines": True})
+    assert "not tried: the ten local models" in result.report
+    assert result.best_local is None
+
+
+def test_labels_may_be_words_and_some_unknown() -> None:
+    words: list[Any] = ["ill" if label else "well" for label in LABELS.tolist()]
+    words[::5] = [None] * len(words[::5])
+    result = train(make_active(labels=words), [make_passive(), make_passive("b")], **QUICK)
+    assert result.classes == ("ill", "well")
+    assert not set(result.test_rows.tolist()) & set(range(0, N, 5))
+
+
+def test_an_optimizer_of_ones_own_trains_alone_what_it_groups() -> None:
+    active = make_active()
+
+    def in_groups(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": rest}], lr=0.1)
+
+    before = [parameter.detach().clone() for parameter in active.encoder.parameters()]
+    train(active, [make_passive(), make_passive("b")], **{**QUICK, "optimizer": in_groups})
+    after = list(active.encoder.parameters())
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[2], after[2])
+
+
+def test_frozen_parts_stay() -> None:
+    active = make_active()
+    active.encoder[0].requires_grad_(False)
+    before = active.encoder[0].weight.detach().clone()
+    train(active, [make_passive(), make_passive("b")], **QUICK)
+    assert torch.equal(before, active.encoder[0].weight)
+
+
+def test_rows_of_a_data_set_train_as_those_in_memory() -> None:
+    results = []
+    for lazily in (False, True):
+        torch.manual_seed(0)
+        active = make_active()
+        own = Rows(active.rows, labelled=True) if lazily else active.rows
+        lab = Rows(ROWS[:, 4:]) if lazily else ROWS[:, 4:]
+        passives = [make_passive(rows=lab), make_passive("b")]
+        settings = {**QUICK, "party_seeds": "shared_for_comparison"}
+        train(make_active(encoder=active.encoder, head=active.head, rows=own), passives, **settings)
+        results.append(parameters_of(active.encoder))
+    assert torch.equal(*results)
+
+
+def test_a_data_set_is_read_batch_by_batch() -> None:
+    data_set = Rows(draw(50, 3))
+    rows = LazyRows(data_set, party="lab", workers=2)
+    half = rows.select(torch.arange(0, 50, 2))
+    before = data_set.reads
+    assert tuple(half.shape) == (25, 3)
+    assert data_set.reads == before
+    assert torch.equal(half[torch.tensor([1, 4])], data_set.rows[[2, 8]])
+    assert data_set.reads == before + 2
+    assert half.to(torch.device("cpu"), torch.float64)[:1].dtype is torch.float64
+
+
+CODE = """
+import torch
+from torch import nn
+
+LOADED = True
+NUMBER = 3
+
+
+def encode(features):
+    return nn.Sequential(nn.Linear(features[0], 8), nn.ReLU(), nn.Linear(8, 6))
+
+
+def score(features, classes):
+    return nn.Linear(features[0], classes)
+
+
+def agree(z, x):
+    return 1 - nn.functional.cosine_similarity(z, x[:, : z.shape[1]]).mean()
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with code of one's own, from which a command is started."""
+    (tmp_path / "my_own_nets.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_by_names_equals_one_by_functions(beside: Path) -> None:
+    found = import_code("my_own_nets:encode", key="network")
+    loss = import_code("my_own_nets:agree", key="objective")
+    score = import_code("my_own_nets:score", key="head_network")
+    active = make_active(encoder=found, head=score)
+    passives = [make_passive(loss=loss), make_passive("registry", loss=loss)]
+    shared = {**QUICK, "party_seeds": "shared_for_comparison"}
+    called = train(active, passives, **shared)
+    data, _ = _make_data(active, passives, labelled=None, test_fraction=0.25, seed=0)
+    named = run_in_memory(Config.model_validate(settings_by_name()), None, data=data)
+    assert named.own_networks is not None
+    assert torch.equal(
+        parameters_of(called.model),
+        torch.cat(
+            [parameters_of(named.own_networks.encoder), parameters_of(named.own_networks.head)]
+        ),
+    )
+
+
+def settings_by_name() -> dict[str, Any]:
+    loss = {"objective": "my_own_nets:agree", "model": {"network": "auto", "projection": 2}}
+    return {
+        "name": "training",
+        "party_seeds": "shared_for_comparison",
+        "method": {"name": "apfed"},
+        "data": {
+            "dataset": "tables",
+            "active": "clinic",
+            "parties": {"clinic": {}, "lab": {}, "registry": {}},
+            "classes": ["0", "1"],
+        },
+        "train": {"epochs": 1, "batch_size": 40, "evaluate_every": 1, "optimizer": "sgd"},
+        "secure_sum": {"scheme": "plain", "masks": "pairwise"},
+        "alignment": {"protocol": "ecdh"},
+        "guard": {"mechanism": "none"},
+        "model": {
+            "network": "my_own_nets:encode",
+            "head_network": "my_own_nets:score",
+            "projection": 2,
+        },
+        "passives": {"lab": loss, "registry": loss},
+        "transcript": {"keep": "none"},
+    }
+
+
+def test_a_stored_model_takes_its_code_from_the_caller(beside: Path) -> None:
+    changes = {"network": "my_own_nets:encode", "head_network": "my_own_nets:score"}
+    config = small_config("apfed_r", model={**changes, "projection": 4})
+    run_in_memory(config, beside / "run")
+    with pytest.raises(ModelError, match=r"load_model\(folder, encoder=...\)"):
+        load_model(beside / "run")
+    encode, score = (import_code(f"my_own_nets:{name}", key="") for name in ("encode", "score"))
+    loaded = load_model(beside / "run", encoder=encode, head=score)
+    assert loaded.classes == ("malignant", "benign")
+
+
+def test_nobody_names_code_for_another(beside: Path) -> None:
+    (beside / "never_loaded.py").write_text("raise SystemExit('it was imported')")
+    said = {"network": "never_loaded:encode", "head_network": "never_loaded:head"}
+    passives = {"default": {"objective": "never_loaded:loss"}}
+    config = small_config("apfed", model=said, passives=passives)
+    with pytest.raises(ConfigError, match=r"code of a party's own \(model.head_network, model.net"):
+        refuse_code(config, source="the proposal")
+    shared, named = split_code(config, "active", ("passive-1",))
+    refuse_code(shared, source="the proposal")
+    assert shared.model.network == "own"
+    assert named["passive-1"].objective == "never_loaded:loss"
+    assert named["active"].network == "never_loaded:encode"
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("nowhere:encode", "no module 'nowhere'; put nowhere.py into"),
+        ("my_own_nets:absent", "my_own_nets has no 'absent'"),
+        ("my_own_nets:NUMBER", "is a int; expected a class, a function or a module"),
+        ("my_own_nets", "expected code as package.module:Name"),
+        ("os; rm:x", "expected code as package.module:Name"),
+        ("../x:y", "expected code as package.module:Name"),
+    ],
+)
+def test_a_name_that_names_no_code_is_refused(beside: Path, name: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=f"network: .*{advice}"):
+        import_code(name, key="network")
+
+
+def test_an_import_that_fails_inside_says_its_own_error(beside: Path) -> None:
+    (beside / "broken_nets.py").write_text("import no_such_library_at_all")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library_at_all"):
+        import_code("broken_nets:encode", key="network")
+
+
+def test_a_partys_own_file_names_its_code(beside: Path) -> None:
+    code = OwnCode.from_file(
+        CodeSettings(network="my_own_nets:encode", objective="my_own_nets:agree"), beside=beside
+    )
+    assert code.encoder is not None
+    assert code.objective is not None
+    assert code.head is None
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+
+
+class Pair(nn.Module):
+    """An encoder that returns two things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x), None
+
+
+class Whole(Pair):
+    """An encoder that returns one row for the whole batch."""
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x).mean()
+
+
+def change_in_place(z: Tensor, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        z.add_(1)
+    return z.square().mean()
+
+
+SHARED = nn.Linear(4, 6)
+MISUSES: Mapping[
+    str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], type[Exception], str]
+] = {
+    # what the active, the passive and the call have, and how it is refused
+    "encoder is text": (
+        {"encoder": "resnet"},
+        {},
+        {},
+        ConfigError,
+        "a function, got str",
+    ),
+    "encoder is made by a text": (
+        {"encoder": lambda: "x"},
+        {},
+        {},
+        ModelError,
+        "makes a str",
+    ),
+    "encoder of other rows": ({"encoder": nn.Linear(9, 6)}, {}, {}, ModelError, r"shape \(4,\)"),
+    "encoder returns a tuple": ({"encoder": Pair()}, {}, {}, ModelError, "made tuple"),
+    "encoder returns one row": ({"encoder": Whole()}, {}, {}, ModelError, r"made \(\)"),
+    "encoder without numbers": (
+        {"encoder": nn.Linear(4, 6, device="meta")},
+        {},
+        {},
+        ConfigError,
+        "without numbers",
+    ),
+    "head of other classes": (
+        {"head": nn.Linear(6, 3)},
+        {},
+        {},
+        ModelError,
+        r"\(3,\) of a row",
+    ),
+    "head of another width": (
+        {"head": nn.Linear(5, 2)},
+        {},
+        {},
+        ModelError,
+        r"shape \(6,\)",
+    ),
+    "nothing to train": (
+        {"encoder": nn.Flatten(), "head": nn.Identity(), "rows": ROWS[:, :2]},
+        {},
+        {"model": {"projection": "none"}},
+        ModelError,
+        "no weights that gradients reach",
+    ),
+    "BatchNorm under a guard": (
+        {"encoder": with_batch_norm()},
+        {},
+        {"guard": FrozenGaussian(epsilon=8)},
+        PromiseError,
+        "BatchNorm1d",
+    ),
+    "loss ignores z": ({}, {"loss": lambda z, x: x.mean()}, {}, ModelError, "does not depend on z"),
+    "loss is of weights alone": (
+        {},
+        {"loss": lambda z, x: SHARED.weight.square().mean()},
+        {},
+        ModelError,
+        "no gradient of its loss reaches z",
+    ),
+    "loss is no scalar": (
+        {},
+        {"loss": lambda z, x: z.square().sum(1)},
+        {},
+        ModelError,
+        r"returns one number, .*got \(\d+,\); end it with .mean\(\)",
+    ),
+    "loss is a float": ({}, {"loss": lambda z, x: 1.0}, {}, ModelError, "got float"),
+    "loss detaches z": (
+        {},
+        {"loss": lambda z, x: z.detach().square().mean()},
+        {},
+        ModelError,
+        "detaches it",
+    ),
+    "loss changes z": ({}, {"loss": change_in_place}, {}, ModelError, "changes z in place"),
+    "loss is NaN": (
+        {},
+        {"loss": lambda z, x: (z * math.nan).mean()},
+        {},
+        Exception,
+        "NaN|not finite|finite",
+    ),
+    "loss is a text": ({}, {"loss": "mse"}, {}, ConfigError, "nn.Module or a function, got str"),
+    "two parties, one module": (
+        {"encoder": SHARED, "head": nn.Linear(6, 2)},
+        {"loss": Contrastive(encoder=SHARED)},
+        {},
+        ConfigError,
+        "clinic and lab hand in modules that share parameters",
+    ),
+    "optimizer of others": (
+        {"optimizer": lambda parameters: torch.optim.SGD(SHARED.parameters(), lr=0.1)},
+        {},
+        {},
+        ConfigError,
+        "clinic: its optimizer holds other parameters",
+    ),
+    "optimizer is none": (
+        {"optimizer": lambda parameters: None},
+        {},
+        {},
+        ConfigError,
+        "makes a torch.optim.Optimizer",
+    ),
+    "optimizer is made already": (
+        {"optimizer": torch.optim.SGD(SHARED.parameters(), lr=0.1)},
+        {},
+        {},
+        ConfigError,
+        "an nn.Module or a function, got SGD",
+    ),
+    "fewer rows than IDs": ({}, {"rows": ROWS[:9, 4:]}, {}, DataError, "lab: 120 IDs, but 9 rows"),
+    "a data set shorter than IDs": (
+        {},
+        {"rows": Rows(ROWS[:9, 4:])},
+        {},
+        DataError,
+        "lab: 120 IDs, but 9 rows",
+    ),
+    "IDs twice": ({}, {"ids": [IDS[0], *IDS[:-1]]}, {}, DataError, "occur more than once"),
+    "no rows": ({}, {"rows": ROWS[:0, 4:], "ids": []}, {}, DataError, "lab: "),
+    "an empty data set": ({}, {"rows": Rows(ROWS[:0]), "ids": []}, {}, DataError, "lab: "),
+    "one axis": ({}, {"rows": ROWS[:, 4]}, {}, DataError, r"give one column as rows\[:, None\]"),
+    "a list of numbers": ({}, {"rows": [1.0] * N}, {}, DataError, "item 0 .* is a single number"),
+    "a list of texts": ({}, {"rows": ["x"] * N}, {}, DataError, "item 0 .* is a str"),
+    "an iterator": ({}, {"rows": iter([1])}, {}, DataError, "map-style data set"),
+    "NaN": ({}, {"rows": torch.full((N, 4), math.nan)}, {}, DataError, "lab: 480 features are NaN"),
+    "rows of several sizes": (
+        {},
+        {"rows": [*ROWS[:60, 4:], *ROWS[60:, 5:]]},
+        {},
+        DataError,
+        "make all rows of one size",
+    ),
+    "fewer labels": ({"labels": LABELS[:9]}, {}, {}, DataError, "120 IDs, but 9 labels"),
+    "labels of one class": ({"labels": [1] * N}, {}, {}, DataError, "of 1 class"),
+    "one name": ({"name": "lab"}, {}, {}, DataError, "two parties have one name"),
+    "no such sum": ({}, {}, {"secure_sum": "magic"}, ConfigError, "expected ckks, bfv, masked"),
+    "no such method": ({}, {}, {"method": "apfedd"}, ConfigError, "did you mean 'apfed'"),
+    "no people in common": (
+        {},
+        {"ids": [f"other-{number}" for number in range(N)]},
+        {},
+        Exception,
+        "common|match|minimum",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_what_does_not_fit_is_refused_by_name(misuse: str) -> None:
+    active, passive, call, error, advice = MISUSES[misuse]
+    with pytest.raises(error, match=advice):
+        train(
+            make_active(**active), [make_passive(**passive), make_passive("b")], **{**QUICK, **call}
+        )
+
+
+def test_rows_arrive_as_they_are() -> None:
+    table = np.asarray(ROWS.numpy(), dtype=np.float64) * 100
+    active = make_active(rows=table[:, :4])
+    data, _ = _make_data(active, [make_passive()], labelled=None, test_fraction=0.25, seed=0)
+    assert isinstance(data, VerticalData)
+    torch.testing.assert_close(data.active.features, torch.from_numpy(table[:, :4]).float())
+
+
+def test_a_yaml_file_takes_a_loss_by_name() -> None:
+    config = small_config("apfed", passives={"default": {"objective": "my_losses:cosine"}})
+    objective = config.passives["default"].objective
+    assert objective is not None
+    assert objective.model_dump() == {"name": "own", "code": "my_losses:cosine", "row_wise": False}
