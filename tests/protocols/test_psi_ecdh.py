@@ -95,7 +95,10 @@ def test_elligator_2_vectors() -> None:
     assert ecdh.to_curve(digests) == [number(x) for x in ELLIGATOR_2.values()]
     one_by_one = [ecdh.to_curve(number(r))[0] for r in ELLIGATOR_2]
     assert ecdh.to_curve(digests) == one_by_one
-    to_x = lambda numbers: ecdh.to_curve(b"".join(map(number, numbers)))  # noqa: E731
+
+    def to_x(numbers: list[int]) -> list[bytes]:
+        return ecdh.to_curve(b"".join(map(number, numbers)))
+
     assert to_x([PRIME - r for r in ELLIGATOR_2]) == one_by_one
     assert to_x([pow(2 * r, -1, PRIME) for r in ELLIGATOR_2]) == one_by_one
     assert to_x([pow(-2 * r, -1, PRIME) for r in ELLIGATOR_2]) == one_by_one

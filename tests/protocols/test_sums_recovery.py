@@ -204,7 +204,11 @@ def test_a_lying_aggregator_gets_no_two_secrets_of_one_passive(
     without = session.names[1:]
     told = {me: everybody if at <= believers else without for at, me in enumerate(session.names)}
     requests = counting(session, told, frames)
-    answer = lambda me: session.contributors[me].answer(requests[me])  # noqa: E731
+
+    def answer(me: str) -> bytes:
+        answered: bytes = session.contributors[me].answer(requests[me])
+        return answered
+
     refusing = [me for me in requests if len(told[me]) < least]
     cases = [(f"counted among {least} or more", me) for me in refusing]
     assert not cases or list_unrefused(RemoteProtocolError, answer, cases) == []
@@ -352,7 +356,10 @@ def test_a_sum_names_those_whom_it_counts() -> None:
     def decode(party: int, *parts: bytes) -> NDArray[Any]:
         bound = session.next()
         about = {"step": bound.step, "binding": bound.digest, "party": party}
-        return receiver.decode(altered(combined, blobs=parts, **about), SHAPE, bound)
+        decoded: NDArray[Any] = receiver.decode(
+            altered(combined, blobs=parts, **about), SHAPE, bound
+        )
+        return decoded
 
     cases = [
         ("a sum of 3 contributions and names 4 contributors", 3, total, everybody),
