@@ -103,7 +103,7 @@ def _receiver_curve(scores_n: Array, members_n2: Array) -> list[tuple[float, flo
 
 
 def _risk_of_labels(scores_NK: Array, labels_N: Array) -> dict[str, float]:
-    """Recall of each class that occurs, and precision on the tenth of the rows it is surest of.
+    """Return the recall of each class that occurs, and precision on the surest tenth of the rows.
 
     The adversary can choose these itself: their best score is furthest above the second, after a
     softmax.

@@ -634,8 +634,8 @@ def _describe_use(runs: pd.DataFrame) -> str | None:
 
 
 def compare_validation(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFrame:
-    """By seed: whether labelled rows let help in (`used`), and what help would have brought over
-    the model that stays without it (`gain`), on the test rows.
+    """Return by seed whether validation enabled help (`used`), and the gain on the test rows that
+    help would have brought over the best local model (`gain`).
     """
     local_models = judged[judged["target"] == "solo"]
     measure = MEASURES[str(local_models["metric"].iloc[0])]
@@ -649,7 +649,7 @@ def compare_validation(judged: pd.DataFrame, always: pd.DataFrame) -> pd.DataFra
 
 
 def count_verdicts(verdicts: pd.DataFrame) -> Table:
-    """Count runs by what validation said of help, and by what test rows say of it."""
+    """Count runs by the decision of validation and by the gain on the test rows."""
     rows: list[Row] = []
     for used, answer in ((True, "used"), (False, "not used")):
         gains = verdicts["gain"][verdicts["used"] == used]
@@ -676,8 +676,8 @@ def run_gains(
     jobs: int,
     on_done: OnDone = lambda done, total: None,
 ) -> list[Table]:
-    """Run what is missing; return and write a row for each case, and of cases that were run judged
-    and unjudged how well labelled rows judged.
+    """Run what is missing; return and write a row for each case. For cases that were run with and
+    without validation, also return how often validation decided well.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: describe_missing_data(case.config) for case in cases}

@@ -122,7 +122,7 @@ _KINDS = frozenset(kind for kind, _ in _DIRECTIONS.values())
 
 
 def _make_leak_column(key: str) -> Column:
-    """Advantage of the attack of this direction that gained most; a text where none ran."""
+    """Return the column of the largest advantage in this direction; a text where no attack ran."""
     kind, metric = _DIRECTIONS[key]
     measure = next(measure for measure in MEASURES.values() if measure.title == metric)
     width = measure.most - measure.least

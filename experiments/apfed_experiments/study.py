@@ -78,7 +78,7 @@ _ALIGNED: dict[str, PastAlignment] = {}
 
 
 def describe_missing_data(config: Config) -> str:
-    """Why the data of a run cannot be had here; empty where they can."""
+    """Return why the data of a run are not available here; empty where they are."""
     try:
         load_data(config.data, seed=0)
     except DataError as error:
@@ -280,7 +280,7 @@ def _load_figures(path: Path, kind: type[_K], settings: str) -> _K:
 
 @contextmanager
 def _alone_on_a_thread(folder: Path) -> Iterator[None]:
-    """As studies play: fits are kept in the folder, and tables say that plain sums are unsafe."""
+    """Run on one thread; keep fits in the folder, and leave warnings to the study's tables."""
     with one_thread(), warnings.catch_warnings(), use_fit_store(fits_beside(folder)):
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
         warnings.simplefilter("ignore", NoHelpWarning)  # what help is worth is what studies tell
@@ -459,7 +459,7 @@ def figures_of(run: FinishedRun) -> Figures:
 
 
 def _is_of_rows(solo: SoloRecord, outcome: Outcome, rows: int | None) -> bool:
-    """Whether baselines were measured on as many test rows as a figure; older ones do not say."""
+    """Return whether baselines have as many test rows as a figure; older ones do not say."""
     rows_of_solo = outcome.test_rows if solo.rows is None else solo.rows
     return rows is None or rows_of_solo is None or rows == rows_of_solo
 

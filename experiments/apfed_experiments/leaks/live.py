@@ -273,7 +273,7 @@ def _measure_inversion(name: str, passives: int, seed: int) -> Row:
 
 
 def _invert_steps(run: LiveRun) -> tuple[Tensor, Tensor]:
-    """Go on honestly for an epoch: of its first steps recovered z (N, D), and truth (N, M, D)."""
+    """Train honestly for an epoch; return z recovered from its first steps (N, D), and truth."""
     truth_by_step: dict[int, Tensor] = {}
 
     def note_truth(step: int, rows_B: Tensor) -> None:

@@ -99,7 +99,7 @@ class Scenario:
     full: Part
 
     def make_data(self, features: int, aligned: int | None) -> dict[str, Any]:
-        """So many columns at the active; the passive knows so many of its people, or all.
+        """Return the data: `features` columns at the active, `aligned` people at the passive.
 
         Every row of the active is cross-validated, so that people beside them test what all parties
         predict, which the paper does not measure here.
@@ -164,7 +164,7 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def score_alone(*, seed: int, config: Mapping[str, Any], scores: Sequence[Score]) -> Figures:
-    """Mean scores in per cent on the active's columns and on its own code, by "columns SCORE"."""
+    """Return mean scores in per cent on the active's columns and its code, by "columns SCORE"."""
     of_run, data, score = _prepare_run(seed, config, scores)
     features_TF = data.active.features[data.train_rows]
     codes_TD, _ = own_codes(
@@ -218,7 +218,7 @@ def _make_job(
     rows: int | None = None,
     weight: float = 1.0,
 ) -> Job:
-    """Of the active alone, or with so many aligned rows; `weight`: lambda of Eq. (5)."""
+    """Return a job of the active alone, or with `rows` aligned; `weight`: lambda of Eq. (5)."""
     changes: dict[str, Any] = {} if weight == 1 else {"method": {"weight": weight}}
     if method == _VECTORS:  # as many singular vectors as all parties have columns (section 6.1)
         columns = scenario.make_data(scenario.full.features[0], None)["columns"]
@@ -236,7 +236,7 @@ def _make_job(
 
 
 def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
-    """Of each score: every cell, and what help gains in each and on average over the features."""
+    """Yield for each score every cell, and the gain of help in each and over the features."""
     local_jobs = {features: _make_job(scenario, features) for features in part.features}
     joint = {
         cell: _make_job(scenario, cell[0], cell[2], cell[1])
@@ -287,7 +287,7 @@ def _make_lines(scenario: Scenario, part: Part) -> Iterator[Line]:
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Where the passive knows half of the active's rows; lambda 0 is Ablation."""
+    """Return the lines by lambda where the passive knows half of the rows; lambda 0 is Ablation."""
     scenario = SCENARIOS[_QUICK]
     part = SCENARIOS[_QUICK].full
     lines = list[Line]()
@@ -360,7 +360,7 @@ def measure_exchange(*, seed: int, config: Mapping[str, Any], way: str) -> Figur
 
 
 def _table2_config(scenario: Scenario, rows: int, method: str) -> Config:
-    """So many aligned rows, some of which test; networks and batches are the same for both."""
+    """Return a run on so many aligned rows; networks and batches are the same for both methods."""
     data = find_preset(f"apc-vfl/{scenario.dataset}/all-aligned/{rows}")
     base = scenario.make_config(data, _METHODS["APC-VFL"], {})
     settings = base.model_dump(mode="json", exclude_defaults=True)

@@ -108,8 +108,8 @@ def run_of(
     training: Training,
     labelled: int | None = None,
 ) -> Config:
-    """One run: `setting` is the paper's m-i, `weight` lambda of every passive; `labelled` rows have
-    a label, all unless said.
+    """Return one run: `setting` is the paper's m-i, `weight` lambda of every passive; `labelled`
+    rows have a label (None: all).
     """
     base, (views, view) = base_config("apfed-table2"), setting.split("-")
     helped = METHODS[method].settings.sums_gradients
@@ -203,7 +203,7 @@ def _few_labels(full: bool) -> Size:
 
 
 def _make_lambda_table(full: bool) -> Size:
-    """Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures."""
+    """Return Figures 3 and 4: at lambda 0 both methods are SingleVL, which one run measures."""
     datasets = ("mnist", "cifar10")
     training = _PAPER
     if not full:

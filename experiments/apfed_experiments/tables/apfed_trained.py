@@ -181,7 +181,7 @@ def _make_jobs(dataset: str, method: Method, grid: Grid) -> dict[str, Job]:
 
 
 def _make_row_lines(dataset: str, grid: Grid) -> Iterator[Line]:
-    """One row of Table 2: each method's points, its best on rows held out, and differences."""
+    """Yield one row of Table 2: each method's points, its best on rows held out, differences."""
     best = {}
     for method in _METHODS:
         points = {

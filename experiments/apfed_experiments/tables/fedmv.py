@@ -91,7 +91,7 @@ Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
 def compute_scores(
     numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights
 ) -> Floats:
-    """Z of rows that nobody learnt from, where Eqs. (12) and (13) end; all zeta_k are equal."""
+    """Return Z of rows outside the training: the limit of Eqs. (12), (13); all zeta_k are equal."""
     parts = [
         numerals.views[view][rows] @ weights_FC
         for view, weights_FC in zip(places, weights, strict=True)
@@ -100,7 +100,7 @@ def compute_scores(
 
 
 def compute_accuracy(scores_BC: Floats, labels_B: Rows) -> float:
-    """In per cent."""
+    """Return the accuracy in per cent."""
     return 100 * float((scores_BC.argmax(1) == labels_B).mean())
 
 
@@ -120,7 +120,7 @@ def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewMo
 def fit_vertical(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int, *, own: bool
 ) -> Weights:
-    """V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), of parties with a view each."""
+    """Fit V-FedMV (Algorithm 2), or MMVFL (Algorithm 1; `own`), to parties with a view each."""
     rng = np.random.default_rng(seed)
     models = [start_view(numerals.views[view][rows], choice, rng) for view in places]
     pull = Pull(numerals.encode_labels(rows), np.full((len(rows), 1), choice.pull), own=own)
@@ -133,7 +133,7 @@ def fit_vertical(
 def fit_by_labels(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Each view alone, with the labels: Eq. (20)."""
+    """Fit each view alone, with the labels: Eq. (20)."""
     rng = np.random.default_rng(seed)
     truth_NC = numerals.encode_labels(rows)
     weights_by_place = []
@@ -155,7 +155,7 @@ def fit_by_labels(
 def make_client(
     views: Sequence[Floats], truth_NC: Floats, choice: Choice, rng: np.random.Generator
 ) -> LinearViews:
-    """One client of H-FedMV at its start."""
+    """Return one client of H-FedMV at its start."""
     models = [start_view(x_NF, choice, rng) for x_NF in views]
     pull = Pull(truth_NC, np.full((len(truth_NC), 1), choice.pull))
     return LinearViews(models, pull, tolerance=1e-4, rounds=_INNER_ROUNDS)
@@ -180,7 +180,7 @@ def weights_by_view(model: LinearViews) -> Weights:
 
 
 def split_clients(rows: Rows) -> list[Rows]:
-    """Rows of each client; they are in a random order."""
+    """Return the rows of each client, in a random order."""
     return list(np.array_split(rows, _CLIENTS))
 
 
@@ -202,7 +202,7 @@ def clients_of(
 def fit_horizontal(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """H-FedMV of clients with equally many rows."""
+    """Fit H-FedMV to clients with equally many rows."""
     clients = clients_of(numerals, places, rows, choice, seed)
     shares = [len(client_rows) / len(rows) for client_rows in split_clients(rows)]
     average_clients(clients, shares)
@@ -218,7 +218,7 @@ def train_alone(model: LinearViews) -> None:
 def fit_alone(
     numerals: Numerals, places: Sequence[int], rows: Rows, choice: Choice, seed: int
 ) -> Weights:
-    """Fit one client by itself, of whom all rows are."""
+    """Fit one client by itself on all of these rows."""
     rng = np.random.default_rng(seed)
     client = make_client(
         [numerals.views[view][rows] for view in places], numerals.encode_labels(rows), choice, rng
@@ -263,7 +263,7 @@ def cut_numerals(seed: int) -> tuple[Numerals, Rows, Rows]:
 
 
 def measure_views(*, seed: int) -> Figures:
-    """Tables 1 and 2, and MMVFL, of one cut into training and test rows."""
+    """Measure Tables 1 and 2, and MMVFL, on one cut into training and test rows."""
     numerals, test, train = cut_numerals(seed)
     all_views = tuple(range(len(_VIEWS)))
     sets = [all_views, *combinations(all_views, 2)]
@@ -348,7 +348,7 @@ class Sequences:
     def make_grus(
         self, owner: str, places: Sequence[int], rows: Rows | None, training: RecurrentTraining
     ) -> SequenceViews:
-        """GRUs of these views, which may learn from the labels of these rows; None: from none."""
+        """Return GRUs of these views, which may learn from the labels of `rows` (None: none)."""
         features_N = torch.cat([self.views[view] for view in places], dim=1)
         labels_N = torch.from_numpy(self.labels_N)
         return SequenceViews.begin(
@@ -367,7 +367,7 @@ class Sequences:
         )
 
     def compute_states(self, grus: SequenceViews, places: Sequence[int]) -> Numerals:
-        """All rows as GRUs see them."""
+        """Return all rows as GRUs represent them."""
         features_N = torch.cat([self.views[view] for view in places], dim=1)
         parts = [part.double().numpy() for part in grus.compute_states(features_N)]
         return Numerals(parts, self.labels_N)
@@ -379,8 +379,8 @@ def limit_epochs(training: RecurrentTraining) -> RecurrentTraining:
 
 
 def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numerals, Weights]:
-    """V-FedMV of parties with a sequence each, of whom the first has labels; see
-    `secure_apfed.methods.multiview`: a GRU learns an epoch in each of the steps 1 to `_EPOCHS`.
+    """Fit V-FedMV to parties with a sequence each, of which the first has labels; see
+    `secure_apfed.methods.multiview`. A GRU learns an epoch in each of the steps 1 to `_EPOCHS`.
     """
     all_views = range(len(_VIEWS))
     rng = np.random.default_rng(sequences.seed)
@@ -418,8 +418,8 @@ def measure_accuracy(numerals: Numerals, weights: Weights, rows: Rows) -> float:
 
 
 def measure_sequences(*, seed: int) -> Figures:
-    """Table 3, and V-FedMV, of one cut: each line by the learning rate that held-out training rows
-    choose, which nobody learns from here.
+    """Measure Table 3, and V-FedMV, on one cut. Each line uses the learning rate that is best on
+    held-out training rows, from which no model learns.
     """
     numerals, test, train = cut_numerals(seed)
     held_out_rows, rows = hold_out(train)
@@ -431,7 +431,7 @@ def measure_sequences(*, seed: int) -> Figures:
         training = RecurrentTraining(epochs=_EPOCHS, learning_rate=rate, dropout=_DROPOUT)
         sequences = Sequences(cut, numerals.labels_N, training, seed)
         for name, held_out, tested in _lines_of(sequences, rows, held_out_rows, test):
-            # Of equal ones the first stays: test rows choose nothing.
+            # Ties keep the first rate: test rows choose nothing.
             if name not in best or held_out > best[name][0]:
                 best[name] = held_out, tested
     return {name: tested for name, (_, tested) in best.items()}

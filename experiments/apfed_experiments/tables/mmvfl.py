@@ -56,7 +56,7 @@ _READING = (
 
 
 def align_views(data: VerticalData) -> tuple[list[Floats], Rows]:
-    """All parties' features of the people whom all know, (N, F), and their labels (N,)."""
+    """Return all parties' features of their common people, (N, F), and the labels (N,)."""
     common = sorted(set.intersection(*(set(table.ids) for table in data.tables)))
     places = [{person: row for row, person in enumerate(table.ids)} for table in data.tables]
     rows = [[place[person] for person in common] for place in places]
@@ -77,8 +77,8 @@ def fit_mmvfl(
     seed: int,
     iterations: Sequence[int] = _ITERATIONS,
 ) -> dict[int, list[Floats]]:
-    """Algorithm 1 on aligned training rows, the first view with the labels: the weights of all
-    views (F, C), by the most iterations that it may take.
+    """Run Algorithm 1 on aligned training rows; return the weights of all views (F, C) by the
+    limit of iterations. The first view has the labels.
     """
     rng = np.random.default_rng(seed)
     rows, classes = truth_NC.shape
@@ -109,7 +109,7 @@ def fit_mmvfl(
 
 
 def compute_accuracies(weights_FC: Floats, x_NF: Floats, labels_N: Rows) -> dict[int, float]:
-    """By the share of features that are kept, in per cent: section 4.2."""
+    """Return accuracies in per cent by the share of features that are kept: section 4.2."""
     accuracy_by_share = {}
     for share in _SHARES:
         columns = select_features(weights_FC, share / 100)
@@ -125,7 +125,7 @@ def select_features(weights_FC: Floats, share: float) -> Rows:
 
 
 def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]) -> Figures:
-    """All methods, participants and shares of one fold; beta as the paper chooses it."""
+    """Measure all methods, participants and shares on one fold; beta as the paper chooses it."""
     data = load_data(DataSettings(dataset="handwritten", views=_VIEWS), seed=0)
     views, labels_N = align_views(data)
     train, test = _split_fold(labels_N, seed)
@@ -160,7 +160,7 @@ def measure_fold(*, seed: int, betas: Sequence[float], iterations: Sequence[int]
 
 
 def _split_fold(labels_N: Rows, fold: int) -> tuple[Rows, Rows]:
-    """Rows to train on and to test on, equally many of each class; folds are one partition."""
+    """Return training and test rows, equally many of each class; folds are one partition."""
     draw = np.random.default_rng(0)
     train = []
     test = []
@@ -201,7 +201,7 @@ def _make_curves(full: bool) -> Size:
 
 
 def _make_differences(full: bool) -> Size:
-    """Both models of the paper are the same one, so that a figure has two lines."""
+    """Return differences; both models of the paper are the same one, so a figure has two lines."""
     participants = [*(f"{number} ({view})" for number, view in enumerate(_VIEWS, 1)), "average"]
     lines = [
         Line(

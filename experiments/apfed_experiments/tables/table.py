@@ -83,7 +83,7 @@ class Job:
     def for_config(
         cls, label: str, measure: Callable[..., Figures], config: Config, **more: Any
     ) -> Self:
-        """Of a run of this configuration, which `measure` takes as plain settings."""
+        """Return the job of this configuration, which `measure` takes as plain settings."""
         config_settings = config.model_dump(mode="json", exclude_defaults=True)
         return cls(label=label, measure=measure, settings={"config": config_settings, **more})
 
@@ -137,7 +137,7 @@ class Line:
     at: float | None = None
 
     def compute_values(self, measured: Mapping[tuple[str, int], Figures]) -> dict[int, float]:
-        """By seed."""
+        """Return the line's values by seed."""
         if self.job is not None:
             label = self.job.label
             return {
@@ -173,8 +173,8 @@ class Line:
 
 
 def measure_accuracies(*, seed: int, config: Mapping[str, Any]) -> Figures:
-    """Of a run, by way of inference, in per cent; where these can be had without messages between
-    the parties, none are sent.
+    """Return a run's accuracies in per cent, by way of inference. The run is simulated without
+    messages between the parties where its method allows that.
     """
     run_settings = {"seed": seed, "party_seeds": "shared_for_comparison"}
     of_run = Config.model_validate({**config, **run_settings})
@@ -287,7 +287,7 @@ class Board:
 
 
 def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
-    """One line with what was measured of it; None: nothing was, or not enough.
+    """Return one line with its measurements; None: nothing was measured, or not enough.
 
     sd: over the seeds; difference: ours minus the paper's; in_sd: the same in units of the combined
     standard deviation, sqrt(ours^2 + paper's^2); limits: low and high, without what a figure of the
@@ -391,7 +391,7 @@ def write_table(board: Board, folder: Path) -> Mapping[str, Path]:
 
 
 def _draw_table(path: Path, board: Board) -> None:
-    """Every panel: curves where lines have a place on an axis, else a dot a line."""
+    """Draw every panel: curves where lines have a place on an axis, else a dot a line."""
     drawn_rows = [row for row in board.rows if row["line"].series]
     titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
     panels = {title: [row for row in drawn_rows if title in row["line"].panels] for title in titles}

@@ -419,7 +419,7 @@ class SumSession(KeepsSecrets):
         *,
         anew: bool,
     ) -> bool:
-        """Hold the agreement of a clip over links; return whether it is another one."""
+        """Agree on a clip over links; return whether it changed."""
         agreement = self.described.agreement
         names = agreement.contributors
         parties = {agreement.receiver, agreement.combiner, *names}
@@ -451,7 +451,7 @@ class SumSession(KeepsSecrets):
         send: Callable[[str, bytes], object],
         receive: Callable[[], tuple[str, bytes]],
     ) -> Role:
-        """Hold the set-up; messages of one byte are of the next agreement, and are kept for it."""
+        """Run the set-up; keep messages of one byte, which belong to the next agreement."""
 
         def receive_of_setup() -> tuple[str, bytes]:
             for place, (_, body) in enumerate(self._early):
@@ -479,7 +479,7 @@ class SumSession(KeepsSecrets):
         return resume_role(self.described, me, sealed, key, book=book)
 
     def _apply_clip(self, clip: float) -> bool:
-        """Take an agreed clip; return whether it is another one, so that roles are made anew."""
+        """Apply an agreed clip; return whether it changed, so that roles must be made again."""
         if self._agreed and clip == self.described.agreement.clip_norm:
             return False
         with warnings.catch_warnings():
@@ -580,7 +580,7 @@ class ClipAgreement(KeepsSecrets):
     def needs_message(self, sender: str, body: bytes) -> bool:
         """Return whether this message is the next of its sender in this agreement.
 
-        Who has heard everybody goes on, and what it sends then may overtake what others told.
+        A party that has all replies continues, and its next messages may overtake others' replies.
         """
         if sender not in self._contributors or sender in self._exponents:
             return False
@@ -594,7 +594,7 @@ class ClipAgreement(KeepsSecrets):
         return [Outgoing(receiver, body) for receiver in self._recipients]
 
     def _make_answers(self) -> list[Outgoing]:
-        """Tell the own size once everybody said whether C fits, and somebody's does not."""
+        """Send the own size once all contributors answered and C does not fit one of them."""
         if self._own_exponent is None or self.me in self._exponents or not self._has_all_replies:
             return []
         if all(self._fits.values()):
