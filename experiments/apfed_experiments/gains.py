@@ -84,14 +84,14 @@ class _DataSet:
     """A data set, and what its runs say beside it.
 
     Attributes:
-        said: of all its runs; votes: of `method`, where passives vote; network: of those that train
-            one, APFed and TVFL.
+        settings: of all its runs; votes: of `method`, where passives vote; network: of the methods
+            that train one, APFed and TVFL.
         known: the share of the active's training people that each passive knows, drawn for itself:
             with M passives all share about known^M of them; None: all know all.
     """
 
     data: Mapping[str, Any]
-    said: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     votes: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=lambda: NETWORK)
     known: float | None = None
@@ -99,7 +99,7 @@ class _DataSet:
 
 _DIABETES = _DataSet(
     data={"dataset": "diabetes"},
-    said={"task": "regression"},
+    settings={"task": "regression"},
     votes={"prior": "labeller", "labeller": "ridge"},
     network={
         "model": {"hidden": [32], "representation": 16, "dropout": 0.0},
@@ -114,7 +114,7 @@ _DIABETES = _DataSet(
 )
 _CREDIT_CARD = _DataSet(
     data={"dataset": "credit_card"},
-    said={"measure": "auc"},
+    settings={"measure": "auc"},
     network={
         "model": {"hidden": [64], "representation": 32, "projection": 64, "dropout": 0.0},
         "train": {"epochs": 10, "batch_size": 128, "learning_rate": 0.02, "evaluate_every": 10},
@@ -127,7 +127,7 @@ _APART: Mapping[str, Any] = {
     "secure_sum": {"scheme": "plain", "allow_single_passive": True},
 }
 _KNOWN = {
-    f"{name}-known-{known}": _DataSet(data=data, said=_APART, known=known / 100)
+    f"{name}-known-{known}": _DataSet(data=data, settings=_APART, known=known / 100)
     for name, data in (("digits", {**_DIGITS, "limit": 800}), ("breast-cancer-errors", _ERRORS))
     for known in (20, 50, 80)
 }
@@ -315,7 +315,7 @@ class GainCase:
         return "/".join([self.method, self.data, rows, *noise])
 
     @property
-    def alone(self) -> Config:
+    def solo_config(self) -> Config:
         """With what the solo baselines are measured, for all methods on the same rows."""
         return replace(self, method=_ALONE, epsilon=None).config
 
@@ -331,7 +331,7 @@ class GainCase:
             config=self.config,
             folder=folder,
             figures_only=True,
-            alone=self.alone,
+            solo_config=self.solo_config,
             known=self.data_set.known,
             mixed=self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED),
         )
@@ -357,7 +357,7 @@ class GainCase:
         }
         data_set = self.data_set
         settings = {**usual, **_METHODS[self.method]}
-        settings |= {**data_set.said, "data": {**data_set.data, "labelled": self.labelled}}
+        settings |= {**data_set.settings, "data": {**data_set.data, "labelled": self.labelled}}
         if self.method in _VOTES:
             settings["method"] = {**settings["method"], **data_set.votes}
         settings |= self._network
@@ -497,7 +497,7 @@ def cases_on(folder: Path) -> Mapping[str, GainCase]:
             data=name,
             labelled=labelled,
             epsilon=epsilon,
-            own=_DataSet(data=table["data"], said={"measure": table["measure"]}),
+            own=_DataSet(data=table["data"], settings={"measure": table["measure"]}),
         )
         for name, table in sets_in(folder).items()
         for labelled in (20, 50, 200, None)

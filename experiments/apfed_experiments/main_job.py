@@ -196,7 +196,7 @@ def _make_variant(
         key=key,
         label=label,
         settings={**changes, "method": {"name": method, **options}},
-        said={"protection": protection, "protected": protected, "ablated": ablated},
+        cells={"protection": protection, "protected": protected, "ablated": ablated},
     )
 
 
@@ -345,7 +345,7 @@ def title_line(line: Line, inference: str) -> str:
 def points_of(base: Config, folder: Path, lines: Sequence[Line] = MAIN_LINES) -> list[Point]:
     """Return one point for each line; runs lie in a folder named by the base."""
     return [
-        Point(config=config_of(line, base), folder=folder / base.name, line=line, alone=base)
+        Point(config=config_of(line, base), folder=folder / base.name, line=line, solo_config=base)
         for line in lines
     ]
 
@@ -355,7 +355,7 @@ def ablation_of(point: Point) -> Point | None:
 
     Sums are masked, whatever the line's scheme is: accuracy is the same up to rounding.
     """
-    if not point.line.said["ablated"]:
+    if not point.line.cells["ablated"]:
         return None
     settings = point.config.model_dump(mode="json", exclude_defaults=True)
     settings["name"] += _SHUFFLED
@@ -391,7 +391,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
             rows.append(
                 {
                     "method": title_line(line, inference),
-                    **line.said,
+                    **line.cells,
                     "accuracy": accuracy,
                     "summary": summary,
                     "config": point.config,
@@ -411,7 +411,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int = 1)
 
 def _title_of(points: Sequence[Point], rows: Sequence[Row], seeds: int) -> str:
     """Return data, parties, labels, seeds, and what the best local model reaches."""
-    data = points[0].alone.data if points and points[0].alone else None
+    data = points[0].solo_config.data if points and points[0].solo_config else None
     if data is None:
         return ""
     title = (

@@ -99,13 +99,13 @@ class Line:
     Attributes:
         key: for names of files; label: for people.
         settings: whole sections in place of the usual ones.
-        said: what the table says of it.
+        cells: its cells in the table, by column.
     """
 
     key: str
     label: str
     settings: Mapping[str, Any]
-    said: Mapping[str, Any] = field(default_factory=dict)
+    cells: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def method(self) -> str:
@@ -123,7 +123,7 @@ class Point:
     Attributes:
         config: of its runs, but for their seeds; its name is the point's. folder: of the runs.
         figures_only: no attacks follow, and of each run one small file is kept.
-        alone: whose network and training the solo baselines are measured with, if not of `config`.
+        solo_config: whose network and training the solo baselines use, if not those of `config`.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
         party_seeds: of its runs, whatever `config` says: who repeats a study finds the same.
@@ -133,7 +133,7 @@ class Point:
     config: Config
     folder: Path
     figures_only: bool = False
-    alone: Config | None = None
+    solo_config: Config | None = None
     centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
     line: Any = None
@@ -204,10 +204,10 @@ class Trial:
         return self.point.config.model_copy(update=trial_settings)
 
     @property
-    def alone(self) -> Config:
+    def solo_config(self) -> Config:
         """What the solo baselines are measured with: without privacy, since nothing is sent."""
         public_settings = {"seed": self.seed, "labels": LabelSettings(), "dp_sgd": None}
-        return (self.point.alone or self.config).model_copy(update=public_settings)
+        return (self.point.solo_config or self.config).model_copy(update=public_settings)
 
     @property
     def keeps_figures(self) -> bool:
@@ -348,8 +348,8 @@ def _load_seed_data(settings: str, seed: int) -> VerticalData:
 
 def _load_solo(trial: Trial) -> SoloRecord | None:
     """Return the local models' figures on the trial's data, where the study measured them."""
-    path = solo_file(trial.alone, trial.point.folder)
-    return load_solo(trial.alone, path) if path.is_file() else None
+    path = solo_file(trial.solo_config, trial.point.folder)
+    return load_solo(trial.solo_config, path) if path.is_file() else None
 
 
 def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
@@ -365,7 +365,7 @@ def _solo_on_tested_rows(trial: Trial, outcome: Outcome) -> SoloRecord | None:
     tested = None if trial.keeps_figures else load_tested_rows(RunFolder(trial.path))
     if tested is None or int(tested.sum()) != rows:
         return None
-    return restrict_solo(solo, solo_file(trial.alone, trial.point.folder), tested)
+    return restrict_solo(solo, solo_file(trial.solo_config, trial.point.folder), tested)
 
 
 @dataclass(frozen=True)
@@ -549,10 +549,12 @@ class Study:
         """
         trials = self.trials
         solo_configs = {
-            solo_file(trial.alone, trial.point.folder): trial.alone for trial in trials if solo
+            solo_file(trial.solo_config, trial.point.folder): trial.solo_config
+            for trial in trials
+            if solo
         }
         compared_jointly = {
-            solo_file(trial.alone, trial.point.folder)
+            solo_file(trial.solo_config, trial.point.folder)
             for trial in trials
             if "the active predicts alone" not in trial.config.method.happens
         }

@@ -117,7 +117,7 @@ def lines_of(base: Config) -> list[Line]:
         }
         key = f"{label.lower()}-{('clear', 'masked')[at_sum]}-{('open', 'guarded')[at_guard]}"
         named_cells = {"objectives": label, "sum": total, "guard": guard}
-        lines.append(Line(key=key, label=label, settings=settings, said=named_cells))
+        lines.append(Line(key=key, label=label, settings=settings, cells=named_cells))
     return lines
 
 
@@ -146,7 +146,7 @@ def compare_points(points: Sequence[Point], results: Results, *, seeds: int) -> 
         summary = Summary.from_rows(results.select_rows(point))
         rows.append(
             {
-                **point.line.said,
+                **point.line.cells,
                 "accuracy": summary.accuracy,
                 "epsilon": summary.epsilon_of(METHODS[point.line.method].public_facts),
                 **{key: _describe_reading(point.config, summary, key) for key in READERS},

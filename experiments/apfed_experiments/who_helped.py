@@ -82,7 +82,7 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
-            alone=whole.config,
+            solo_config=whole.config,
             whole=whole,
             passive=passive,
         )

@@ -191,13 +191,15 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
     steps: list[Step] = []
     runs.run_training(steps.append)
     moved = (steps[0].clean[2:] - steps[0].clean[:2]).norm(dim=2).mean(0)
-    assert moved.nonzero().flatten().tolist() == ([steps[0].at] if steps[0].at >= 0 else [])
-    assert sum(step.at >= 0 for step in steps) == 1
-    with_record = next(step for step in steps if step.at >= 0)
+    assert moved.nonzero().flatten().tolist() == (
+        [steps[0].record_place] if steps[0].record_place >= 0 else []
+    )
+    assert sum(step.record_place >= 0 for step in steps) == 1
+    with_record = next(step for step in steps if step.record_place >= 0)
     (z_0, sum_0), (z_1, sum_1) = with_record.worlds
     for world, z, total in ((0, z_0, sum_0), (1, z_1, sum_1)):
         mine = runs.world_R == world
-        torch.testing.assert_close(with_record.clean[mine, with_record.at], z[mine])
+        torch.testing.assert_close(with_record.clean[mine, with_record.record_place], z[mine])
         noise = with_record.update[mine] - total[mine]
         assert float(noise.std()) == pytest.approx(SIGMA, rel=0.25)
     assert float((sum_1 - sum_0).norm(dim=1).max()) <= 2 * SHORT.gradient_clip * (1 + 1e-5)
@@ -220,7 +222,7 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(retraining, "task_of", lambda case: task_of(case, epochs=1))
     result = play_case(EVERYTHING, retrainings=250, seed=0, level=LEVEL, device=torch.device("cpu"))
     # Three parts of 82 or 83, of which each has two worlds of the same size.
-    assert result.found["retrainings"] == 246
+    assert result.figures["retrainings"] == 246
     assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
     assert not result.exceeded
     assert "stays under the claim for one record" in result.describe_result()

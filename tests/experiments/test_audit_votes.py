@@ -47,7 +47,7 @@ def test_each_claim_stands_or_falls_as_expected(name: str) -> None:
     result = audited(name)
     assert result.exceeded == result.case.exceeded
     # The attack is a real one: where it proves nothing, it would catch no bug either.
-    assert result.found["epsilon_low"] > 0.2 * result.case.claim
+    assert result.figures["epsilon_low"] > 0.2 * result.case.claim
 
 
 class KeepsTooOften(VoteResponse):

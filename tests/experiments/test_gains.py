@@ -167,10 +167,10 @@ def test_a_sentence_says_whether_help_paid() -> None:
 def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
     for case in CASES.values():
         assert case.config.data.labelled == case.labelled
-        assert case.alone.data == case.config.data
+        assert case.solo_config.data == case.config.data
         ours = case.config
         control = case.control.config
-        assert case.control.alone == case.alone
+        assert case.control.solo_config == case.solo_config
         assert control.data == ours.data
         if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
             # its control has rows of others
@@ -179,7 +179,10 @@ def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
             assert {passive.weight for passive in control.passives.values()} == {0.0}
             assert (control.model, control.train) == (ours.model, ours.train)
         else:
-            assert (control.model, control.train) == (case.alone.model, case.alone.train)
+            assert (control.model, control.train) == (
+                case.solo_config.model,
+                case.solo_config.train,
+            )
 
 
 def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:

@@ -85,8 +85,8 @@ def test_lines_share_data_attacks_and_what_the_active_does_alone(name: str, tmp_
     base = base_config(job.configs[0])
     for point in main_job.points_of(base, tmp_path, job.lines):
         config = point.make_trial(3).config
-        assert (config.data, config.attacks, point.alone) == (base.data, base.attacks, base)
-        assert config.seed == point.make_trial(3).alone.seed == 3
+        assert (config.data, config.attacks, point.solo_config) == (base.data, base.attacks, base)
+        assert config.seed == point.make_trial(3).solo_config.seed == 3
     assert "at delta 1e-5" in job.reading
     assert {base_config(config).delta for config in job.configs} == {1e-5}
 
@@ -106,9 +106,9 @@ def test_lines_of_the_main_job_are_protected_as_they_say(name: str, key: str) ->
     line = MAIN_BY_KEY[key]
     config = main_job.config_of(line, base_config(name))
     assert config.train.labels == "after"
-    assert line.said["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
+    assert line.cells["protection"].endswith(f"epsilon {config.guard.epsilon:g}")
     is_encrypted = config.secure_sum.scheme == "ckks"
-    assert line.said["protection"].startswith("CKKS" if is_encrypted else "masks")
+    assert line.cells["protection"].startswith("CKKS" if is_encrypted else "masks")
     assert is_encrypted or config.secure_sum.masks == "pairwise"
     assert (config.alignment.protocol == "circuit_crypten") == is_encrypted
 

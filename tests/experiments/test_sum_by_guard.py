@@ -62,10 +62,10 @@ def planted(points: list[Point], read: Mapping[str, float]) -> Results:
 def test_twelve_lines_are_four_cells_of_three_mixes(tmp_path: Path) -> None:
     points = points_of(BASE, tmp_path)
     assert len({point.name for point in points}) == len(points) == 12
-    cells = [tuple(point.line.said.values()) for point in points]
+    cells = [tuple(point.line.cells.values()) for point in points]
     assert len(set(cells)) == 12
     for point in points:
-        objectives, total, guard = point.line.said.values()
+        objectives, total, guard = point.line.cells.values()
         config = point.config
         assert (config.secure_sum.masks == "none") is (total == "none")
         assert (config.guard.mechanism == "none") is (guard == "none")

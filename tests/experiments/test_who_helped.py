@@ -344,8 +344,8 @@ def test_points_of_a_study_are_the_whole_and_each_left_out(tmp_path: Path) -> No
         left = names - {table.name for table in point.load_tables(0).passives}
         assert point.name.endswith(f"-without-{left.pop()}")
         assert torch.equal(point.load_tables(0).test_rows, whole.load_tables(0).test_rows)
-        alone = solo_file(point.make_trial(0).alone, tmp_path)
-        assert alone == solo_file(whole.make_trial(0).alone, tmp_path), (
+        alone = solo_file(point.make_trial(0).solo_config, tmp_path)
+        assert alone == solo_file(whole.make_trial(0).solo_config, tmp_path), (
             "baselines are measured twice"
         )
 

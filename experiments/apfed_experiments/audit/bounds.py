@@ -49,27 +49,27 @@ class Claim:
 class Result:
     """The result of one case.
 
-    `exceeded`: whether the claim is proved wrong; `counted`: how often was played; `found`: figures
-    for programs; `scores`: of world 0 and world 1, each a retraining (none of votes).
+    `exceeded`: whether the claim is proved wrong; `counted`: how often was played; `figures`: for
+    programs; `scores`: of world 0 and world 1, each a retraining (none of votes).
     """
 
     case: Claim
     exceeded: bool
     counted: str
-    found: dict[str, Any]
+    figures: dict[str, Any]
     scores: tuple[NDArray[np.float64], ...] = ()
 
     def describe_result(self) -> str:
         verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
         return (
-            f"{self.case.title}: epsilon at least {self.found['epsilon_low']:.2f} {verdict} "
-            f"{self.case.says}, {self.found['claim_epsilon']:.2f} ({self.counted}, "
-            f"{self.found['seconds']:.0f} s)"
+            f"{self.case.title}: epsilon at least {self.figures['epsilon_low']:.2f} {verdict} "
+            f"{self.case.says}, {self.figures['claim_epsilon']:.2f} ({self.counted}, "
+            f"{self.figures['seconds']:.0f} s)"
         )
 
     def as_json(self) -> dict[str, Any]:
         report = {"title": self.case.title, "claim_of": self.case.says}
-        return {**report, **self.found, "exceeded": self.exceeded, "expected": self.case.exceeded}
+        return {**report, **self.figures, "exceeded": self.exceeded, "expected": self.case.exceeded}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -105,7 +105,7 @@ class Step:
     Attributes:
         number: of the step, from 0; rows: of its batch, (B,).
         clean, sent: representations before and after their noise, (R, B, D).
-        at: place of the record in the batch, -1 where it is not in it.
+        record_place: place of the record in the batch, -1 where it is not in it.
         worlds: for a batch with the record, in world 0 and world 1: the record's clipped
             representation (R, D) and the sum of gradients (R, P), at the same parameters.
         update: the noisy sum of gradients, (R, P).
@@ -115,7 +115,7 @@ class Step:
     rows: Tensor
     clean: Tensor
     sent: Tensor
-    at: int
+    record_place: int
     worlds: tuple[tuple[Tensor, Tensor], ...]
     update: Tensor
 
@@ -163,27 +163,27 @@ class Retrainings:
 
     def _run_step(self, number: int, rows_B: Tensor) -> Step:
         matches = (rows_B == self.task.record).nonzero().flatten().tolist()
-        at = matches[0] if matches else -1
+        place = matches[0] if matches else -1
         # The batch of every retraining as it is in its world.
         x_RBF = self.task.features[rows_B].repeat(self.count, 1, 1)
         y_RB = self.task.labels[rows_B].repeat(self.count, 1)
-        if at >= 0:
+        if place >= 0:
             of_1 = self.world_R == 1
-            x_RBF[of_1, at] = self.task.other_features
-            y_RB[of_1, at] = self.task.other_label
+            x_RBF[of_1, place] = self.task.other_features
+            y_RB[of_1, place] = self.task.other_label
         clean_RBD = self._compute_representations(x_RBF)
         sent_RBD = clean_RBD + self.protection.sigma * self._draw_normal(clean_RBD)
         row_RBD = self._run_passive_step(sent_RBD, self.task.passive_features[rows_B])
         own_RP = self.example_terms(x_RBF, y_RB, row_RBD).sum(1)
         update_RP = own_RP + self.noise_deviation() * self._draw_normal(own_RP)
-        worlds = self._both_worlds(own_RP, row_RBD[:, at : at + 1]) if at >= 0 else ()
+        worlds = self._both_worlds(own_RP, row_RBD[:, place : place + 1]) if place >= 0 else ()
         self._update_weights("active", update_RP / len(rows_B))
         return Step(
             number=number,
             rows=rows_B,
             clean=clean_RBD,
             sent=sent_RBD,
-            at=at,
+            record_place=place,
             worlds=worlds,
             update=update_RP,
         )
@@ -399,10 +399,10 @@ class WhiteBox:
         self.score_R = torch.zeros(runs.count, dtype=torch.float64, device=runs.world_R.device)
 
     def __call__(self, step: Step) -> None:
-        if step.at < 0:
+        if step.record_place < 0:
             return
         (z_0, sum_0), (z_1, sum_1) = step.worlds
-        self.score_R += _compute_ratio(step.sent[:, step.at], z_0, z_1, self._sigma)
+        self.score_R += _compute_ratio(step.sent[:, step.record_place], z_0, z_1, self._sigma)
         self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
 
 
@@ -430,8 +430,8 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
 
     def note_direction(step: Step) -> None:
         moved_BD = (step.clean[pairs:] - step.clean[:pairs]).mean(0)
-        if step.at >= 0:
-            moved_BD[step.at] = 0
+        if step.record_place >= 0:
+            moved_BD[step.record_place] = 0
         directions.append(moved_BD)
 
     runs.run_training(note_direction)
@@ -456,11 +456,11 @@ def run_audit(
     results = list[Result]()
     votes = list[Result]()
     tables: Any = ((results, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
-    for found, cases, play, apart in tables:
+    for case_results, cases, play, spacing in tables:
         level = (1 - _CONFIDENCE) / len(cases)
         for index, case in enumerate(cases.values()):
-            found.append(play(case, seed=1000 * seed + apart * index, level=level))
-            on_done(found[-1])
+            case_results.append(play(case, seed=1000 * seed + spacing * index, level=level))
+            on_done(case_results[-1])
     folder.mkdir(parents=True, exist_ok=True)
     document = {
         "confidence": _CONFIDENCE,
@@ -519,5 +519,5 @@ def play_case(
     counted = f"mu {evidence.mu_low:.2f}, claimed {case.claim:.2f}; {count} retrainings"
     exceeded = evidence.mu_low > case.claim
     return Result(
-        case=case, exceeded=exceeded, counted=counted, found=result, scores=(scores_0, scores_1)
+        case=case, exceeded=exceeded, counted=counted, figures=result, scores=(scores_0, scores_1)
     )

@@ -161,13 +161,13 @@ Private = Callable[[bytes], PrivateLogistic]
 class _Read:
     """The readings of one world's runs of a private labeller.
 
-    `ratio`: log likelihood of world 1's weights over world 0's (R,); `own`: the person's hard vote
-    (R, K); `given`: that under these weights in each world.
+    `ratio`: log likelihood of world 1's weights over world 0's (R,); `votes`: the person's hard
+    vote (R, K); `votes_by_world`: that vote under these weights in each world.
     """
 
     ratio: Floats
-    own: Floats
-    given: tuple[Floats, Floats]
+    votes: Floats
+    votes_by_world: tuple[Floats, Floats]
 
 
 def _observe_weights(
@@ -200,7 +200,7 @@ def _observe_weights(
         for x_UF in tables.features
     )
     own_RK = harden_votes(votes_RUK[:, tables.person])
-    return _Read(ratio=ratio_R, own=own_RK, given=(given_0, given_1))
+    return _Read(ratio=ratio_R, votes=own_RK, votes_by_world=(given_0, given_1))
 
 
 def record_in_weights(
@@ -216,9 +216,9 @@ def weights_and_answer(
     """Score the weights, and the person's own randomised answer."""
     read = _observe_weights(private, tables, runs, seed, world)
     answers_R = response.randomise_votes(
-        read.own, key=_derive_key(seed, "own", world), about=b"audit"
+        read.votes, key=_derive_key(seed, "own", world), about=b"audit"
     )
-    gain_RK = read.given[1] - read.given[0]
+    gain_RK = read.votes_by_world[1] - read.votes_by_world[0]
     return read.ratio + response.epsilon * gain_RK[np.arange(runs), answers_R]
 
 
@@ -227,8 +227,8 @@ def weights_and_sum(
 ) -> Floats:
     """Score the weights, and the sum of hard votes at the person's row."""
     read = _observe_weights(private, tables, runs, seed, world)
-    opened_RK = added.open_sums(read.own, seed=seed, world=world)
-    mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.given)
+    opened_RK = added.open_sums(read.votes, seed=seed, world=world)
+    mean_0, mean_1 = (added.point.levels * votes_RK for votes_RK in read.votes_by_world)
     variance = added.honest * added.point.noise**2
     own_R = ((opened_RK - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(axis=1) / variance
     return np.asarray(read.ratio + own_R)
@@ -266,7 +266,7 @@ def play_vote_case(case: VoteCase, *, runs: int, seed: int, level: float) -> Res
         "level": level,
         "seconds": time.monotonic() - began,
     }
-    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", found=result)
+    return Result(case=case, exceeded=low > case.claim, counted=f"{2 * runs} runs", figures=result)
 
 
 _ANSWER = VoteResponse(epsilon=2.0, classes=3)

@@ -238,13 +238,13 @@ def _measure_attack(
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One method, and what attacks it; `said`: settings that differ between cases of one method."""
+    """One method, and what attacks it; `note`: settings that differ between cases of one method."""
 
     method: str
     data: str
     attacks: Sequence[tuple[str, Mapping[str, Any]]]
     changes: Mapping[str, Any]
-    said: str = ""
+    note: str = ""
 
 
 def _make_averaging_case(method: str, bits: int) -> Case:
@@ -255,7 +255,7 @@ def _make_averaging_case(method: str, bits: int) -> Case:
         data="digits",
         attacks=[*attacks, ("sum_regression", _PAIRS)],
         changes={"model": {"network": "identity"}, "secure_sum": {**_SUM, "bits": bits}},
-        said=f"{bits} bits",
+        note=f"{bits} bits",
     )
 
 
@@ -331,7 +331,7 @@ def papers() -> Iterator[Setting]:
     for case in CASES:
         for name, options in case.attacks:
             options_text = ", ".join(f"{key} {value}" for key, value in options.items())
-            columns = {"method": case.method, "data": case.data, "settings": case.said}
+            columns = {"method": case.method, "data": case.data, "settings": case.note}
             measure = partial(_measure_attack, partial(config_of, case), name, options)
             columns |= {"attack": name, "options": options_text}
             yield Setting(columns=columns, measure=measure, seeds=_PAPER_SEEDS)
