@@ -368,7 +368,7 @@ def evaluate(
     }
     lacking = dict[str, str]()
     planned = list[tuple[Attack, AdversaryView]]()
-    for attack in _prepare_attacks(attacks, drawn=known is None):
+    for attack in _prepare_attacks(attacks, draws_known_rows=known is None):
         view = AdversaryView(
             role="passive" if "passive" in attack.roles else attack.roles[0],
             parties=(_ADVERSARY,),
@@ -452,7 +452,7 @@ def _format_title(attack: Attack) -> str:
 
 
 def _prepare_attacks(
-    names: Iterable[str | AttackChoice] | None, *, drawn: bool
+    names: Iterable[str | AttackChoice] | None, *, draws_known_rows: bool
 ) -> Iterator[Attack]:
     """Yield the attacks to mount; a name stands for its suite where known rows are drawn."""
     quick: Mapping[str, Any] = _QUICK if names is None else {}
@@ -460,7 +460,7 @@ def _prepare_attacks(
         if isinstance(name, AttackChoice):
             yield prepare_attack(name)
             continue
-        for choice in full_suite([name]) if drawn else [AttackChoice(name=name)]:
+        for choice in full_suite([name]) if draws_known_rows else [AttackChoice(name=name)]:
             options = {**choice.options, **quick.get(choice.name, {})}
             yield prepare_attack(AttackChoice(name=choice.name, options=options))
 
@@ -535,7 +535,9 @@ def _parse_steps(h: Any, gradients: Any, steps: Any, rows: int) -> Iterator[Step
 
 def _has_pairs(values: Any) -> bool:
     pairs = isinstance(values, list | tuple) and len(values) > 0
-    return pairs and all(type(of) is tuple and len(of) == 2 and np.ndim(of[1]) for of in values)
+    return pairs and all(
+        type(pair) is tuple and len(pair) == 2 and np.ndim(pair[1]) for pair in values
+    )
 
 
 def _require_one_order(h: Any, gradients: Any) -> None:

@@ -117,9 +117,9 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
-        foretold = _run_command("plan", "run.yaml", "--baselines", "--json", at=folder)
+        foretold = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
         report = _run_command(
-            "run", "run.yaml", "--profile", "--json", "--output", "out", at=folder
+            "run", "run.yaml", "--profile", "--json", "--output", "out", folder=folder
         )
     planned = json.loads(foretold)["seconds"]
     phases = json.loads(report)["phases"]
@@ -176,15 +176,15 @@ USER = Bench(
 )
 
 
-def _run_command(*arguments: str, at: Path) -> str:
-    return _run_python("-m", "secure_apfed.cli", *arguments, at=at)
+def _run_command(*arguments: str, folder: Path) -> str:
+    return _run_python("-m", "secure_apfed.cli", *arguments, folder=folder)
 
 
-def _run_python(*arguments: str, at: Path) -> str:
+def _run_python(*arguments: str, folder: Path) -> str:
     """Return what a process of its own prints; RuntimeError: the end of what it complained of."""
     process = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-W", "ignore", *arguments],
-        cwd=at,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=_PATIENCE_S,
@@ -200,7 +200,7 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
         folder = Path(name)
         _write_tables(folder, _FEW, "csv")
         _write_run(folder, "apfed_c", "csv")
-        _run_command("run", "run.yaml", "--no-baselines", "--output", "model", at=folder)
+        _run_command("run", "run.yaml", "--no-baselines", "--output", "model", folder=folder)
         pd.read_csv(folder / "active.csv").head(4).to_csv(folder / "four.csv", index=False)
         calls: dict[str, tuple[str, ...]] = {
             "help": ("--help",),
@@ -211,10 +211,10 @@ def _measure_starts(repetitions: int, wanted: Collection[str]) -> Iterator[Row]:
 
         def run_case(case: str) -> str:
             fresh = (f"out-{time.monotonic_ns()}",) if case == "run" else ()
-            return _run_command(*calls[case], *fresh, at=folder)
+            return _run_command(*calls[case], *fresh, folder=folder)
 
         requested = {case: partial(run_case, case) for case in calls if case in wanted}
-        peer = {"import torch": partial(_run_python, "-c", "import torch", at=folder)}
+        peer = {"import torch": partial(_run_python, "-c", "import torch", folder=folder)}
         seconds = interleave(peer | requested, repetitions=repetitions)
         for case in requested:
             floor = seconds["import torch"]

@@ -14,10 +14,10 @@ _MOST_NAME_BYTES = 255
 _PEOPLE_BYTES = 32
 
 
-def require_name(of: str, name: object) -> None:
+def require_name(noun: str, name: object) -> None:
     """Refuse a name of a session or party that is no text of 1 to 255 bytes in UTF-8.
 
-    `of` is the protocol, as the noun of a sentence.
+    `noun` is the protocol, for the error sentence.
     """
     try:
         size = len(name.encode()) if isinstance(name, str) else 0
@@ -25,17 +25,17 @@ def require_name(of: str, name: object) -> None:
         size = 0
     if not 0 < size <= _MOST_NAME_BYTES:
         raise LocalProtocolError(
-            f"a {of} needs a session name and a name for every party, text of 1 to "
+            f"a {noun} needs a session name and a name for every party, text of 1 to "
             f"{_MOST_NAME_BYTES} bytes in UTF-8 each, got {name!r:.100}"
         )
 
 
-def require_names(of: str, session: object, parties: Sequence[object]) -> None:
+def require_names(noun: str, session: object, parties: Sequence[object]) -> None:
     for name in (session, *parties):
-        require_name(of, name)
+        require_name(noun, name)
     if len(set(parties)) != len(parties):
         raise LocalProtocolError(
-            f"the parties of a {of} are all different, got {', '.join(map(str, parties))}"
+            f"the parties of a {noun} are all different, got {', '.join(map(str, parties))}"
         )
 
 
@@ -50,24 +50,24 @@ def require_type(holder: object, kind: type, *fields: str) -> None:
 
 
 def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
-    for name, (least, most) in ranges.items():
+    for name, (low, high) in ranges.items():
         value = getattr(holder, name)
-        if type(value) is not int or not least <= value <= most:
-            raise LocalProtocolError(f"{name} is a number in {least}..{most}, got {value!r}")
+        if type(value) is not int or not low <= value <= high:
+            raise LocalProtocolError(f"{name} is a number in {low}..{high}, got {value!r}")
 
 
-def require_people(people: bytes, of: str) -> bytes:
+def require_people(people: bytes, noun: str) -> bytes:
     """Return `people` if it is a digest; else raise LocalProtocolError, which says of what."""
     if type(people) is not bytes or len(people) != _PEOPLE_BYTES or not any(people):
-        raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {of}")
+        raise LocalProtocolError(f"people is a digest of {_PEOPLE_BYTES} bytes of the {noun}")
     return people
 
 
-def require_all(need: str, came: Collection[str], expected: Sequence[str]) -> None:
+def require_all(need: str, received: Collection[str], expected: Sequence[str]) -> None:
     """Raise RemoteProtocolError, which says what is needed, unless exactly the expected came."""
-    if set(came) != set(expected):
-        missing = set(expected) - set(came)
-        unknown = set(came) - set(expected)
+    if set(received) != set(expected):
+        missing = set(expected) - set(received)
+        unknown = set(received) - set(expected)
         raise RemoteProtocolError(
             f"{need} {', '.join(expected)}; missing: {', '.join(sorted(missing)) or 'none'}; "
             f"unknown: {', '.join(sorted(map(str, unknown))) or 'none'}"

@@ -293,7 +293,7 @@ KINDS = (
 )
 """What may stand in a column of IDs; kinds without a text are refused, and so are others."""
 
-_OF_TYPE = {of: kind.text for kind in KINDS for of in kind.types}
+_OF_TYPE = {value_type: kind.text for kind in KINDS for value_type in kind.types}
 
 
 def _format_other(value: Any, bits: int) -> str:
@@ -502,7 +502,7 @@ def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
+def _list_values(ids: Any, subject: str) -> tuple[list[Any], int]:
     """Return the cells of a column as a list, and the number of bits of its floats.
 
     Raises DataError: the type is that of no column.
@@ -510,7 +510,7 @@ def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
     if isinstance(ids, list):
         return ids, _DOUBLE_BITS
     if (parts := _split_levels(ids)) is not None:
-        cells = [_narrow_floats(*_list_values(part, whose)) for part in parts]
+        cells = [_narrow_floats(*_list_values(part, subject)) for part in parts]
         return list(zip(*cells, strict=True)), _DOUBLE_BITS
     bits = _bits_of(
         next(
@@ -530,16 +530,16 @@ def _list_values(ids: Any, whose: str) -> tuple[list[Any], int]:
                 ids = getattr(ids, listing)()
             except _NO_MOMENT as error:
                 problem, remedy = REFUSALS["moment"]
-                raise DataError(f"{whose} {problem}; {remedy}") from error
+                raise DataError(f"{subject} {problem}; {remedy}") from error
             break
     if isinstance(ids, Mapping):
         raise DataError(
-            f"{whose} is of type {type(ids).__name__}, of which the keys or a value may be meant; "
-            "give ids.keys(), ids.values() or one of its values"
+            f"{subject} is of type {type(ids).__name__}, of which the keys or a value may be "
+            "meant; give ids.keys(), ids.values() or one of its values"
         )
     if isinstance(ids, str | bytes | bytearray | memoryview) or not isinstance(ids, Iterable):
         raise DataError(
-            f"{whose} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
+            f"{subject} is of type {type(ids).__name__}; give a list, array, Series or DataFrame "
             "with one ID a row"
         )
     return list(ids), bits
@@ -875,10 +875,10 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
         raise LocalProtocolError(
             f"{me} has {len(ids)} IDs, the parties agreed on at most {maximum_ids}"
         )
-    given: Sequence[object] = ids
+    values: Sequence[object] = ids
     others = list[int]()
-    if not set(map(type, given)) <= {bytes}:  # quick to tell; in which rows is looked up only then
-        others = [row for row, identity in enumerate(given) if not isinstance(identity, bytes)]
+    if not set(map(type, values)) <= {bytes}:  # quick to tell; in which rows is looked up only then
+        others = [row for row, identity in enumerate(values) if not isinstance(identity, bytes)]
     if others:
         kinds = sorted({type(ids[row]).__name__ for row in others})
         raise LocalProtocolError(

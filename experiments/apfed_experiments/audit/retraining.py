@@ -406,12 +406,12 @@ class WhiteBox:
         self.score_R += _compute_ratio(step.update, sum_0, sum_1, self._gradient_sigma)
 
 
-def _compute_ratio(seen: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
+def _compute_ratio(observed: Tensor, mean_0: Tensor, mean_1: Tensor, sigma: float) -> Tensor:
     """Return the log likelihood of mean 1 over that of mean 0 under normal noise."""
-    seen = seen.double()
+    observed = observed.double()
     mean_0 = mean_0.double()
     mean_1 = mean_1.double()
-    return ((seen - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
+    return ((observed - (mean_0 + mean_1) / 2) * (mean_1 - mean_0)).sum(1) / sigma**2
 
 
 def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> list[Tensor]:

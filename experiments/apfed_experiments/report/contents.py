@@ -291,7 +291,7 @@ def _describe_flows(run: Reported, name: str, role: Role) -> Iterator[Learned]:
         yield from _describe_unseen(run, role, {flow.kind for flow in flows})
 
 
-def _describe_unseen(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Learned]:
+def _describe_unseen(run: Reported, role: Role, kinds_seen: Set[Kind]) -> Iterator[Learned]:
     """Yield what becomes of contributions where the party of the report sees nothing of it."""
     words_of = run.facts.words
     kinds = dict[Role, Kind]()
@@ -299,7 +299,7 @@ def _describe_unseen(run: Reported, role: Role, seen: Set[Kind]) -> Iterator[Lea
         decomposed = "tables are decomposed" in words_of
         kinds[Role.AGGREGATOR] = Kind.CONTRIBUTION
         kinds[Role.ACTIVE] = Kind.SINGULAR_VECTORS if decomposed else Kind.SUM
-    if (kind := kinds.get(role)) is not None and kind not in seen:
+    if (kind := kinds.get(role)) is not None and kind not in kinds_seen:
         rule = rule_for(kind, role, run.facts)
         yield Learned(
             kind=words.format_key(kind),

@@ -557,8 +557,8 @@ def _table_of_views(full: bool) -> Size:
             lines.append(_average_lines(pairs, f"{method}, pairwise", "mean of ten pairs"))
             lines += pairs
     vertical = partial(_make_line, _VIEWS_JOB, "a view each", panel="a view each")
-    apart = "all views, people apart"
-    horizontal = partial(_make_line, _VIEWS_JOB, apart, panel=apart)
+    people_apart = "all views, people apart"
+    horizontal = partial(_make_line, _VIEWS_JOB, people_apart, panel=people_apart)
     for method in ("V-FedMV", "MMVFL"):
         lines += [
             vertical(f"{method}, one party predicts", view, f"{method} party {view}")
@@ -568,7 +568,12 @@ def _table_of_views(full: bool) -> Size:
     lines.append(vertical("all columns in one table, Eq. (20)", "all five", "one table"))
     lines.append(
         _make_line(
-            _CLIENTS_JOB, apart, "without FL, mean of clients", "all five", "MV w/o FL", apart
+            _CLIENTS_JOB,
+            people_apart,
+            "without FL, mean of clients",
+            "all five",
+            "MV w/o FL",
+            people_apart,
         )
     )
     lines += [horizontal("H-FedMV, single view", view, f"single view FL {view}") for view in _VIEWS]

@@ -153,9 +153,9 @@ class Ring:
                 digit += words & ((1 << min(width, bits - offset)) - 1)
         self.add_at(numbers_L, bits - 1, -1)
 
-    def round_digits(self, numbers_L: Digits, kept: int) -> Words:
-        """Divide the numbers by 2^(k - kept) and round, modulo 2^kept; a digit begins there."""
-        first = self.offsets.index(self.bits - kept)
+    def round_digits(self, numbers_L: Digits, kept_bits: int) -> Words:
+        """Divide by 2^(k - kept_bits) and round, modulo 2^kept_bits; a digit begins there."""
+        first = self.offsets.index(self.bits - kept_bits)
         carry: Any = np.int64(0)
         for place in range(first):
             half = 1 << (self.widths[place] - 1) if place == first - 1 else 0
@@ -163,7 +163,7 @@ class Ring:
         words: Words = (numbers_L[first] + carry).view(np.uint64)
         for digit, offset in zip(numbers_L[first + 1 :], self.offsets[first + 1 :], strict=True):
             words += digit.view(np.uint64) << np.uint64(offset - self.offsets[first])
-        words &= np.uint64((1 << kept) - 1)
+        words &= np.uint64((1 << kept_bits) - 1)
         return words
 
 

@@ -53,19 +53,19 @@ class Holder:
         shuffled = digests.reshape(-1, POINT_BYTES)[self.order].tobytes()
         self.published = map_in_threads(lambda piece: blind_digests(self._scalar, piece), shuffled)
 
-    def answer(self, asked: bytes, *, sender: str, most: int) -> bytes:
+    def answer(self, question: bytes, *, sender: str, most: int) -> bytes:
         """Return a tag for each blinded ID, in the order received.
 
         Raises RemoteProtocolError: more than `most` of them, or no blinded IDs.
         """
-        if len(asked) > most * POINT_BYTES:
+        if len(question) > most * POINT_BYTES:
             raise RemoteProtocolError(
-                f"{sender} asked about {len(asked) // POINT_BYTES} IDs at once; at most {most} "
+                f"{sender} asked about {len(question) // POINT_BYTES} IDs at once; at most {most} "
                 "are answered"
             )
-        check_points(sender, asked)
+        check_points(sender, question)
         return _truncate_points(
-            map_in_threads(lambda piece: multiply_points(self._scalar, piece), asked)
+            map_in_threads(lambda piece: multiply_points(self._scalar, piece), question)
         )
 
 
@@ -98,15 +98,15 @@ class Asker:
         """Return what the holder is sent about these distinct IDs."""
         return blind_digests(self._scalar, digest_ids(ids, session=self._session))
 
-    def parse_answer(self, answer: bytes, asked: int) -> NDArray[np.int64]:
+    def parse_answer(self, answer: bytes, people: int) -> NDArray[np.int64]:
         """Return the published place of each ID that was asked about; -1: the holder lacks it.
 
         Raises RemoteProtocolError: not one tag for each, or two IDs with one.
         """
-        tags = split_points(answer, TAG_BYTES) if len(answer) == asked * TAG_BYTES else []
-        if len(set(tags)) != asked:
+        tags = split_points(answer, TAG_BYTES) if len(answer) == people * TAG_BYTES else []
+        if len(set(tags)) != people:
             raise RemoteProtocolError(
                 f"{self._holder} sent {len(answer)} bytes of {len(set(tags))} different tags for "
-                f"{asked} blinded IDs"
+                f"{people} blinded IDs"
             )
         return np.array([self._place_of.get(tag, -1) for tag in tags], np.int64)

@@ -308,8 +308,10 @@ def _add_random_tags(tags: Tags, size: int) -> Tags:
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 
-def _output_key(agreement: IntersectionAgreement, member: str, hubs: bytes, own: bytes) -> bytes:
-    return derive_key(hubs, b"vole output", own, agreement.digest, member.encode())
+def _output_key(
+    agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
+) -> bytes:
+    return derive_key(hub_part, b"vole output", member_part, agreement.digest, member.encode())
 
 
 @dataclass(frozen=True)

@@ -94,9 +94,9 @@ class Clipping:
         self.clipped += int(np.count_nonzero(norm_B > clip_norm))
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
 
-    def count_lost(self, numbers: int, kept: int) -> None:
+    def count_lost(self, numbers: int, kept_numbers: int) -> None:
         """Count one contribution: its numbers other than 0 before and after rounding."""
-        lost = numbers - kept
+        lost = numbers - kept_numbers
         self.numbers += numbers
         self.lost += lost
         if lost and lost >= TOO_MANY_LOST * numbers:

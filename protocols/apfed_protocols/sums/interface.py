@@ -171,9 +171,9 @@ class StepBinding:
     message: bytes
 
     def __post_init__(self) -> None:
-        given: object = self.step
-        if isinstance(given, np.integer):
-            object.__setattr__(self, "step", int(given))
+        step: object = self.step
+        if isinstance(step, np.integer):
+            object.__setattr__(self, "step", int(step))
         require_type(self, int, "step")
         require_type(self, bytes, "rows", "message")
         require_name("sum", self.session)

@@ -134,21 +134,21 @@ class SealForm:
         return cls(uncompressed + size.to_bytes(8, "little") + names, count)
 
     @staticmethod
-    def decompress_object(own: bytes) -> bytes:
+    def decompress_object(saved: bytes) -> bytes:
         """Decompress an object that SEAL saved here just now.
 
         Raises LocalProtocolError: the installed TenSEAL serialises otherwise.
         """
-        if own[: len(_MAGIC)] != _MAGIC or own[_COMPRESSION_AT] != _ZSTANDARD:
+        if saved[: len(_MAGIC)] != _MAGIC or saved[_COMPRESSION_AT] != _ZSTANDARD:
             raise LocalProtocolError(
                 "the installed TenSEAL does not serialise as SEAL 4.1 with Zstandard does; "
                 "install a release of tenseal 0.3"
             )
-        content: bytes = zstd.decompress(memoryview(own)[_HEADER_BYTES:])
+        content: bytes = zstd.decompress(memoryview(saved)[_HEADER_BYTES:])
         return content
 
-    def extract_numbers(self, own: Any, scratch: ScratchFile) -> Numbers:
-        content = self.decompress_object(scratch.save(own))
+    def extract_numbers(self, saved: Any, scratch: ScratchFile) -> Numbers:
+        content = self.decompress_object(scratch.save(saved))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
     def load_numbers(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:

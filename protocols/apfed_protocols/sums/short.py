@@ -628,7 +628,7 @@ class ClipAgreement(KeepsSecrets):
         return float(2.0 ** min(agreed, _MOST_EXPONENT))
 
 
-def _still_fits(matrix: Any, own: int, current: float, bits: int) -> bool:
+def _still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
     """Return whether these rows, whose largest has the size 2^own, are added well under a clip.
 
     They are not where more than `TOO_MANY_CLIPPED` of the rows lie beyond it; nor where they are
@@ -640,7 +640,7 @@ def _still_fits(matrix: Any, own: int, current: float, bits: int) -> bool:
     )
     if clipping.clipped > TOO_MANY_CLIPPED * clipping.rows:
         return False
-    smaller = 2.0 ** (own + _HEADROOM_EXPONENTS + 1) <= current
+    smaller = 2.0 ** (exponent + _HEADROOM_EXPONENTS + 1) <= current
     return not (clipping.too_small and smaller)
 
 
