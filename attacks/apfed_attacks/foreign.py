@@ -170,9 +170,8 @@ class Evaluation:
 
     def __getitem__(self, attack: str) -> Finding:
         """Return an attack's finding of highest advantage. AttackError: it was not mounted."""
-        if not (
-            matches := [finding for finding in self.findings if finding.result.attack == attack]
-        ):
+        matches = [finding for finding in self.findings if finding.result.attack == attack]
+        if not matches:
             raise AttackError(self._explain_attack(attack))
         return max(matches, key=lambda finding: finding.advantage)
 
@@ -337,17 +336,8 @@ def evaluate(
     rows = len(_parse_array("features", features) if places is None else places)
     private = None if features is None else _parse_table("features", features, rows)
     parsed = list(_parse_steps(h, gradients, steps, rows))
-    if (
-        len(
-            widths := {
-                tensor.shape[1]
-                for _, *tensors in parsed
-                for tensor in tensors
-                if tensor is not None
-            }
-        )
-        > 1
-    ):
+    widths = {tensor.shape[1] for _, *tensors in parsed for tensor in tensors if tensor is not None}
+    if len(widths) > 1:
         raise AttackError(f"h, gradients: expected rows of one length, got {sorted(widths)}")
     truth = Truth(
         classes=len(names),
@@ -572,8 +562,9 @@ def _parse_table(name: str, values: Any, rows: int) -> Tensor:
         received = f"{array.dtype} of shape {array.shape}"
         raise AttackError(f"{name}: expected {rows} rows of numbers, got {received}")
     array = array.reshape(rows, -1).astype(np.float32)
-    if not (whole := np.isfinite(array).all(axis=1)).all():
-        raise AttackError(f"{name}: row {int(whole.argmin())} holds NaN or an infinite number")
+    is_finite = np.isfinite(array).all(axis=1)
+    if not is_finite.all():
+        raise AttackError(f"{name}: row {int(is_finite.argmin())} holds NaN or an infinite number")
     return torch.from_numpy(array)
 
 

@@ -400,7 +400,8 @@ def build_local_training(
     model = recording.model
     data = recording.data
     assert isinstance(model, nn.Sequential)
-    encoder, classes = copy.deepcopy(model[0]), len(data.classes)
+    encoder = copy.deepcopy(model[0])
+    classes = len(data.classes)
     columns = [view.columns for view in data.active.views.values()]
     settings = AveragingSettings.from_run_settings(config)
     of_views = settings.for_views([*data.active.views], len(columns))

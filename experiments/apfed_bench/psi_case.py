@@ -224,7 +224,8 @@ def _bucket_party(
     from secure_apfed.settings.alignment import AlignmentSettings
 
     peer = "member" if me == "hub" else "hub"
-    connection, sent = SocketConnection(near), list[int]()
+    connection = SocketConnection(near)
+    sent = list[int]()
     connection.trust_peer()
     transport = LinkTransport(me, {peer: lambda: connection}, patience_s=60, meet_s=60)
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))

@@ -234,7 +234,8 @@ STARTUP = Bench(
 
 
 def _measure_encoding(case: str, rows: int, repetitions: int) -> Row:
-    texts, rules = [f"person-{row:07d}" for row in range(rows)], IdNormalisation()
+    texts = [f"person-{row:07d}" for row in range(rows)]
+    rules = IdNormalisation()
     row = compare_calls(
         case,
         lambda: encode_ids("active", texts, rules),

@@ -232,7 +232,8 @@ class Gain:
         by_name = local_models.groupby("name", sort=False)
         chosen = str((sign * by_name["baseline"].mean()).fillna(-math.inf).idxmax())
         best = str((sign * by_name["score"].mean()).idxmax())
-        headline, shared = _select_headline(rows), _get_correlation(rows)
+        headline = _select_headline(rows)
+        shared = _get_correlation(rows)
         control_headline = None if control is None else _select_headline(control)
 
         def compute_gain_over(other: pd.DataFrame) -> Interval:

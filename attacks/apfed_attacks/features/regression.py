@@ -237,7 +237,8 @@ class Regression:
     def _fit_regressor(
         self, regressor: str, values_NF: FloatArray, *, is_judged: bool = True
     ) -> Prediction:
-        centre_F, scale = self.pairs.mean(axis=0), self.pairs.std() or 1.0
+        centre_F = self.pairs.mean(axis=0)
+        scale = self.pairs.std() or 1.0
         wanted_nF = (self.pairs - centre_F) / scale
         known_nC = values_NF[self.shadow]
         spread = float(np.square(wanted_nF).mean()) or 1.0

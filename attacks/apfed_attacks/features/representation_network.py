@@ -85,7 +85,8 @@ class RepresentationNetwork(FeatureAttack):
         own_NC = torch.from_numpy(columns_NC).float().to(view.device)
         known_SF = view.knowledge.shadow.values.float()
         # One scale for all features: single ones may be constant in a few rows.
-        mean_F, scale = known_SF.mean(dim=0), float(known_SF.std()) or 1.0
+        mean_F = known_SF.mean(dim=0)
+        scale = float(known_SF.std()) or 1.0
         most_F = known_SF.var(dim=0).flatten()
         spread_D = h_ND.std(dim=0)
         weight_D = 1 / torch.where(spread_D > 0, spread_D, 1)

@@ -111,7 +111,8 @@ def guess_labels(
         baselines: the same of what the adversary has anyway; of a decoy nobody reads them.
         references: the same of what is shown beside them; not of a decoy either.
     """
-    labels_N, known = collect_known_labels(view, positions).numpy(), len(view.knowledge.labels)
+    labels_N = collect_known_labels(view, positions).numpy()
+    known = len(view.knowledge.labels)
     unknown_N = labels_N < 0
     if not unknown_N.any():
         raise AttackError(f"{view.name} knows the label of every observed row; none is to guess")

@@ -258,7 +258,8 @@ class LiveRun(LiveSession[ApfedActive]):
 
         It holds what an honest one holds, and adds no noise where some was agreed.
         """
-        honest, end = self._parties[passive], self._get_watched_sum(passive)
+        honest = self._parties[passive]
+        end = self._get_watched_sum(passive)
         end.rules = {Rule.BINDING}
         if end.noise is not None:  # none is charged
             end.noise = SimpleNamespace(draw=lambda shape, **_: np.zeros(shape, dtype=np.int64))  # type: ignore[assignment]

@@ -291,7 +291,8 @@ def _make_lambda_table(full: bool) -> Size:
     scenario = SCENARIOS[_QUICK]
     part = SCENARIOS[_QUICK].full
     lines = list[Line]()
-    (score, title), rows = next(iter(scenario.scores.items())), part.aligned[0]
+    score, title = next(iter(scenario.scores.items()))
+    rows = part.aligned[0]
     gains: dict[str, list[tuple[float, Line]]] = {}
     share = 1 / len(part.features)
     for features in part.features:

@@ -111,7 +111,8 @@ def run_of(
     """Return one run: `setting` is the paper's m-i, `weight` lambda of every passive; `labelled`
     rows have a label (None: all).
     """
-    base, (views, view) = base_config("apfed-table2"), setting.split("-")
+    base = base_config("apfed-table2")
+    views, view = setting.split("-")
     helped = METHODS[method].settings.sums_gradients
     file_suffix = [f"n{labelled}"] if labelled else []
     weighted = [f"lambda{weight:g}"] if helped else []

@@ -332,7 +332,8 @@ def encrypt_labels(described: SumOfProducts, root: bytes, bits_nK: IntArray) -> 
 
     A root is used once.
     """
-    ring, seed = described.ring, derive_key(root, b"products seed")
+    ring = described.ring
+    seed = derive_key(root, b"products seed")
     secret_H = transform_polynomials(_secret_of(described, root))
     step = ring.bits - described.headroom.plain_bits
 

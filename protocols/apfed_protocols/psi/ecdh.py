@@ -197,7 +197,8 @@ class _EcdhRole(Aligner, ABC):
         return np.frombuffer(tags, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
-        backend, total = self._backend, len(blocks) // POINT_BYTES
+        backend = self._backend
+        total = len(blocks) // POINT_BYTES
 
         def report_progress(done: int) -> None:
             if backend.progress is not None:

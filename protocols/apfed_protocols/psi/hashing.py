@@ -257,6 +257,7 @@ class BeaverAnd:
         return np.stack([self._x ^ a, self._y ^ b])
 
     def compute_share(self, opened: Words) -> Words:
-        (a, b, c), (d, e) = self._triple, opened
+        a, b, c = self._triple
+        d, e = opened
         share: Words = c ^ (d & b) ^ (e & a)
         return share ^ (d & e) if self._leads else share

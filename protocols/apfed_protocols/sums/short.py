@@ -645,7 +645,8 @@ def _still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
 
 
 def _find_exponent(matrix: Any) -> int:
-    clip_rows(check_matrix(matrix), 1.0, clipping := Clipping())
+    clipping = Clipping()
+    clip_rows(check_matrix(matrix), 1.0, clipping)
     largest = clipping.largest_norm
     for exponent in range(_LEAST_EXPONENT, _MOST_EXPONENT + 1):
         if largest <= 2.0**exponent:
