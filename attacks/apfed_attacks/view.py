@@ -256,8 +256,9 @@ class AdversaryView:
         features: member -> (A, ...) its own features; row k is alignment position k, NaN where
             it does not hold that person. Read them by `apfed_attacks.columns.own_columns`.
         labels: member that trains on labels -> (A,) its own, int64, negative where a row has none.
-        held: party -> (A,) bool: of whom it has a row, as far as the coalition knows; whoever is
-            not here holds everybody, as all do unless alignment is pairwise.
+        held: party -> (A,) bool: the people of whom it has a row, as far as the coalition knows. A
+            party that is not listed has a row of all, as every party has without pairwise
+            alignment.
         networks: member -> its own network, as training left it, where it sends what that makes of
             its features, or adds it to a sum; an attack trains copies. Where parties average
             weights, their average, rows -> scores (N, K).

@@ -32,11 +32,15 @@ from secure_apfed.runs.worth import WhoHelped
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """One finished run: what was asked and reached, results of attacks, None where none were
-    mounted, what the active would do alone, None where nobody measured it, how each test row moves
-    the figure, empty where that was not kept, and what help added over the best that the active
-    does alone on the same rows, None where that is not known. `who_helped`: what each passive's
-    help was worth, None where nobody measured it.
+    """One finished run.
+
+    Attributes:
+        config, outcome: what was asked, and what was reached.
+        attacks: their results; None: none was mounted.
+        solo: the local models; None: not measured.
+        influence: how each test row moves the figure; empty: not stored.
+        gain: of help over the best local model, on the same rows; None: not known.
+        who_helped: what each passive's help was worth; None: not measured.
     """
 
     config: Config

@@ -1,10 +1,10 @@
-"""Where help pays: each method against the best that the active does alone, paired by seed.
+"""Where help pays: each method against the best local model, paired by seed.
 
 `secure-apfed study gains` runs what is missing. A case names method, data, labelled rows and
-epsilon. The best solo baseline of a case is chosen by held-out labels of the active, never by test
-rows; beside the gain over it stand the gain over the baseline that the test rows would have chosen,
-which nobody could know, and that over the same without help: the student taught by its prior alone,
-or APFed's own network and training at lambda 0.
+epsilon. The best local model of a case is chosen by held-out labels of the active, never by test
+rows. Two more gains stand beside the gain over it: over the local model that is best on the test
+rows (an oracle, not available in practice), and over the ablation without help: the student trained
+from its prior, or APFed's own network and training at lambda 0.
 """
 
 import fnmatch
@@ -72,7 +72,7 @@ _LAMBDA_0 = "lambda-0"
 _BOUNDED = "lambda-0-bounded"
 _RANDOMISED = "votes-randomised"
 _UNJUDGED = {_ALONE: "votes-always", _RANDOMISED: "votes-randomised-always"}
-"""Votes whether labelled rows let them in or not: what they would have brought, in hindsight."""
+"""Votes that are used whatever validation says: what they would have brought."""
 _JUDGED = {_ALONE: "votes-judged", _RANDOMISED: "votes-randomised-judged"}
 """Votes only where labelled rows let them in; else the best local model stays."""
 _PAIRED = tuple((_JUDGED[opening], _UNJUDGED[opening]) for opening in _JUDGED)
@@ -271,7 +271,7 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
 
 
 class _NoHelpPoint(_GainPoint):
-    """The student of votes, which nobody casts: taught by its prior alone."""
+    """The student of votes without any votes: trained from its prior alone."""
 
     def measure_run(self, config: Config) -> TrialOutcome:
         began = time.monotonic()

@@ -56,13 +56,17 @@ class State(StrEnum):
 class ListedRun:
     """One run folder.
 
-    name: of the folder below the one that was listed; state, reason: how far it came, and why it is
-    broken, or how much of it is done; date: of the last change of the file that tells how far it
-    came; accuracy: of the method's own inference, None also where the task is no classification;
-    value: of the measure that the run is judged by; alone: what the active would do alone, None
-    where nobody measured it; run_gain: over the best of it, on the same rows; promise: of what
-    leaves a party, where least is promised; leaks: by kind of direction, the highest advantage,
-    which of many is above 0 by chance; attacked: whether any attack was mounted.
+    Attributes:
+        name: the folder's, below the one that was listed.
+        state, reason: how far the run came, and why it is broken or how much of it is done.
+        date: of the last change of the file that records its progress.
+        accuracy: of the method's own inference; None also where the task is no classification.
+        value: of the measure that the run is judged by.
+        alone: the local models; None: not measured.
+        run_gain: over the best local model, on the same rows.
+        promise: the weakest of its promises on what leaves a party.
+        leaks: by kind of direction, the highest advantage (among many, one is above 0 by chance).
+        attacked: whether any attack was mounted.
     """
 
     path: Path

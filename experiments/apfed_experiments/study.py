@@ -1,9 +1,9 @@
 """A study: points, each a run for every seed, that become one table of figures.
 
 `Study.run` runs what its folder does not show to be done, in several processes, and reads every
-finished run into a table with a row for each figure. A study that was stopped, or to which points
-or seeds were added, goes on where it was. Main job and trade-off say which
-points they have, which figures they read, and what they write of them.
+finished run into a table with a row for each figure. A study resumes where it was stopped, or where
+points or seeds were added. Main job and trade-off define their points, the figures that they read,
+and what they write of them.
 """
 
 import hashlib
@@ -126,8 +126,8 @@ class Point:
         solo_config: whose network and training the solo baselines use, if not those of `config`.
         centralised: all features in one table at the active, of which figures are kept: as a run
             folder it would look like a run of the active alone.
-        party_seeds: of its runs, whatever `config` says: who repeats a study finds the same.
-        line: what the study calls a point of; its own to read.
+        party_seeds: of its runs, whatever `config` says, so that a repeated study gives the same.
+        line: the study's own line of its table that this point belongs to.
     """
 
     config: Config
@@ -544,8 +544,8 @@ class Study:
         """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
 
         With `keep_going` a trial that ends with an error meant for people becomes a failure, else
-        it ends the study, as another's run in a trial's place does. With `solo` it is measured,
-        too, what the active would do alone, once for all runs on the same data.
+        it ends the study, as another's run in a trial's place does. With `solo` the local models
+        are measured, too, once for all runs on the same data.
         """
         trials = self.trials
         solo_configs = {

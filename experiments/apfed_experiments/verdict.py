@@ -273,10 +273,10 @@ class ComparedLine:
         name: of the line, for people.
         epsilon: of what leaves a party; infinite: no guarantee, 0: nothing is sent.
         wire_bytes: on all links.
-        gain: over the best solo baseline on the same rows; None: none is told.
-        p_holm: of the gain, adjusted for all that are compared; NaN: nobody adjusted it.
+        gain: over the best solo baseline on the same rows; None: not reported.
+        p_holm: of the gain, adjusted for all that are compared; NaN: not adjusted.
         leaks: by direction, the advantage of the attack that gained most.
-        missing: by direction of which no attack ran, why.
+        missing: by direction without an attack, the reason.
     """
 
     name: str

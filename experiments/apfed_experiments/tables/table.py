@@ -1,7 +1,7 @@
 """A table or figure of a paper: its lines, what the paper prints of them, and jobs that fill it.
 
-A job measures figures of some lines for a seed and keeps them in one small file, so that a table
-that was stopped goes on where it was; what is not measured yet stays empty. Adding a table is one
+A job measures figures of some lines for a seed and keeps them in one small file, so that a stopped
+table resumes; what is not measured yet stays empty. Adding a table is one
 entry in the `TABLES` of its paper's file.
 """
 
@@ -114,12 +114,12 @@ class Line:
 
     Attributes:
         cells: text by column; the same columns in all lines, and no two lines the same texts.
-        job, figure: what of whose figures it holds.
-        combines: else weights of lines, whose sum it is for every seed that has all of them: a
-            mean, or a difference that is paired by seed.
-        chooses, judged_by: else lines with jobs, of which it holds, for every seed that has all of
-            them, the one whose job reports the highest figure of this name (of rows held out); the
-            first of equal ones.
+        job, figure: the job that measures it, and the name of its figure there.
+        combines: without a job, weighted lines whose sum it is, for every seed that has all of
+            them: a mean, or a difference that is paired by seed.
+        chooses, judged_by: without both, candidate lines. For every seed that has all of them it
+            holds the candidate whose job reports the highest `judged_by` (a figure of held-out
+            rows); ties go to the first.
         paper: what the paper prints; None: nothing, or nothing that can be read.
         panels: of the picture, by title, in which it is shown; at: its place on their axis.
         series: whose curve it lies on, or what its dot is called; "": it is not drawn.
@@ -227,9 +227,11 @@ class PaperTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """A table as far as it is filled, all of it or its default part; `rows` of each line, see
-    `_make_row`; how many jobs are done, of how many; by job, why it ended with an error: the same
-    command tries it again.
+    """A table with the figures measured so far.
+
+    `full`: the whole table, or its default part; `rows`: one for each line, see `_make_row`;
+    `done`, `jobs`: jobs done, and all; `failures`: by job, the error that ended it. The same command
+    run again retries a failed job.
     """
 
     table: PaperTable

@@ -1,14 +1,14 @@
-"""Who of these people are known there: an intersection of which one side goes on asking.
+"""Repeated private lookups: one side asks, as often as it likes, which IDs the other side has.
 
-Run by: the holder of a set, and whoever asks about one ID or many, again and again, over an
-authenticated and encrypted link. Protects from: semi-honest parties (see `psi.ecdh`, whose blinding
+Run by: the holder of a set, and an asker with one ID or many, over an authenticated and encrypted
+link. Protects from: semi-honest parties (see `psi.ecdh`, whose blinding
 this is). The holder blinds its set once a session with its scalar b and publishes b P(y) in a
 random order; the asker multiplies these by its own a once. An ID then costs two points on the wire
 and three multiplications: a P(x) there, its tag of b a P(x) back.
 
 The asker learns which of its IDs the holder has, and how many IDs the holder has. The holder learns
 how many IDs are asked about, and when one comes again within the session; of an ID that it does not
-have it learns nothing else. Who asks guesses: an honest holder bounds how often.
+have it learns nothing else. An asker can try guessed IDs; an honest holder limits how often.
 """
 
 from collections.abc import Sequence

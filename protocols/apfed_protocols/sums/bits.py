@@ -1,6 +1,6 @@
-"""How many fixed-point bits a sum takes where nobody says: the most at no more bytes on the wire.
+"""The default number of fixed-point bits of a sum: the most at no more bytes on the wire.
 
-Run by: whoever makes an agreement. Every party derives the same number from the sum, its
+Run by: every party that makes an agreement. Every party derives the same number from the sum, its
 contributors and its noise, which are public.
 """
 

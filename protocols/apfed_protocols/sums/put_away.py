@@ -1,11 +1,11 @@
-"""A contributor's role under a key of its owner, for a host that keeps nothing in memory.
+"""A contributor's role, sealed under its owner's key, for a host that keeps nothing in memory.
 
-Run by: a contributor, between two messages of one sum. Protects from: whoever stores or carries the
-sealed role, who reads and changes nothing of it; and from a second use of a step, whose masks would
-cancel against the first: a book on the host's disk lists all sealed roles, and each serves once,
-also among processes. A book that was lost serves nobody: a role that it does not list is
-refused. Does not protect from a host that is restored from a snapshot with its book. The key must
-outlive the process and leave the party no more than the role may.
+Run by: a contributor, between two messages of one sum. Protects from a party that stores or carries
+the sealed role: it can neither read nor change it. Protects from a second use of a step, whose
+masks would cancel against the first: a book on the host's disk lists all sealed roles, and each can
+be resumed once, also among processes. A role that the book does not list is refused, so all sealed
+roles are lost with their book. Does not protect from a host that is restored from a snapshot with
+its book. The key must outlive the process and leave the party no more than the role may.
 
 For sums of one round. Under recoverable masks and under CrypTen a role holds shares for a step that
 is under way, and stays in memory.

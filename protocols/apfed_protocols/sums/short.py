@@ -1,9 +1,9 @@
-"""A sum in one line, for a loop that somebody else wrote: all roles of it here, or one of them.
+"""A secure sum in one line, for your own training loop: all roles in this process, or one of them.
 
-Run by: whoever would otherwise write an agreement, make three kinds of role, hold their set-up and
-count steps. Protects from what the chosen sum protects from, and from nothing that this process
-could read: in one process all secrets are in one memory, so that is a simulation, or an honest
-host's service. In processes of their own the parties take `SumSession.join`.
+Run by: a caller that does not want to write the agreement, make the roles, run their set-up and
+count steps. It protects from what the chosen sum protects from. It does not protect from this
+process: with all roles in one process all secrets are in one memory, so that is a simulation, or
+the service of an honest host. Parties in separate processes use `SumSession.join`.
 """
 
 import threading
@@ -428,7 +428,9 @@ class SumSession(KeepsSecrets):
             values_name = "its next values" if anew else "its first values"
             raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
         current = agreement.clip_norm if anew else None
-        agree = ClipAgreement(me, names, matrix, told=parties, current=current, bits=agreement.bits)
+        agree = ClipAgreement(
+            me, names, matrix, recipients=parties, current=current, bits=agreement.bits
+        )
 
         def receive_of_agreement() -> tuple[str, bytes]:
             """Return the next message that is of this agreement; keep those that run ahead."""
@@ -505,25 +507,25 @@ class SumSession(KeepsSecrets):
 class ClipAgreement(KeepsSecrets):
     """A conversation in which contributors find one clip for the values that they hold now.
 
-    Each tells all parties the exponent of the power of two at or above the largest norm of its
-    rows: which of about 200 sizes its largest row has, and nothing else; or that its values are
-    zero, and then it has no say. C is 4 times the largest that was told, for values that grow, and
-    at most 4 * 64 times the lower median of what was told.
+    Each contributor sends all parties one exponent: that of the power of two at or above the
+    largest norm of its rows. This reveals which of about 200 sizes its largest row has, and nothing
+    else. A contributor whose values are all zero says so and has no influence. C is 4 times the
+    largest reported size, since values may grow, and at most 4 * 64 times the lower median.
 
-    What one contributor that lies can do: of three or more that tell a size, raise C to 256 times
-    the largest honest size at most, which costs the others 6 of their bits, and lower it to 4 times
-    the smallest honest size at most, so that longer honest rows are clipped, with a warning. Of two
-    that tell a size nobody knows who lies: a huge size costs 6 bits, and a tiny one makes the
-    other's rows be clipped to nearly nothing, which that one is warned of. A contributor that
-    deviates adds any numbers up to C in any case.
+    What one lying contributor can do: among three or more reported sizes it can raise C to at most
+    256 times the largest honest size, which costs the others 6 of their bits, or lower it to 4
+    times the smallest honest size, so that longer honest rows are clipped, with a warning. Between
+    two reported sizes no party can tell which is false: a huge size costs 6 bits; a tiny one clips
+    the other's rows to nearly nothing, with a warning to that party. A contributor that deviates
+    can add any numbers up to C in any case.
 
     Args:
-        me: a contributor, or somebody who listens.
-        contributors: who tells.
+        me: a contributor, or a party that only listens.
+        contributors: the parties that report a size.
         matrix: the rows of `me`, (B, D); None: it listens.
-        told: all parties; None: the contributors.
-        current: C so far, in an agreement anew: each first tells whether it still fits, one bit,
-            and sizes only if somebody's does not. None: there is none yet.
+        recipients: the parties that receive the reports; None: the contributors.
+        current: the present C where it is agreed again: each contributor first reports in one bit
+            whether it still fits, and sizes only if it does not fit one of them. None: no C yet.
         bits: of the sum, by which a contributor knows that its values are too small for C.
     """
 
@@ -532,14 +534,14 @@ class ClipAgreement(KeepsSecrets):
         me: str,
         contributors: Collection[str],
         matrix: Any = None,
-        told: Collection[str] | None = None,
+        recipients: Collection[str] | None = None,
         *,
         current: float | None = None,
         bits: int = MOST_BITS,
     ) -> None:
         self.me = me
         self._contributors = tuple(contributors)
-        self._recipients = sorted({*(contributors if told is None else told)} - {me})
+        self._recipients = sorted({*(contributors if recipients is None else recipients)} - {me})
         self._current = current
         self._own_exponent = None if matrix is None else _find_exponent(matrix)
         self._fits: dict[str, bool] = {}
