@@ -230,8 +230,8 @@ class Board:
     """A table with the figures measured so far.
 
     `full`: the whole table, or its default part; `rows`: one for each line, see `_make_row`;
-    `done`, `jobs`: jobs done, and all; `failures`: by job, the error that ended it. The same command
-    run again retries a failed job.
+    `done`, `jobs`: jobs done, and all; `failures`: by job, the error that ended it. Running the
+    same command again retries a failed job.
     """
 
     table: PaperTable

@@ -428,9 +428,7 @@ class SumSession(KeepsSecrets):
             values_name = "its next values" if anew else "its first values"
             raise LocalProtocolError(f"{me} gives {values_name}, for a clip to be agreed")
         current = agreement.clip_norm if anew else None
-        agree = ClipAgreement(
-            me, names, matrix, recipients=parties, current=current, bits=agreement.bits
-        )
+        agree = ClipAgreement(me, names, matrix, told=parties, current=current, bits=agreement.bits)
 
         def receive_of_agreement() -> tuple[str, bytes]:
             """Return the next message that is of this agreement; keep those that run ahead."""
@@ -523,7 +521,7 @@ class ClipAgreement(KeepsSecrets):
         me: a contributor, or a party that only listens.
         contributors: the parties that report a size.
         matrix: the rows of `me`, (B, D); None: it listens.
-        recipients: the parties that receive the reports; None: the contributors.
+        told: the parties that receive the reports; None: the contributors.
         current: the present C where it is agreed again: each contributor first reports in one bit
             whether it still fits, and sizes only if it does not fit one of them. None: no C yet.
         bits: of the sum, by which a contributor knows that its values are too small for C.
@@ -534,14 +532,14 @@ class ClipAgreement(KeepsSecrets):
         me: str,
         contributors: Collection[str],
         matrix: Any = None,
-        recipients: Collection[str] | None = None,
+        told: Collection[str] | None = None,
         *,
         current: float | None = None,
         bits: int = MOST_BITS,
     ) -> None:
         self.me = me
         self._contributors = tuple(contributors)
-        self._recipients = sorted({*(contributors if recipients is None else recipients)} - {me})
+        self._recipients = sorted({*(contributors if told is None else told)} - {me})
         self._current = current
         self._own_exponent = None if matrix is None else _find_exponent(matrix)
         self._fits: dict[str, bool] = {}
