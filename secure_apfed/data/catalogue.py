@@ -97,7 +97,7 @@ def _make_idx_files(*sha256: str) -> tuple[DataFile, ...]:
 
 
 def _make_gz_downloads(files: tuple[DataFile, ...], *folders: str) -> tuple[Download, ...]:
-    return tuple(Download(f, tuple(f"{at}/{f.name}.gz" for at in folders)) for f in files)
+    return tuple(Download(f, tuple(f"{address}/{f.name}.gz" for address in folders)) for f in files)
 
 
 _MNIST = _make_idx_files(
@@ -345,13 +345,13 @@ def find_dataset(name: str) -> DataSet:
 
 def describe_dataset(dataset: DataSet) -> dict[str, str]:
     """Return what `secure-apfed data list` shows of a set."""
-    told = {
+    descriptions = {
         "classes": "numbers" if dataset.numeric_labels else str(len(dataset.classes)),
         "views": str(dataset.views),
         "split": "official" if dataset.split else "seeded",
     }
-    shown = ("name", "title", "shape", *told, "licence", "source", "citation", "how")
-    return {name: told.get(name) or getattr(dataset, name) for name in shown}
+    keys = ("name", "title", "shape", *descriptions, "licence", "source", "citation", "how")
+    return {name: descriptions.get(name) or getattr(dataset, name) for name in keys}
 
 
 def fetch_dataset(
@@ -364,11 +364,11 @@ def fetch_dataset(
     if dataset.files and not dataset.downloads:
         raise DataError(f"{name} cannot be fetched: {dataset.how}; see {dataset.source}")
     target = (folder or default_folder()).expanduser() / name
-    found = (
+    groups = (
         fetch_file(download, target, dataset=name, progress=progress)
         for download in dataset.downloads
     )
-    return tuple(path for paths in found for path in paths)
+    return tuple(path for paths in groups for path in paths)
 
 
 def labels_are_numbers(settings: DataSettings) -> bool:
@@ -403,7 +403,7 @@ def party_names(settings: DataSettings) -> tuple[str, ...]:
     elif settings.columns is not None:
         names = settings.columns
     else:
-        names = (f"passive-{at}" for at in range(1, view_count(settings)))
+        names = (f"passive-{number}" for number in range(1, view_count(settings)))
     active = settings.active_name
     return (active, *(name for name in names if name != active))
 
@@ -437,19 +437,19 @@ def _list_problems(settings: DataSettings) -> Iterator[str]:
                 "rows"
             )
         if settings.horizontal or settings.labels_at:
-            elsewhere = "partition" if settings.horizontal else "labels_at"
+            alternative = "partition" if settings.horizontal else "labels_at"
             yield (
-                f"{elsewhere}: labels that are numbers are the active's alone; take partition: "
+                f"{alternative}: labels that are numbers are the active's alone; take partition: "
                 "vertical without labels_at"
             )
 
 
 def _list_table_problems(settings: DataSettings) -> Iterator[str]:
-    of_built_in = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
-    if given := _list_given_keys(settings, *of_built_in):
+    prepared_keys = ("views", "columns", "clients", "rows", "rows_per_class", "aligned")
+    if misplaced := _list_given_keys(settings, *prepared_keys):
         yield (
             f"dataset: {TABLES} takes its views from parties and view_columns, and people as "
-            f"they are; leave {given} out"
+            f"they are; leave {misplaced} out"
         )
     parties = settings.parties or {}
     if not parties:
@@ -466,8 +466,8 @@ def _list_table_problems(settings: DataSettings) -> Iterator[str]:
 def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
     dataset = find_dataset(settings.dataset)
     name = settings.dataset
-    if given := _list_given_keys(settings, "parties", "classes", "view_columns"):
-        yield f"{given} belong to dataset: {TABLES}, not to {name}"
+    if misplaced := _list_given_keys(settings, "parties", "classes", "view_columns"):
+        yield f"{misplaced} belong to dataset: {TABLES}, not to {name}"
     known = dataset.natural_views
     named = settings.explicit_views
     if set(named) - set(known) or len(set(named)) != len(named):
@@ -477,12 +477,12 @@ def _list_dataset_problems(settings: DataSettings) -> Iterator[str]:
         )
     if settings.horizontal:
         cuts = ("views",) if not named else ()
-        if given := _list_given_keys(
+        if misplaced := _list_given_keys(
             settings, *cuts, "active_view", "columns", "overlap", "aligned"
         ):
             yield (
                 "partition: horizontal gives every party all features of people of its own; leave "
-                f"{given} out, or take partition: vertical"
+                f"{misplaced} out, or take partition: vertical"
             )
     elif settings.columns is not None:
         if dataset.height is not None:
@@ -513,5 +513,5 @@ def _list_view_problems(settings: DataSettings, dataset: DataSet) -> Iterator[st
             "horizontal"
         )
     if settings.active_view > views:
-        at = settings.active_view
-        yield f"active_view: must be 1 to {views}, the number of views, got {at}"
+        view = settings.active_view
+        yield f"active_view: must be 1 to {views}, the number of views, got {view}"

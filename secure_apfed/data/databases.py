@@ -95,10 +95,10 @@ def _open_connection(database: Database, place: _Place, party: str) -> "Iterator
     except (SQLAlchemyError, ValueError) as error:
         if isinstance(error, ApfedError):
             raise
-        said = " ".join(str(getattr(error, "orig", None) or error).split())
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
         for written in (secret, quote(secret, safe="")) if secret else ():
-            said = said.replace(written, "***")
-        raise DataError(f"{key}: {said}; correct url or query") from None
+            reason = reason.replace(written, "***")
+        raise DataError(f"{key}: {reason}; correct url or query") from None
 
 
 def _make_read_only_url(url: "URL", place: _Place, key: str) -> "tuple[URL, dict[str, Any]]":
@@ -138,7 +138,7 @@ def _find_password(database: Database, place: _Place, key: str) -> str | None:
             )
         return path.read_text(encoding="utf-8").partition("\n")[0].rstrip("\r")
     except (OSError, UnicodeDecodeError) as error:  # which would show a byte of it
-        why = getattr(error, "strerror", None) or "no text in UTF-8"
+        reason = getattr(error, "strerror", None) or "no text in UTF-8"
         raise ConfigError(
-            f"{key}.credentials: {path} cannot be read ({why}); its first line is the password"
+            f"{key}.credentials: {path} cannot be read ({reason}); its first line is the password"
         ) from None

@@ -126,11 +126,11 @@ def check_digest(content: bytes, file: DataFile, *, path: Path | str, remedy: st
             f"{path}: {len(content)} uncompressed bytes, expected {file.size}; it is truncated or "
             f"another set's file: {remedy}"
         )
-    found = hashlib.sha256(content).hexdigest() if file.sha256 else ""
-    if found != file.sha256:
+    digest = hashlib.sha256(content).hexdigest() if file.sha256 else ""
+    if digest != file.sha256:
         raise DataError(
-            f"{path}: the SHA-256 of its uncompressed bytes is {found}, expected {file.sha256}; it "
-            f"is damaged or another set's file: {remedy}"
+            f"{path}: the SHA-256 of its uncompressed bytes is {digest}, expected {file.sha256}; "
+            f"it is damaged or another set's file: {remedy}"
         )
 
 
@@ -162,13 +162,13 @@ def fetch_file(
                 io.BytesIO(content), address, most=file.size, packed=not members
             )
             check_digest(plain, file, path=address, remedy=_ELSE)
-            found = _extract_members(content, members, address) if members else {place: content}
+            contents = _extract_members(content, members, address) if members else {place: content}
         except DataError as error:
             failures.append(str(error))
             continue
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for path, content in found.items():
+            for path, content in contents.items():
                 write_atomically(path, content)
         except OSError as error:
             raise DataError(
@@ -220,18 +220,18 @@ def _extract_members(
 ) -> dict[Path, bytes]:
     """Take exactly the targets out of a checked archive; no path in it is ever followed."""
     wanted = {path.name: path for path in targets}
-    found = dict[Path, bytes]()
+    contents = dict[Path, bytes]()
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for entry in tar:
             name = Path(entry.name).name
             stream = tar.extractfile(entry) if entry.isfile() and name in wanted else None
             if stream is not None:
                 path = wanted.pop(name)
-                found[path] = stream.read()
-                check_digest(found[path], targets[path], path=name, remedy=_ELSE)
+                contents[path] = stream.read()
+                check_digest(contents[path], targets[path], path=name, remedy=_ELSE)
     if wanted:
         raise DataError(f"{address}: lacks {', '.join(wanted)}; {_ELSE}")
-    return found
+    return contents
 
 
 _IDX_MAGIC = b"\x00\x00\x08"
@@ -281,7 +281,7 @@ Pool: TypeAlias = ImagePool | TablePool
 
 def number_columns(name: str, count: int) -> tuple[str, ...]:
     """Return names for columns that have none of their own."""
-    return tuple(f"{name}-{at}" for at in range(count))
+    return tuple(f"{name}-{index}" for index in range(count))
 
 
 MADE_HERE: Mapping[str, Any] = {
@@ -487,7 +487,7 @@ def parse_idx(content: bytes, *, dimensions: int, source: str) -> NDArray[np.uin
         )
     if len(content) < header:
         raise DataError(f"{source}: truncated inside its header; get the file again")
-    sizes = [int.from_bytes(content[at : at + 4], "big") for at in range(4, header, 4)]
+    sizes = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
     expected = header + math.prod(sizes)
     if len(content) != expected:
         raise DataError(

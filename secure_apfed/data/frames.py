@@ -166,14 +166,14 @@ def require_dense(frame: Any, *, party: str) -> None:
     """
     if isinstance(frame, pd.DataFrame):
         kinds = enumerate(frame.dtypes)
-        places = [at for at, kind in kinds if isinstance(kind, pd.SparseDtype)]
+        places = [position for position, kind in kinds if isinstance(kind, pd.SparseDtype)]
         if not places:
             return
         name = frame.columns[places[0]]
-        found = frame.dtypes.iloc[places[0]]
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        dtype = frame.dtypes.iloc[places[0]]
+        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise SparseRowsError(
-            f"{party}: column {name!r}{more}: expected dense cells, got {found}; make them "
+            f"{party}: column {name!r}{others}: expected dense cells, got {dtype}; make them "
             "dense: frame = frame.astype({name: kind.subtype for name, kind in "
             "frame.dtypes.items() if isinstance(kind, pd.SparseDtype)})"
         )
@@ -234,19 +234,19 @@ def files_of(path: Path, *, source: str) -> list[Path]:
             "CSV in UTF-8"
         )
     if path.is_dir():
-        every = ((one, one.relative_to(path).parts) for one in path.rglob("*"))
-        found = [one for one, parts in every if not any(part[0] in "._" for part in parts)]
+        candidates = ((file, file.relative_to(path).parts) for file in path.rglob("*"))
+        matches = [file for file, parts in candidates if not any(part[0] in "._" for part in parts)]
     elif path.exists() or not set(path.name) & set("*?["):
         return [path]
     else:
-        found = list(path.parent.glob(path.name))
-    files = sorted(one for one in found if one.is_file())
-    kinds = {kind_of(one) if is_table(one) else one.name: one for one in files}
+        matches = list(path.parent.glob(path.name))
+    files = sorted(file for file in matches if file.is_file())
+    kinds = {kind_of(file) if is_table(file) else file.name: file for file in files}
     if len(kinds) != 1 or not is_table(files[0]):
-        there = " and ".join(list(kinds)[:3]) if kinds else "no file"
+        holdings = " and ".join(list(kinds)[:3]) if kinds else "no file"
         raise DataError(
             f"{source}: {path} must hold CSV, Parquet or Arrow files, of one kind, and holds "
-            f"{there}; name another folder, or a pattern such as sales-*.csv"
+            f"{holdings}; name another folder, or a pattern such as sales-*.csv"
         )
     return files
 
@@ -262,7 +262,7 @@ def is_csv(frame: pd.DataFrame) -> bool:
 
 
 def load_frame(
-    given: Path | pyarrow.Table,
+    source_table: Path | pyarrow.Table,
     *,
     texts: Sequence[str] = (),
     words: Sequence[str] = (),
@@ -276,18 +276,18 @@ def load_frame(
     numbers or truths where all their cells are. Of the texts, IDs that say "NA", "None" or the like
     count as empty; columns in `words` keep such cells.
     """
-    if isinstance(given, Path):
-        called = str(given)
-        files = files_of(given, source=source)
-        with _translate_read_errors(given, kind_of(files[0]), source):
+    if isinstance(source_table, Path):
+        called = str(source_table)
+        files = files_of(source_table, source=source)
+        with _translate_read_errors(source_table, kind_of(files[0]), source):
             if kind_of(files[0]) == "CSV":
                 frame = _join_blocks(list(_csv_blocks(files, source)))
             else:
-                frame = _load_packed_rows(open_packed_files(files, given, source), texts)
+                frame = _load_packed_rows(open_packed_files(files, source_table, source), texts)
     else:
         from pyarrow.dataset import dataset
 
-        frame = _load_packed_rows(dataset(given), texts)
+        frame = _load_packed_rows(dataset(source_table), texts)
     frame.columns = pd.Index(list(map(column_name, frame.columns)))
     _refuse_nested_cells(frame, called, source)
     if not is_csv(frame):
@@ -337,17 +337,17 @@ def open_packed_files(files: Sequence[Path], path: Path, source: str) -> "Datase
 
     packed = "ipc"
     if kind_of(files[0]) == "Parquet":
-        options = dataset.ParquetFragmentScanOptions(pre_buffer=False)
-        packed = dataset.ParquetFileFormat(default_fragment_scan_options=options)
-    told: dict[str, Any] = {"format": packed}
+        scan = dataset.ParquetFragmentScanOptions(pre_buffer=False)
+        packed = dataset.ParquetFileFormat(default_fragment_scan_options=scan)
+    options: dict[str, Any] = {"format": packed}
     if path.is_dir():
-        told |= {"partitioning": "hive", "partition_base_dir": str(path)}
+        options |= {"partitioning": "hive", "partition_base_dir": str(path)}
     names = list(map(str, files))
-    rows = dataset.dataset(names, **told)
+    rows = dataset.dataset(names, **options)
     schemas = [part.physical_schema for part in rows.get_fragments()]
     _check_names(files, [schema.names for schema in schemas], source)
     whole = pyarrow.unify_schemas([rows.schema, *schemas], promote_options="permissive")
-    return dataset.dataset(names, schema=whole, **told)
+    return dataset.dataset(names, schema=whole, **options)
 
 
 def _csv_blocks(
@@ -396,22 +396,22 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
     if lines:
         lines[0] = lines[0].removeprefix("\ufeff")
     separator = ","
-    above = 0
+    lines_above = 0
     for number, line in enumerate(lines, 1):
-        bare = line.strip(" ")
-        if bare[:1] == bare[-1:] == '"':
-            bare = bare[1:-1]
-        if named := _SEPARATOR.fullmatch(bare):
+        text = line.strip(" ")
+        if text[:1] == text[-1:] == '"':
+            text = text[1:-1]
+        if named := _SEPARATOR.fullmatch(text):
             where = f"{source}: line {number} of {path} is {line!r:.40}"
             separator = _parse_separator(named["sign"], where=where)
         elif line.startswith("#"):
             if _holds_names(lines, number, separator):
                 break
-        elif bare:
+        elif text:
             break
         else:
             continue
-        above = number
+        lines_above = number
     else:
         if len(lines) == _MOST_HEAD_LINES:
             raise DataError(
@@ -419,8 +419,8 @@ def load_csv_head(path: Path, *, source: str, refuses_titles: bool = True) -> Cs
                 "blank; remove them, so that the names of its columns come first"
             )
     if refuses_titles:
-        _refuse_titles(lines, above, separator, path=path, source=source)
-    return CsvHead(above, separator)
+        _refuse_titles(lines, lines_above, separator, path=path, source=source)
+    return CsvHead(lines_above, separator)
 
 
 def _parse_separator(sign: str, *, where: str) -> str:
@@ -438,33 +438,36 @@ def _holds_names(lines: Sequence[str], number: int, separator: str) -> bool:
     """Return whether a line that begins with # has as many cells as the next line."""
     if lines[number - 1][1:2] in ("#", " ", "\t"):
         return False
-    behind = next((line for line in lines[number:] if line.strip()), "#")
-    if behind.startswith("#") or _SEPARATOR.fullmatch(behind):
+    next_line = next((line for line in lines[number:] if line.strip()), "#")
+    if next_line.startswith("#") or _SEPARATOR.fullmatch(next_line):
         return False
-    cells = len(_split_line(behind, separator))
+    cells = len(_split_line(next_line, separator))
     return cells > 1 and len(_split_line(lines[number - 1], separator)) == cells
 
 
 def _refuse_titles(
-    lines: Sequence[str], above: int, separator: str, *, path: Path, source: str
+    lines: Sequence[str], lines_above: int, separator: str, *, path: Path, source: str
 ) -> None:
     """Refuse a title above the names: a line of one cell above lines of several."""
-    at = next((at for at in range(above, len(lines)) if lines[at].strip()), len(lines))
-    first = lines[at] if at < len(lines) else ""
-    others = {sign for sign in ";\t|" if separator == ","}
-    if not first or '"' in first or not others.isdisjoint(first):
+    title = next(
+        (title for title in range(lines_above, len(lines)) if lines[title].strip()), len(lines)
+    )
+    first = lines[title] if title < len(lines) else ""
+    separators = {sign for sign in ";\t|" if separator == ","}
+    if not first or '"' in first or not separators.isdisjoint(first):
         return
     if sum(bool(cell.strip()) for cell in _split_line(first, separator)) > 1:
         return
-    for number, line in enumerate(lines[at + 1 : at + 1 + _LINES_BEHIND], at + 2):
+    for number, line in enumerate(lines[title + 1 : title + 1 + _LINES_BEHIND], title + 2):
         cells = len(_split_line(line, separator))
         if cells == 1:  # of a table with another separator
-            cells = max((len(_split_line(line, sign)) for sign in others), default=1)
+            cells = max((len(_split_line(line, sign)) for sign in separators), default=1)
             cells = cells if cells > 2 else 1
         if cells > 1:
             raise DataError(
-                f"{source}: line {at + 1} of {path} has one cell, and line {number} has {cells}; "
-                "remove what stands above the names of the columns, or begin these lines with #"
+                f"{source}: line {title + 1} of {path} has one cell, and line {number} has "
+                f"{cells}; remove what stands above the names of the columns, or begin these "
+                "lines with #"
             )
 
 
@@ -608,10 +611,10 @@ def _translate_read_errors(path: Path, kind: str, source: str) -> Iterator[None]
 
 
 def refuse_names(
-    given: Iterable[str], path: Path | str, source: str, *, separator: str = ","
+    column_names: Iterable[str], path: Path | str, source: str, *, separator: str = ","
 ) -> None:
     """Refuse two columns of one name, and a single column whose name holds another separator."""
-    names = pd.Series(list(given), dtype=object)
+    names = pd.Series(list(column_names), dtype=object)
     for sign, called in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if len(names) == 1 and separator == "," and sign in str(names.iloc[0]):
             written = sign.replace("\t", "\\t")
@@ -681,10 +684,10 @@ def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> 
         if column.dtype == object:
             cells = column.tolist()
             nested = any(isinstance(cell, list | dict | tuple | np.ndarray) for cell in cells)
-            torn = any(isinstance(cell, str) and "\0" in cell for cell in cells)
+            is_nested = any(isinstance(cell, str) and "\0" in cell for cell in cells)
         elif holds_texts(column):
             nested = False
-            torn = bool(column.str.contains("\0", regex=False).any())
+            is_nested = bool(column.str.contains("\0", regex=False).any())
         else:
             continue
         if nested:
@@ -692,7 +695,7 @@ def _refuse_nested_cells(frame: pd.DataFrame, path: Path | str, source: str) -> 
                 f"{source}: column {name!r} of {path} holds lists or records, and a feature is "
                 "one number or text; write its parts into columns of their own"
             )
-        if torn:
+        if is_nested:
             raise DataError(
                 f"{source}: column {name!r} of {path} holds NUL bytes, so it is no text; save "
                 "the file again"
@@ -734,8 +737,8 @@ def place_of(column: "pd.Series | pd.DataFrame", row: int) -> str:
     """
     number = column.index[row]
     if lines := column.attrs.get(LINES):
-        first, file, above = max(line for line in lines if line[0] <= number)
-        return f"line {number - first + 2 + above}{file and f' of {file}'}"
+        first, file, lines_above = max(line for line in lines if line[0] <= number)
+        return f"line {number - first + 2 + lines_above}{file and f' of {file}'}"
     return f"row {number} (from 0)"
 
 
@@ -753,26 +756,26 @@ def numbers_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     if holds_texts(column):
         cells = column.str.strip()
         known = ~is_empty(column)
-        found = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(np.float64, copy=True)
-        left = np.flatnonzero(known & np.isnan(found))
-        found[left] = cells.iloc[left].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
+        values = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(np.float64, copy=True)
+        unread = np.flatnonzero(known & np.isnan(values))
+        values[unread] = cells.iloc[unread].map(TRUTHS).to_numpy(np.float64, na_value=np.nan)
     else:
-        known, found = _parse_cells(column, _parse_number)
-    _require_all(column, known, found, "is numeric", "not numbers", "mend them", source=source)
-    return found
+        known, values = _parse_cells(column, _parse_number)
+    _require_all(column, known, values, "is numeric", "not numbers", "mend them", source=source)
+    return values
 
 
 def _require_all(
     column: "pd.Series",
     known_N: NDArray[np.bool_],
-    found_N: NDArray[np.float64],
+    values_N: NDArray[np.float64],
     holds: str,
     none: str,
     remedy: str,
     *,
     source: str,
 ) -> None:
-    wrong = np.flatnonzero(known_N & np.isnan(found_N))
+    wrong = np.flatnonzero(known_N & np.isnan(values_N))
     if wrong.size:
         raise DataError(
             f"{source}: column {column.name!r} {holds}, but {wrong.size} cells are {none}, first "
@@ -806,8 +809,8 @@ def days_of(
         moments = pd.Series(fit, index=column.index, dtype=object)
     moments = pd.to_datetime(moments, format="ISO8601", errors="coerce", utc=True)
     # In microseconds: nanoseconds end in 2262, before the 9999-12-31 of an open end.
-    since = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
-    days = np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
+    elapsed = moments.dt.tz_convert(None).dt.as_unit("us").to_numpy() - np.datetime64(0, "us")
+    days = np.asarray(elapsed / np.timedelta64(1, "D"), dtype=np.float64)
     remedy = f"write them as {' or '.join(('2026-01-31', *formats))}"
     _require_all(column, known, days, "holds dates", "none", remedy, source=source)
     return days
@@ -816,17 +819,17 @@ def days_of(
 def _as_date(cell: Any, formats: Sequence[str]) -> Any:
     """Return a date that pandas reads; None where a cell is none."""
     if isinstance(cell, str) and formats and not _ISO.fullmatch(cell):
-        found = parse_date(cell, formats)
-        return None if found is None else found.isoformat()
+        date = parse_date(cell, formats)
+        return None if date is None else date.isoformat()
     return cell if _is_date(cell) else None
 
 
 def spans_of(column: "pd.Series", *, source: str) -> NDArray[np.float64]:
     """Return durations (N,) in days; NaN where a cell is empty."""
-    known, found = _parse_cells(column, _parse_days)
+    known, days = _parse_cells(column, _parse_days)
     remedy = "write them as 3 days 12:00:00"
-    _require_all(column, known, found, "holds durations", "none", remedy, source=source)
-    return found
+    _require_all(column, known, days, "holds durations", "none", remedy, source=source)
+    return days
 
 
 def _parse_days(cell: Any) -> float:
@@ -842,13 +845,13 @@ def texts_of(column: "pd.Series", *, words: Set[str] = frozenset()) -> list[str 
     an empty cell are texts here. Whole numbers have no decimal point, midnights no time.
     """
     if holds_texts(column):
-        found = column.str.strip().tolist()
+        texts = column.str.strip().tolist()
     elif column.dtype.kind == "f":  # a number in float32 has fewer digits than as Python's float
-        found = [cell_text(cell) for cell in column.to_numpy(na_value=np.nan)]
+        texts = [cell_text(cell) for cell in column.to_numpy(na_value=np.nan)]
     else:
-        found = [_format_cell(cell) for cell in column.tolist()]
+        texts = [_format_cell(cell) for cell in column.tolist()]
     empty = is_empty(column, (EMPTY - words) | BLANK).tolist()
-    return [None if none else column_name(text) for text, none in zip(found, empty, strict=True)]
+    return [None if none else column_name(text) for text, none in zip(texts, empty, strict=True)]
 
 
 def _format_cell(cell: Any) -> str:
@@ -897,7 +900,7 @@ def is_empty(column: "pd.Series", words: Set[str] = EMPTY) -> NDArray[np.bool_]:
     if holds_texts(column):
         nulls |= column.str.strip().isin(words).to_numpy(dtype=bool)
     elif column.dtype.kind == "O":
-        nulls |= [isinstance(one, str) and one.strip() in words for one in column.tolist()]
+        nulls |= [isinstance(cell, str) and cell.strip() in words for cell in column.tolist()]
     return nulls
 
 
@@ -942,13 +945,13 @@ def convert_text_column(column: "pd.Series") -> "pd.Series":
         return plain
     texts = column.str.strip()
     known = ~is_empty(column)
-    some = texts[known]
-    if not len(some):
+    filled = texts[known]
+    if not len(filled):
         return pd.Series(np.nan, index=column.index, name=column.name)
-    values = some.map(TRUTHS)
+    values = filled.map(TRUTHS)
     if values.isna().any():
-        values = pd.to_numeric(some, errors="coerce")
-        if values.isna().any() or some.str.match(_PADDED).any():  # what are numbers is ASCII
+        values = pd.to_numeric(filled, errors="coerce")
+        if values.isna().any() or filled.str.match(_PADDED).any():  # what are numbers is ASCII
             return column
     elif not known.all():
         values = values.astype(object)
@@ -961,8 +964,8 @@ def _plain_numbers(column: "pd.Series") -> "pd.Series | None":
     if not compute.all(compute.match_substring_regex(cells, _PLAIN)).as_py():
         return None
     whole = not cells.null_count and not any(
-        compute.any(compute.match_substring_regex(some, "[.eE]")).as_py()
-        for some in (cells[:_FIRST], cells)  # most columns show it in the first few rows
+        compute.any(compute.match_substring_regex(block, "[.eE]")).as_py()
+        for block in (cells[:_FIRST], cells)  # most columns show it in the first few rows
     )
     numbers = compute.cast(cells, pyarrow.int64() if whole else pyarrow.float64())
     return pd.Series(numbers.to_pandas().to_numpy(), index=column.index, name=column.name)
@@ -1029,20 +1032,20 @@ def find_look_alike(
     counts = Counter(text for text in texts if text is not None)
     known = counts.total()
     numbers = pd.to_numeric(pd.Series(list(counts), dtype=str), errors="coerce")
-    stray = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
-    strays = sum(counts[text] for text in stray)
+    strange_texts = {text for text, number in zip(counts, numbers, strict=True) if np.isnan(number)}
+    strange_cells = sum(counts[text] for text in strange_texts)
     name = str(column.name)
-    if 0 < strays < (1 - _MOSTLY) * known:
+    if 0 < strange_cells < (1 - _MOSTLY) * known:
         remedies = category_remedies(column, advice=advice, most=most)
         return Fault(
-            f"{advice.party}: {strays} of {known} cells of column {name!r} are text and the rest "
-            f"are numbers, first in {_locate_first(texts, stray, column)}; mend them, or say "
-            f"{describe_remedies(remedies)}",
+            f"{advice.party}: {strange_cells} of {known} cells of column {name!r} are text and the "
+            f"rest are numbers, first in {_locate_first(texts, strange_texts, column)}; mend them, "
+            f"or say {describe_remedies(remedies)}",
             remedies,
         )
-    for what, (pattern, instead) in _LOOK_ALIKES.items():
-        alike = {text for text in counts if pattern.fullmatch(text)}
-        cells = sum(counts[text] for text in alike)
+    for description, (pattern, instead) in _LOOK_ALIKES.items():
+        matches = {text for text in counts if pattern.fullmatch(text)}
+        cells = sum(counts[text] for text in matches)
         if cells > _MOSTLY * known:
             remedies = (
                 *_date_remedies(list(counts), advice=advice),
@@ -1050,8 +1053,8 @@ def find_look_alike(
             )
             return Fault(
                 f"{advice.party}: {cells} of {known} cells of column {name!r} look like "
-                f"{what}, first in {_locate_first(texts, alike, column)}; write {instead}, or say "
-                f"{describe_remedies(remedies)}",
+                f"{description}, first in {_locate_first(texts, matches, column)}; write "
+                f"{instead}, or say {describe_remedies(remedies)}",
                 remedies,
             )
     return None
@@ -1086,5 +1089,5 @@ def _date_remedies(texts: Sequence[str], *, advice: Advice) -> list[Remedy]:
     ]
 
 
-def _locate_first(texts: Sequence[str | None], of: Set[str], column: "pd.Series") -> str:
-    return place_of(column, next(row for row, text in enumerate(texts) if text in of))
+def _locate_first(texts: Sequence[str | None], wanted: Set[str], column: "pd.Series") -> str:
+    return place_of(column, next(row for row, text in enumerate(texts) if text in wanted))

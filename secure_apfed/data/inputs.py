@@ -133,7 +133,7 @@ class ColumnDrift:
     @property
     def notable(self) -> str:
         """The unusual facts about the column, for people; empty if there are none."""
-        many = self.rows >= FEWEST_ROWS
+        has_enough_rows = self.rows >= FEWEST_ROWS
         ignored, empty = (
             f"{count:,} of {self.rows:,} rows" for count in (self.ignored, self.empty)
         )
@@ -142,10 +142,10 @@ class ColumnDrift:
             f"{empty} have an empty cell, which counts as {_FILLED_BY}": self.empty
             > _EMPTY * self.rows,
             f"its mean lies {self.shift:+.1f} deviations from that of training rows": (
-                many and abs(self.shift) > _SHIFT
+                has_enough_rows and abs(self.shift) > _SHIFT
             ),
             f"it is spread {self.spread:.2g} times as wide": (
-                many and (self.spread > _WIDER or self.spread < 1 / _WIDER)
+                has_enough_rows and (self.spread > _WIDER or self.spread < 1 / _WIDER)
             ),
             f"a row lies {self.farthest:.3g} deviations away": self.farthest > _FAR,
         }
@@ -174,7 +174,7 @@ class DriftMeter:
         """Return every column's drift, in the encoding's order; none if no row was read."""
         return tuple(self._compute_drift(*part) for part in self._parts) if self.counts.rows else ()
 
-    def _compute_drift(self, column: Column, own: slice) -> ColumnDrift:
+    def _compute_drift(self, column: Column, rows_of_column: slice) -> ColumnDrift:
         rows = self.counts.rows
         name = column.name
         plain = ColumnDrift(
@@ -182,11 +182,11 @@ class DriftMeter:
         )
         if isinstance(column, CategoricalColumn) or column.constant:
             return plain
-        mean = float(self._sum_F[own]) / rows
-        variance = float(self._squares_F[own]) / rows - mean**2
+        mean = float(self._sum_F[rows_of_column]) / rows
+        variance = float(self._squares_F[rows_of_column]) / rows - mean**2
         return replace(
             plain,
             shift=mean,
             spread=math.sqrt(max(variance, 0.0)),
-            farthest=float(self._largest_F[own]),
+            farthest=float(self._largest_F[rows_of_column]),
         )

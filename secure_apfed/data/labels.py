@@ -74,12 +74,13 @@ class TargetScale(BaseModel):
     def encode(self, targets_N: NDArray[Any], *, party: str) -> Tensor:
         """Standardise, float32 (N,); NaN, where there is no target, becomes `UNLABELLED`."""
         z_N = (targets_N - self.mean) / self.scale
-        far = np.flatnonzero(np.abs(z_N) > _FARTHEST)
-        if far.size:
+        extremes = np.flatnonzero(np.abs(z_N) > _FARTHEST)
+        if extremes.size:
             raise DataError(
-                f"{party}: the label of row {far[0]} (from 0), {targets_N[far[0]]:g}, lies "
-                f"{abs(z_N[far[0]]):.0f} standard deviations from the mean of the labelled "
-                f"training rows; at most {_FARTHEST:g} are taken: mend it, or predict its logarithm"
+                f"{party}: the label of row {extremes[0]} (from 0), {targets_N[extremes[0]]:g}, "
+                f"lies {abs(z_N[extremes[0]]):.0f} standard deviations from the mean of the "
+                f"labelled training rows; at most {_FARTHEST:g} are taken: mend it, or predict "
+                "its logarithm"
             )
         return torch.from_numpy(np.where(np.isnan(z_N), UNLABELLED, z_N).astype(np.float32))
 
@@ -89,18 +90,18 @@ class TargetScale(BaseModel):
 
 def parse_numbers(texts: Sequence[str | None], *, party: str, column: str) -> NDArray[np.float64]:
     """Return labels as numbers (N,); NaN where the cell is empty."""
-    found = np.full(len(texts), np.nan)
+    targets_N = np.full(len(texts), np.nan)
     for row, text in enumerate(texts):
         if text is None:
             continue
-        found[row] = float(text) if _NUMBER.fullmatch(text) else math.inf
-        if not math.isfinite(found[row]):
+        targets_N[row] = float(text) if _NUMBER.fullmatch(text) else math.inf
+        if not math.isfinite(targets_N[row]):
             raise DataError(
                 f"{party}: column {column!r} holds numbers to predict, and row {row} (from 0) has "
                 f"{text!r:.40}; mend it, empty the cell, or leave task: regression out if these "
                 "are classes"
             )
-    return found
+    return targets_N
 
 
 def require_one_spelling(
@@ -123,23 +124,23 @@ def require_one_spelling(
     counts = Counter(label for label in labels if label is not None)
     plain = {label: _normalise_label(label) for label in (*counts, *listed)}
     words = set(plain.values())
-    alike = defaultdict[object, list[str]](list)
+    labels_by_meaning = defaultdict[object, list[str]](list)
     for label, text in plain.items():
-        alike[_parse_meaning(text, words)].append(label)
-    found = [
+        labels_by_meaning[_parse_meaning(text, words)].append(label)
+    repeated = [
         " and ".join(
-            f"{_shorten_label(label)} ({counts[label]} rows)" for label in spelled[:_SHOWN]
+            f"{_shorten_label(label)} ({counts[label]} rows)" for label in spellings[:_SHOWN]
         )
-        for spelled in alike.values()
-        if len(spelled) > 1 and (about is None or not set(about).isdisjoint(spelled))
+        for spellings in labels_by_meaning.values()
+        if len(spellings) > 1 and (about is None or not set(about).isdisjoint(spellings))
     ]
-    if found:
-        more = f", and {len(found) - _SHOWN} labels more" if len(found) > _SHOWN else ""
+    if repeated:
+        rest = f", and {len(repeated) - _SHOWN} labels more" if len(repeated) > _SHOWN else ""
         remedy = f"say {describe_remedies(remedies)}" if remedies else remedy
         message = (
             f"{where} spells one label in several ways, each of which would be a class of its own: "
-            f"{'; '.join(found[:_SHOWN])}{more}; write each label in one way, or {remedy} if they "
-            "are different classes"
+            f"{'; '.join(repeated[:_SHOWN])}{rest}; write each label in one way, or {remedy} if "
+            "they are different classes"
         )
         # Which spelling is right is for people to say: no setting is proposed to be pasted.
         raise TableError([Fault(message, ((), *remedies))])
@@ -194,9 +195,9 @@ def _parse_meaning(text: str, words: set[str]) -> object:
     word = _LETTERS.get(text, text)
     text = word if word in words else text
     text = _TRUTHS.get(text, text)
-    bare = re.sub("[ ,']", "", text)
-    if _THOUSANDS.fullmatch(text) and ("," not in text or bare in words):
-        text = bare
+    digits = re.sub("[ ,']", "", text)
+    if _THOUSANDS.fullmatch(text) and ("," not in text or digits in words):
+        text = digits
     point = text.replace(",", ".") if text.count(",") == 1 and "." not in text else text
     if _NUMBER.fullmatch(point):
         try:
@@ -214,8 +215,8 @@ def class_labels(
     """
     where = f"{party}: column {column!r}"
     named = _sort_labels(label for label in labels if label is not None)
-    every = tuple(dict.fromkeys((*(listed or ()), *named)))
-    remedies = _propose_classes(every)
+    names = tuple(dict.fromkeys((*(listed or ()), *named)))
+    remedies = _propose_classes(names)
     if listed is None:
         require_one_spelling(labels, where=where, remedies=remedies)
     classes = _sort_labels(labels) if listed is None else listed
@@ -274,6 +275,6 @@ def _cut_label(label: str) -> str:
 
 
 def _sort_labels(labels: Iterable[str | None]) -> tuple[str, ...]:
-    found = {label for label in labels if label is not None}
-    whole = all(map(_WHOLE.fullmatch, found))
-    return tuple(sorted(found, key=Decimal)) if whole else tuple(sorted(found))
+    present = {label for label in labels if label is not None}
+    whole = all(map(_WHOLE.fullmatch, present))
+    return tuple(sorted(present, key=Decimal)) if whole else tuple(sorted(present))

@@ -54,10 +54,10 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
         return load_tables(settings, seed=seed)
     dataset = find_dataset(settings.dataset)
     pool = dataset.read(dataset, settings.folder)
-    drawn = draw_people(
+    chosen = draw_people(
         _classes_of(pool), rows=settings.rows, rows_per_class=settings.rows_per_class, seed=seed
     )
-    pool = pool if drawn is None else pool.select_rows(drawn)
+    pool = pool if chosen is None else pool.select_rows(chosen)
     ids = person_ids(len(pool.labels), seed=seed)
     classes_N = _classes_of(pool)
     people = _People(pool, classes_N, settings, seed)
@@ -74,12 +74,12 @@ def load_data(settings: DataSettings, *, seed: int) -> VerticalData:
     classes = dataset.classes
     if settings.positive is not None:
         where = f"data.positive of {dataset.name}"
-        for at, table in enumerate(tables):
+        for index, table in enumerate(tables):
             if table.labels is not None:
                 labels_N, classes = move_positive_last(
                     table.labels.numpy(), dataset.classes, settings.positive, where=where
                 )
-                tables[at] = replace(table, labels=torch.from_numpy(labels_N))
+                tables[index] = replace(table, labels=torch.from_numpy(labels_N))
     return VerticalData(
         table=tables[0],
         passives=tuple(tables[1:]),
@@ -114,29 +114,29 @@ class _People:
             train, self._test = np.split(np.arange(len(labels_N)), [pool.official_train])
         self._active, *passives = names = party_names(settings)
         if settings.horizontal:
-            dealt = deal_clients(
+            rows_by_client = deal_clients(
                 labels_N, train, clients=len(names), limit=settings.limit, seed=seed
             )
-            self.train = dict(zip(names, dealt, strict=True))
+            self.train = dict(zip(names, rows_by_client, strict=True))
         else:
-            held = deal_people(
+            split = deal_people(
                 train,
                 overlap=settings.overlap,
                 limit=settings.limit,
                 seed=seed,
                 aligned=settings.aligned,
             )
-            self.train = dict.fromkeys(passives, np.concatenate([held.shared, held.strangers]))
-            self.train[self._active] = np.concatenate([held.shared, held.active_only])
+            self.train = dict.fromkeys(passives, np.concatenate([split.shared, split.strangers]))
+            self.train[self._active] = np.concatenate([split.shared, split.active_only])
 
     def list_rows(self, party: str) -> Rows:
         """Return all rows of the party, in its order; under horizontal only the active has test
         rows.
         """
-        own = self.train[party]
+        rows = self.train[party]
         if party == self._active or not self._settings.horizontal:
-            own = np.concatenate([own, self._test])
-        return make_generator(self._seed, f"order of {party}").permutation(own)
+            rows = np.concatenate([rows, self._test])
+        return make_generator(self._seed, f"order of {party}").permutation(rows)
 
     def list_labels(self, party: str, rows: Rows) -> Rows:
         """Return the labels of these rows that the party knows: a passive knows no test labels."""

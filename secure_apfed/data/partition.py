@@ -77,11 +77,12 @@ def choose_labelled_rows(
             f"data.labelled: {count} labelled rows are wanted{where}, at least one for each of "
             f"{len(classes)} classes; {len(known)} training rows have a label: {remedy}"
         )
-    drawn = make_generator(seed, f"labelled {party}" if party else "labelled").permutation(known)
+    purpose = f"labelled {party}" if party else "labelled"
+    shuffled = make_generator(seed, purpose).permutation(known)
     if choice == "at_random":
-        return np.sort(drawn[:count])
+        return np.sort(shuffled[:count])
     # One of each class first, then each class by its share.
-    queues = [drawn[labels_T[drawn] == label] for label in classes]
+    queues = [shuffled[labels_T[shuffled] == label] for label in classes]
     places = [np.arange(len(queue)) / (len(queue) / len(known)) for queue in queues]
     order = np.argsort(np.concatenate(places), kind="stable")
     return np.sort(np.concatenate(queues)[order[:count]])
@@ -132,12 +133,12 @@ def _find_column(available: Sequence[str], column: int | str, party: str) -> str
     if isinstance(column, int):
         if 0 <= column < len(available):
             return available[column]
-        said = f"column {column}, the set has 0 to {len(available) - 1}"
+        request = f"column {column}, the set has 0 to {len(available) - 1}"
     elif column in available:
         return column
     else:
-        said = f"{column!r}; the set has {', '.join(available)}"
-    raise ConfigError(f"columns: {party} asks for {said}")
+        request = f"{column!r}; the set has {', '.join(available)}"
+    raise ConfigError(f"columns: {party} asks for {request}")
 
 
 class Holdings(NamedTuple):
@@ -164,14 +165,14 @@ def draw_people(
     """Return the people to go on with, ascending: so many, or so many of each class; None: all."""
     if rows is None and rows_per_class is None:
         return None
-    drawn = make_generator(seed, "drawn people").permutation(len(labels_N))
-    groups = [drawn] if rows else [drawn[labels_N[drawn] == one] for one in np.unique(labels_N)]
+    order = make_generator(seed, "drawn people").permutation(len(labels_N))
+    groups = [order] if rows else [order[labels_N[order] == label] for label in np.unique(labels_N)]
     wanted = rows or rows_per_class or 0
-    found = min(map(len, groups))
-    if wanted > found:
+    available = min(map(len, groups))
+    if wanted > available:
         raise DataError(
             f"data.{'rows' if rows else 'rows_per_class'}: {wanted} people are wanted, and the set "
-            f"has {found}{'' if rows else ' of its smallest class'}; ask for fewer"
+            f"has {available}{'' if rows else ' of its smallest class'}; ask for fewer"
         )
     return np.sort(np.concatenate([group[:wanted] for group in groups]))
 
@@ -220,13 +221,13 @@ def deal_clients(
 
     Source: FedMV, section 8.2.
     """
-    drawn = make_generator(seed, "clients").permutation(train_rows)
-    by_class = drawn[np.argsort(labels_N[drawn], kind="stable")]
-    each = min(len(by_class) // clients, limit or len(by_class))
-    if not each:
+    order = make_generator(seed, "clients").permutation(train_rows)
+    rows_by_class = order[np.argsort(labels_N[order], kind="stable")]
+    size = min(len(rows_by_class) // clients, limit or len(rows_by_class))
+    if not size:
         raise DataError(
-            f"clients: {len(by_class)} training rows are too few for {clients} clients; ask for "
-            "fewer clients or more rows"
+            f"clients: {len(rows_by_class)} training rows are too few for {clients} clients; ask "
+            "for fewer clients or more rows"
         )
-    dealt = (by_class[at::clients] for at in range(clients))
-    return tuple(rows[(2 * np.arange(each) + 1) * len(rows) // (2 * each)] for rows in dealt)
+    shares = (rows_by_class[client::clients] for client in range(clients))
+    return tuple(rows[(2 * np.arange(size) + 1) * len(rows) // (2 * size)] for rows in shares)

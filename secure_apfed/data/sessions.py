@@ -29,7 +29,10 @@ _CHANNELS = {
 }
 
 _VIEWS = {
-    view: (f"{view}-steps", *(f"{view}-{at}-{name}" for at in range(_STEPS) for name in channels))
+    view: (
+        f"{view}-steps",
+        *(f"{view}-{step}-{name}" for step in range(_STEPS) for name in channels),
+    )
     for view, channels in _CHANNELS.items()
 }
 
@@ -45,8 +48,8 @@ def synthetic_sessions(rows: int, *, seed: int) -> TablePool:
     positive_N = draw.permutation(np.arange(rows) % 2)
     score_N = np.where(positive_N, draw.integers(8, 26, rows), draw.integers(0, 8, rows))
     parts = []
-    for make, apart in _MADE.values():
-        rhythm_N = draw.normal(apart * (2 * positive_N - 1), 1.0)
+    for make, separation in _MADE.values():
+        rhythm_N = draw.normal(separation * (2 * positive_N - 1), 1.0)
         parts.append(np.stack([_flatten_steps(make(rhythm, draw)) for rhythm in rhythm_N]))
     names = [name for columns in _VIEWS.values() for name in columns]
     frame = pd.DataFrame(np.concatenate(parts, axis=1), columns=names)
@@ -70,8 +73,8 @@ def _draw_autoregressive(steps: int, memory: float, draw: np.random.Generator) -
     """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
     news_T = draw.normal(size=steps)
     values_T = np.array(news_T)
-    for at in range(1, steps):
-        values_T[at] = memory * values_T[at - 1] + np.sqrt(1 - memory**2) * news_T[at]
+    for step in range(1, steps):
+        values_T[step] = memory * values_T[step - 1] + np.sqrt(1 - memory**2) * news_T[step]
     return values_T
 
 
@@ -91,9 +94,9 @@ def _draw_special_keys(rhythm: float, draw: np.random.Generator) -> _Floats:
     shares = np.array([0.06, 0.25, 0.5, 0.07, 0.04, 0.08])
     keys_T = draw.choice(6, size=steps, p=shares)
     repeats_T = draw.random(steps) < 1 / (1 + np.exp(-rhythm))
-    for at in range(1, steps):
-        if repeats_T[at]:
-            keys_T[at] = keys_T[at - 1]
+    for step in range(1, steps):
+        if repeats_T[step]:
+            keys_T[step] = keys_T[step - 1]
     return np.eye(6)[keys_T]
 
 

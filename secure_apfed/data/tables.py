@@ -95,17 +95,17 @@ def _warn_of_ids(features: pd.DataFrame, categorical: Sequence[str], *, advice: 
     if len(features) < _FEWEST_ROWS:
         return
     for name, column in features.items():
-        why = ""
+        reason = ""
         if name in categorical:
             if (different := column.nunique()) > _DISTINCT * len(column):
-                why = f"{different} different texts"
+                reason = f"{different} different texts"
         elif is_numeric(column) and _counts_rows(column):
-            why = "whole numbers without a gap"
-        if why:
+            reason = "whole numbers without a gap"
+        if reason:
             _warn_of_column(
                 f"{advice.party}: column {name!r} looks like an ID: its {len(column)} rows hold "
-                f"{why}; a model learns such rows by heart and nothing else from it. Unless it is "
-                f"a feature, say {advice.add_to_list('ignore', str(name))}"
+                f"{reason}; a model learns such rows by heart and nothing else from it. Unless it "
+                f"is a feature, say {advice.add_to_list('ignore', str(name))}"
             )
 
 
@@ -116,8 +116,8 @@ def _counts_rows(column: "pd.Series") -> bool:
     return len(np.unique(values)) == len(values) == int(values.max()) - int(values.min()) + 1
 
 
-def _warn_of_column(what: str) -> None:
-    warnings.warn(what, SuspectColumnWarning, stacklevel=3)
+def _warn_of_column(message: str) -> None:
+    warnings.warn(message, SuspectColumnWarning, stacklevel=3)
 
 
 def warn_of_labels(
@@ -137,11 +137,11 @@ def warn_of_labels(
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:
         return
-    told = pd.Series([labels[row] for row in known])
-    truth = pd.Series(pd.factorize(told)[0])
+    known_labels = pd.Series([labels[row] for row in known])
+    truth = pd.Series(pd.factorize(known_labels)[0])
     tells = _can_separate_classes
     if numbers:
-        truth = pd.to_numeric(told, errors="coerce")
+        truth = pd.to_numeric(known_labels, errors="coerce")
         tells = _can_order_labels
     for name in features.columns:
         column = features[name].iloc[known].reset_index(drop=True)
@@ -185,13 +185,13 @@ def _can_order_labels(column: "pd.Series", truth: "pd.Series") -> bool:
     numbers = column.to_numpy(np.float64, na_value=np.nan)
     targets = truth.to_numpy(np.float64)
     for rows in (slice(_SAMPLE), slice(None)):  # most columns show it in the first few rows
-        one = numbers[rows]
-        other = targets[rows]
-        if np.isnan(one).any() or np.isnan(other).any():
+        values = numbers[rows]
+        labels = targets[rows]
+        if np.isnan(values).any() or np.isnan(labels).any():
             return False
-        if min(len(np.unique(one)), len(np.unique(other))) <= len(one) / 2:
+        if min(len(np.unique(values)), len(np.unique(labels))) <= len(values) / 2:
             return False
-        orders = (sign * other[np.lexsort((sign * other, one))] for sign in (1.0, -1.0))
+        orders = (sign * labels[np.lexsort((sign * labels, values))] for sign in (1.0, -1.0))
         if not any((np.diff(in_order) >= 0).all() for in_order in orders):
             return False
     return True
@@ -322,12 +322,12 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
         "numeric": party.numeric or (),
         "ignore": party.ignore,
     }
-    every = dict.fromkeys(column for columns in named.values() for column in columns)
-    absent = [column for column in every if column not in frame.columns]
+    required = dict.fromkeys(column for columns in named.values() for column in columns)
+    absent = [column for column in required if column not in frame.columns]
     if not absent:
         return
-    near = {column: _find_nearest_name(column, frame) for column in absent}
-    guesses = {column: other for column, other in near.items() if other}
+    nearest = {column: _find_nearest_name(column, frame) for column in absent}
+    guesses = {column: other for column, other in nearest.items() if other}
     remedy = list[SettingLine]()
     advice = Advice(name)
     for key, columns in named.items():
@@ -352,9 +352,9 @@ def _require_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> 
 
 
 def _find_nearest_name(absent: str, frame: pd.DataFrame) -> str:
-    names = {str(one).casefold(): str(one) for one in frame.columns}
-    near = difflib.get_close_matches(absent.casefold(), names, n=1)
-    return names[near[0]] if near else ""
+    names = {str(column).casefold(): str(column) for column in frame.columns}
+    matches = difflib.get_close_matches(absent.casefold(), names, n=1)
+    return names[matches[0]] if matches else ""
 
 
 def _drop_empty(
@@ -367,9 +367,9 @@ def _drop_empty(
     if is_left.any():
         return frame[is_left]
     without = [column for column, cells in empty.items() if cells.all()]
-    others = [cells for column, cells in empty.items() if column not in without]
+    empty_cells = [cells for column, cells in empty.items() if column not in without]
     remedy: Remedy = (advice.add_to_list("ignore", *without),) if without else ()
-    if not others or np.any(others, axis=0).all():
+    if not empty_cells or np.any(empty_cells, axis=0).all():
         remedy = (*remedy, advice.set_value("missing", "mean"))
     raise TableError(
         [
@@ -438,7 +438,9 @@ def _choose_columns(
     formats = settings.date_formats_at(name)
     lists = {"numeric": party.numeric or (), "categorical": party.categorical or ()}
     listed = {*lists["numeric"], *lists["categorical"]} - {*party.ignore}
-    if contrary := [one for names in lists.values() for one in names if one in party.ignore]:
+    if contrary := [
+        column for names in lists.values() for column in names if column in party.ignore
+    ]:
         _warn_of_column(
             f"{name}: {', '.join(contrary)} is left out, since data.parties.{name}.ignore names "
             "it beside another list"
@@ -448,23 +450,25 @@ def _choose_columns(
         listed.remove(settings.label_column)
         suspects.add(settings.label_column)
         faults.add_error(_label_as_feature(settings.label_column, lists, advice=advice))
-    left = [one for one in frame.columns if one not in (*taken, *party.ignore, *listed)]
-    if nameless := [one for one in left if one.startswith(_NAMELESS)]:
+    candidates = [
+        column for column in frame.columns if column not in (*taken, *party.ignore, *listed)
+    ]
+    if nameless := [column for column in candidates if column.startswith(_NAMELESS)]:
         suspects.update(nameless)
         faults.add_error(_make_nameless_error(nameless, called=party.table_name, advice=advice))
-    by_type = [one for one in left if has_measures(frame[one], formats)]
-    numeric = [*(one for one in lists["numeric"] if one in listed), *by_type]
-    categorical = [one for one in lists["categorical"] if one in listed]
+    measured = [column for column in candidates if has_measures(frame[column], formats)]
+    numeric = [*(column for column in lists["numeric"] if column in listed), *measured]
+    categorical = [column for column in lists["categorical"] if column in listed]
     most = party.rare_categories.most
     if party.encoding is None:
-        texts = [one for one in lists["numeric"] if one in listed]
+        texts = [column for column in lists["numeric"] if column in listed]
         if wrong := _list_non_numeric(frame, texts, formats, party=name):
             suspects.update(wrong)
             faults.add_error(_texts_as_numbers(frame, wrong, advice=advice, most=most))
-    others = [one for one in left if one not in by_type]
-    categorical += others
+    text_columns = [column for column in candidates if column not in measured]
+    categorical += text_columns
     if party.encoding is None:
-        checked = [one for one in others if one not in suspects]
+        checked = [column for column in text_columns if column not in suspects]
         suspects |= _check_categories(frame, checked, advice=advice, most=most, faults=faults)
     if not settings.holds_labels(name) and settings.label_column in (*numeric, *categorical):
         suspects.add(settings.label_column)
@@ -527,7 +531,7 @@ def _label_at_passive(column: str, *, advice: Advice) -> TableError:
 
 
 def _make_nameless_error(columns: Sequence[str], *, called: str, advice: Advice) -> TableError:
-    places = ", ".join(str(int(one.removeprefix(_NAMELESS)) + 1) for one in columns)
+    places = ", ".join(str(int(column.removeprefix(_NAMELESS)) + 1) for column in columns)
     remedy: Remedy = (advice.add_to_list("ignore", *columns),)
     return TableError(
         [
@@ -682,32 +686,32 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     """
     if settings.parties is None:
         return ""
-    found = hashlib.sha256()
-    parties = {name: own for name, own in settings.parties.items() if of is None or name in of}
+    digest = hashlib.sha256()
+    parties = {name: party for name, party in settings.parties.items() if of is None or name in of}
     for name, party in sorted(parties.items()):
         encoding = party.encoding and party_path(settings, party.encoding)
-        for given in (open_table(settings, name), encoding):
-            found.update(repr((name, _compute_digests(given, name))).encode())
-    return found.hexdigest()
+        for source in (open_table(settings, name), encoding):
+            digest.update(repr((name, _compute_digests(source, name))).encode())
+    return digest.hexdigest()
 
 
-def _compute_digests(given: Path | pyarrow.Table | None, party: str) -> list[str] | None:
+def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[str] | None:
     """Return digests of a file, of all files of a folder or pattern, or of a query's columns and
     rows.
     """
-    if given is None:
+    if source is None:
         return None
-    if not isinstance(given, Path):
-        rows = pd.util.hash_pandas_object(given.to_pandas(), index=False).to_numpy().tobytes()
-        return [*given.column_names, hashlib.sha256(rows).hexdigest()]
-    found = []
-    for one in files_of(given, source=party):
+    if not isinstance(source, Path):
+        rows = pd.util.hash_pandas_object(source.to_pandas(), index=False).to_numpy().tobytes()
+        return [*source.column_names, hashlib.sha256(rows).hexdigest()]
+    digests = []
+    for path in files_of(source, source=party):
         try:
-            with one.open("rb") as file:
-                found.append(hashlib.file_digest(file, "sha256").hexdigest())
+            with path.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
-            raise DataError(f"{party}: {one} cannot be read ({error}); check the path") from error
-    return found
+            raise DataError(f"{party}: {path} cannot be read ({error}); check the path") from error
+    return digests
 
 
 def _load_active(settings: DataSettings, *, seed: int) -> OwnData:
@@ -732,28 +736,28 @@ def _load_active(settings: DataSettings, *, seed: int) -> OwnData:
     train = np.sort(np.concatenate([train, np.flatnonzero(groups == UNLABELLED)]))
     if settings.limit is not None:
         train = make_generator(seed, "limit").permutation(train)[: settings.limit]
-    kept = np.sort(np.concatenate([train, test]))
-    is_train = np.isin(kept, train)
-    if len(kept) < len(labels):
-        raw = raw.select_rows(kept)
-        labels = labels[kept]
-        groups = groups[kept]
+    used_rows = np.sort(np.concatenate([train, test]))
+    is_train = np.isin(used_rows, train)
+    if len(used_rows) < len(labels):
+        raw = raw.select_rows(used_rows)
+        labels = labels[used_rows]
+        groups = groups[used_rows]
     train_rows = np.flatnonzero(is_train)
     features, encoding, views = _encode_table(settings, name, raw, rows=train_rows)
     chosen = choose_labelled_rows(groups[train_rows], settings.labelled, seed=seed, choice=choice)
-    learnt = train_rows if chosen is None else train_rows[chosen]
+    labelled_rows = train_rows if chosen is None else train_rows[chosen]
     targets = (
-        TargetScale.from_targets(labels[learnt], party=name)
+        TargetScale.from_targets(labels[labelled_rows], party=name)
         if labels_are_numbers(settings)
         else None
     )
-    told = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
+    encoded_labels = targets.encode(labels, party=name) if targets else torch.from_numpy(labels)
     return OwnData(
-        table=PartyTable(name, raw.ids, features, told, encoding, views),
+        table=PartyTable(name, raw.ids, features, encoded_labels, encoding, views),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(np.flatnonzero(~is_train)),
         classes=classes,
-        labelled=None if chosen is None else torch.from_numpy(learnt),
+        labelled=None if chosen is None else torch.from_numpy(labelled_rows),
         targets=targets,
     )
 
@@ -821,16 +825,16 @@ def _load_passive(
     classes = settings.explicit_classes
     with faults.gather_faults():
         if settings.holds_labels(name):
-            told, classes = class_labels(
+            encoded_labels, classes = class_labels(
                 raw.labels, classes, party=name, column=settings.label_column
             )
-            told, classes = move_positive_last(
-                told, classes, settings.positive, where=f"{name}: positive"
+            encoded_labels, classes = move_positive_last(
+                encoded_labels, classes, settings.positive, where=f"{name}: positive"
             )
             known = settings.labelled
             choice = settings.split
             labels = torch.from_numpy(
-                passive_labels(told, known, seed=seed, choice=choice, party=name)
+                passive_labels(encoded_labels, known, seed=seed, choice=choice, party=name)
             )
     if faults:
         _gather_column_faults(settings, name, raw, faults)
@@ -850,11 +854,11 @@ def _gather_column_faults(
     if settings.missing_at(name) == "error":
         with faults.gather_faults():
             refuse_empty_cells(raw.features, categorical=raw.categorical, advice=advice)
-    others = [column for column in raw.features.columns if column not in raw.suspects]
-    if others:
+    columns = [column for column in raw.features.columns if column not in raw.suspects]
+    if columns:
         with faults.gather_faults():
             fit_columns(
-                only_columns(raw.features, others),
+                only_columns(raw.features, columns),
                 categorical=raw.categorical,
                 missing="mean",
                 most=party.rare_categories.most,
@@ -929,9 +933,11 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
         raise DataError(NO_FEATURES.format(source=name))
     if settings.view_columns is None:
         return {_ALL if settings.horizontal else name: ViewColumns(columns=columns)}
-    every = settings.view_columns.items()
-    own = {name: view for name, view in every if not set(columns).isdisjoint(view.columns)}
-    listed = [column for view in own.values() for column in view.columns]
+    all_views = settings.view_columns.items()
+    own_views = {
+        name: view for name, view in all_views if not set(columns).isdisjoint(view.columns)
+    }
+    listed = [column for view in own_views.values() for column in view.columns]
     wrong = [
         column
         for column in dict.fromkeys((*listed, *columns))
@@ -946,4 +952,4 @@ def _views_of(settings: DataSettings, name: str, features: pd.DataFrame) -> dict
             raise DataError(message)
         remedy: Remedy = (_advice_for(settings, name).add_to_list("ignore", *wrong),)
         raise TableError([Fault(f"{message}, or say {describe_remedies([remedy])}", (remedy,))])
-    return own
+    return own_views
