@@ -87,8 +87,8 @@ rounding_moves_nobody: test_privacy_accountants.py
 +return math.sqrt(rows) * 2 * levels * _ROUNDING
 tails_for_nothing: test_privacy_accountants.py
     The tails of discrete noise that are cut off cost next to nothing.
--left = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
-+left = delta - min(epsilon, 700.0) * cut
+-remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
++remaining = delta - min(epsilon, 700.0) * cut
 --- secure_apfed/privacy/guard.py
 noise_over_the_radius: test_privacy_guards.py test_audit_release.py
     The guard states a quarter of the privacy loss that a release has.
@@ -101,8 +101,8 @@ row_twice_counts_once: test_privacy_ledger.py
 +int((counts.of_row_N[different] + 1).max(initial=0))
 free_though_never_charged: test_privacy_guards.py
     Frozen rows whose log was lost are sent without being charged.
--free = again.numpy() & (self._counts.of_row_N[sent] > 0)
-+free = again.numpy()
+-free = repeated.numpy() & (self._counts.of_row_N[sent] > 0)
++free = repeated.numpy()
 checkpoint_refunds: test_privacy_ledger.py
     Going back to an older checkpoint takes releases off the account.
 -self.of_row_N = np.maximum(self.of_row_N, counts.numpy())
@@ -201,9 +201,9 @@ bound_to_rows_alone: test_parties_apfed.py
 refusal_not_noted: test_runs_session.py test_methods_votes.py
     Who alters sums may ask again in each resumed session.
 -        except Exception:
--            self._noted.append_line(
+-            self._log.append_line(
 +        except GeneratorExit:
-+            self._noted.append_line(
++            self._log.append_line(
 --- secure_apfed/learning/release.py
 row_twice_in_a_batch: test_parties_apfed.py
     A batch repeats one person, whose gradient then stands out of the sum.
@@ -225,8 +225,8 @@ another_question_answered: test_methods_code.py
 +if self._asked:
 help_that_nobody_judged: test_methods_code.py
     Passives that know nothing are believed all the same.
--            if is_surely_better(said[best], alone):
-+            if said[best] is not None:
+-            if is_surely_better(scores_by_source[best], local):
++            if scores_by_source[best] is not None:
 no_help_not_reported: test_methods_code.py
     A run whose passives did not help says nothing of it.
 -if student.helped is None:

@@ -73,8 +73,10 @@ def build_vote_release(
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
-    far = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
-    return SummedRelease(deviation=deviation, honest=honest, sensitivity=far, numbers=classes)
+    sensitivity = distance_in_steps(steps=steps, numbers=classes, signed=signed, integers=exact)
+    return SummedRelease(
+        deviation=deviation, honest=honest, sensitivity=sensitivity, numbers=classes
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +104,13 @@ class TableGuarantee:
         return max(self.unlabelled, self.labelled)
 
     def _describe_cases(self) -> tuple[str, ...]:
-        alone = " at delta 0" if self.pure else f" at delta {self.delta:g}"
+        suffix = " at delta 0" if self.pure else f" at delta {self.delta:g}"
         return (
             (
                 "one person's own vote, labeller held fixed: epsilon "
-                f"{_format_epsilon(self.vote)}{alone}"
+                f"{_format_epsilon(self.vote)}{suffix}"
             ),
-            _describe_record("without a label", self.unlabelled, alone),
+            _describe_record("without a label", self.unlabelled, suffix),
             _describe_record("with a label", self.labelled, f" at delta {self.delta:g}"),
         )
 
@@ -186,10 +188,10 @@ def _describe_reader(opening: Opening) -> str:
     )
 
 
-def _describe_record(who: str, epsilon: float, at: str) -> str:
+def _describe_record(person: str, epsilon: float, suffix: str) -> str:
     if math.isinf(epsilon):
-        return f"the whole record of a person {who}: nothing is claimed"
-    return f"the whole record of a person {who}: epsilon {_format_epsilon(epsilon)}{at}"
+        return f"the whole record of a person {person}: nothing is claimed"
+    return f"the whole record of a person {person}: epsilon {_format_epsilon(epsilon)}{suffix}"
 
 
 def _format_epsilon(epsilon: float) -> str:

@@ -164,42 +164,46 @@ def harden_votes(votes_UK: Floats) -> Floats:
 def check_features(features_UF: Features) -> Floats:
     if isinstance(features_UF, torch.Tensor):
         features_UF = features_UF.detach().cpu().numpy()
-    found: Floats = np.asarray(features_UF, dtype=np.float64)
-    if found.ndim != 2 or 0 in found.shape:
-        raise DataError(f"features are a non-empty matrix (rows, columns), got {found.shape}")
-    if not np.isfinite(found).all():
-        raise DataError(f"{np.count_nonzero(~np.isfinite(found))} features are not finite")
-    return found
+    features: Floats = np.asarray(features_UF, dtype=np.float64)
+    if features.ndim != 2 or 0 in features.shape:
+        raise DataError(f"features are a non-empty matrix (rows, columns), got {features.shape}")
+    if not np.isfinite(features).all():
+        raise DataError(f"{np.count_nonzero(~np.isfinite(features))} features are not finite")
+    return features
 
 
 def check_positions(labelled_n: Integers, rows: int) -> Integers:
-    found: Integers = np.asarray(labelled_n)
-    if found.dtype != np.int64 or found.ndim != 1 or not len(found):
+    positions: Integers = np.asarray(labelled_n)
+    if positions.dtype != np.int64 or positions.ndim != 1 or not len(positions):
         raise DataError(
             f"positions of labelled rows are int64 of shape (n,) with n at least 1, got "
-            f"{found.dtype} of shape {found.shape}"
+            f"{positions.dtype} of shape {positions.shape}"
         )
-    if len(np.unique(found)) < len(found) or not 0 <= found.min() <= found.max() < rows:
+    if (
+        len(np.unique(positions)) < len(positions)
+        or not 0 <= positions.min() <= positions.max() < rows
+    ):
         raise DataError(
             f"positions of labelled rows are different and lie in 0..{rows - 1}, got "
-            f"{len(found)} of which {len(np.unique(found))} differ, {found.min()}..{found.max()}"
+            f"{len(positions)} of which {len(np.unique(positions))} differ, "
+            f"{positions.min()}..{positions.max()}"
         )
-    return found
+    return positions
 
 
 def check_labels(labels_n: Integers, count: int, classes: int) -> Integers:
-    found: Integers = np.asarray(labels_n)
-    if found.dtype != np.int64 or found.shape != (count,):
+    labels: Integers = np.asarray(labels_n)
+    if labels.dtype != np.int64 or labels.shape != (count,):
         raise DataError(
-            f"labels of {count} rows are int64 of shape ({count},), got {found.dtype} of shape "
-            f"{found.shape}"
+            f"labels of {count} rows are int64 of shape ({count},), got {labels.dtype} of shape "
+            f"{labels.shape}"
         )
-    if classes < 2 or not 0 <= found.min() <= found.max() < classes:
+    if classes < 2 or not 0 <= labels.min() <= labels.max() < classes:
         raise DataError(
             f"labels lie in 0..{classes - 1} and there are 2 classes or more, got "
-            f"{found.min()}..{found.max()}"
+            f"{labels.min()}..{labels.max()}"
         )
-    return found
+    return labels
 
 
 MOST_JUDGES = 2_000
@@ -347,11 +351,11 @@ def nearest_of(features_UF: Floats, neighbours: int) -> Integers:
         return np.zeros((1, 0), dtype=np.int64)
     if rows > _EXACT:
         return _about_nearest(features_UF - features_UF.mean(axis=0), neighbours)
-    found = NearestNeighbors(
+    index = NearestNeighbors(
         n_neighbors=min(neighbours, rows - 1),
         algorithm="kd_tree" if features_UF.shape[1] <= _FEW_COLUMNS else "brute",
     ).fit(features_UF - features_UF.mean(axis=0))
-    nearest_UN: Integers = found.kneighbors(return_distance=False)
+    nearest_UN: Integers = index.kneighbors(return_distance=False)
     return nearest_UN
 
 
@@ -371,27 +375,27 @@ def _about_nearest(features_UF: Floats, neighbours: int) -> Integers:
         index.add(rows_UF)
     index.hnsw.efSearch = max(_BREADTH, 2 * neighbours)
     with threadpool_limits(usable_cores(), "openmp"):
-        _, found_UN = index.search(rows_UF, neighbours + 1)
+        _, neighbour_UN = index.search(rows_UF, neighbours + 1)
     # A row itself last, and what was not found, which is -1.
     own_U1 = np.arange(len(rows_UF))[:, None]
-    found_UN = np.where(found_UN < 0, own_U1, found_UN)
-    order_UN = np.argsort(found_UN == own_U1, axis=1, kind="stable")
-    nearest_UN: Integers = np.take_along_axis(found_UN, order_UN, axis=1)[:, :neighbours]
+    neighbour_UN = np.where(neighbour_UN < 0, own_U1, neighbour_UN)
+    order_UN = np.argsort(neighbour_UN == own_U1, axis=1, kind="stable")
+    nearest_UN: Integers = np.take_along_axis(neighbour_UN, order_UN, axis=1)[:, :neighbours]
     return nearest_UN
 
 
 def graph_of(nearest_UN: Integers) -> "scipy.sparse.csr_array":
     """Return S, the normalised graph of rows and their nearest, (U, U)."""
-    rows, near = nearest_UN.shape
-    if not near:
+    rows, neighbours = nearest_UN.shape
+    if not neighbours:
         return scipy.sparse.csr_array((rows, rows))
-    ends = np.arange(0, rows * near + 1, near)
+    ends = np.arange(0, rows * neighbours + 1, neighbours)
     nearest = nearest_UN.ravel()
-    if rows * near < 2**30:  # of both directions
+    if rows * neighbours < 2**30:  # of both directions
         ends = ends.astype(np.int32)
         nearest = nearest.astype(np.int32)
-    near_UU = scipy.sparse.csr_array((np.ones(rows * near), nearest, ends), (rows, rows))
-    weight_UU = near_UU.maximum(near_UU.T)
+    adjacency_UU = scipy.sparse.csr_array((np.ones(rows * neighbours), nearest, ends), (rows, rows))
+    weight_UU = adjacency_UU.maximum(adjacency_UU.T)
     root_U = 1 / np.sqrt(np.asarray(weight_UU.sum(axis=1)).ravel())  # every row has an edge
     root_UU = scipy.sparse.diags_array(root_U)
     return scipy.sparse.csr_array(root_UU @ weight_UU @ root_UU)
@@ -421,8 +425,10 @@ def spread_without_own(
     and some of this process's cores share the work, which changes nothing.
     """
     rows, count = graph_UU.shape[0], len(labelled_n)
-    alpha_A11, said_AnK = np.reshape(alphas, (-1, 1, 1)), np.zeros((len(alphas), *known_nK.shape))
-    if many := rows > _EXACT:
+    alpha_A11 = np.reshape(alphas, (-1, 1, 1))
+    scores_AnK = np.zeros((len(alphas), *known_nK.shape))
+    is_large = rows > _EXACT
+    if is_large:
         order_U = scipy.sparse.csgraph.reverse_cuthill_mckee(graph_UU, symmetric_mode=True)
         graph_UU = graph_UU[order_U][:, order_U].astype(np.float32)
         labelled_n = np.argsort(order_U)[labelled_n]
@@ -435,17 +441,17 @@ def spread_without_own(
             told_nC = term_UC[labelled_n]
             told_nC[part, np.arange(len(part))] = 0.0
             reached_AnC += alpha_A11**hop * told_nC
-            rest_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
-            if (rest_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
+            remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
+            if (remaining_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
                 break
-        for said_nK, reached_nC in zip(said_AnK, reached_AnC, strict=True):
-            said_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
+        for scores_nK, reached_nC in zip(scores_AnK, reached_AnC, strict=True):
+            scores_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
 
     judges = np.arange(min(count, MOST_JUDGES))
     parts = np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE))
-    with ThreadPoolExecutor(min(_SHARING, usable_cores()) if many else 1) as pool:
+    with ThreadPoolExecutor(min(_SHARING, usable_cores()) if is_large else 1) as pool:
         list(pool.map(spread_part, parts))
-    return [*said_AnK]
+    return [*scores_AnK]
 
 
 class Ridge(LinearLabeller):
@@ -520,10 +526,12 @@ class Logistic(Labeller):
         votes_UK = self.label_rows(features_UF, labelled_n, labels_n, classes)
         votes_UK[labelled_n] = 0.0
         for first in range(min(_PARTS, len(labelled_n)) if len(labelled_n) > 1 else 0):
-            out = np.zeros(len(labelled_n), dtype=bool)
-            out[first::_PARTS] = True
-            said_UK = self.label_rows(features_UF, labelled_n[~out], labels_n[~out], classes)
-            votes_UK[labelled_n[out]] = said_UK[labelled_n[out]]
+            is_held_out = np.zeros(len(labelled_n), dtype=bool)
+            is_held_out[first::_PARTS] = True
+            scores_UK = self.label_rows(
+                features_UF, labelled_n[~is_held_out], labels_n[~is_held_out], classes
+            )
+            votes_UK[labelled_n[is_held_out]] = scores_UK[labelled_n[is_held_out]]
         votes_UK[labelled_n[MOST_JUDGES:]] = 0.0
         return votes_UK
 
@@ -615,10 +623,10 @@ class PrivateLogistic(Labeller):
     def bound_residual(self, classes: int) -> float:
         """Return r, the bound of |p - e_y| at the minimum."""
         always = math.sqrt(2)
-        at_zero = math.sqrt(1 - 1 / classes)
+        bound_at_zero = math.sqrt(1 - 1 / classes)
         if self.strength <= 0.5:
             return always
-        return min(always, at_zero / (1 - 1 / (2 * self.strength)))
+        return min(always, bound_at_zero / (1 - 1 / (2 * self.strength)))
 
     def compute_sensitivity(self, *, labelled: int, classes: int) -> float:
         """Replace-one, L2, of all weights together; see above."""
@@ -715,7 +723,7 @@ def minimise_loss(
         gradient_FK = x_nF.T @ residual_nK / len(x_nF) + strength * theta_FK
         return loss + strength / 2 * float((flat**2).sum()), gradient_FK.ravel()
 
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         value_and_gradient,
         np.zeros(shape[0] * classes),
         jac=True,
@@ -728,7 +736,7 @@ def minimise_loss(
             "maxcor": 20,
         },
     )
-    theta = np.asarray(found.x, dtype=np.float64)
+    theta = np.asarray(result.x, dtype=np.float64)
     length = 1 / (float((x_nF**2).sum(axis=1).max()) / 2 + strength)
     gradient = value_and_gradient(theta)[1]
     while float(np.linalg.norm(gradient)) > tolerance:

@@ -53,12 +53,12 @@ def check_votes(
         vote = labeller.label_without_own if is_judge else labeller.label_rows
         return vote(other_UF.copy(), labelled_n, labels_n, classes)
 
-    who = f"{owner}: " if owner else ""
+    prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
     before_UK = compute_votes(features_UF)
     if not np.array_equal(before_UK, compute_votes(features_UF)):
         raise PromiseError(
-            f"{who}the labeller {name} gave two answers to one question; what its votes cost is "
+            f"{prefix}the labeller {name} gave two answers to one question; what its votes cost is "
             "counted for votes that follow from features and labels, so draw nothing, or noise of "
             "a key as private_logistic does"
         )
@@ -71,7 +71,7 @@ def check_votes(
         row = int(moved_U.argmax())
         if not moved_U[row] <= _TOLERANCE:
             raise PromiseError(
-                f"{who}the labeller {name} says inductive = True, but the features of people "
+                f"{prefix}the labeller {name} says inductive = True, but the features of people "
                 f"without a label moved the vote on another row by {moved_U[row]:.3g} (of "
                 f"{len(moved_U)} rows looked at). Leave inductive out of the class (a whole record "
                 "has no guarantee then), or fit it to labelled rows alone, their scale included"
@@ -82,18 +82,18 @@ def require_short(labeller: Labeller, votes_UK: Floats, *, owner: str = "") -> N
     """Refuse votes that are longer than L1 norm 1, or negative where the class denies it. Raises
     PromiseError: names the class and the largest.
     """
-    who = f"{owner}: " if owner else ""
+    prefix = f"{owner}: " if owner else ""
     name = type(labeller).__name__
     longest = float(np.abs(votes_UK).sum(axis=1).max(initial=0.0))
     if not longest <= 1 + _TOLERANCE:
         raise PromiseError(
-            f"{who}a row of votes of the labeller {name} has L1 norm {longest:.6g}; noise is "
+            f"{prefix}a row of votes of the labeller {name} has L1 norm {longest:.6g}; noise is "
             "counted for 1 at most, so divide each row by its own norm"
         )
     least = float(votes_UK.min(initial=0.0))
     if not labeller.signed and not least >= -_TOLERANCE:
         raise PromiseError(
-            f"{who}the labeller {name} says signed = False, but a number of its votes is "
+            f"{prefix}the labeller {name} says signed = False, but a number of its votes is "
             f"{least:.3g}; two rows lie further apart then, so leave signed out of the class"
         )
 
@@ -102,11 +102,13 @@ def _few_of(
     features_UF: Floats, labelled_n: Integers, labels_n: Integers
 ) -> tuple[Floats, Integers, Integers]:
     """Return some labelled and some other rows, in a fixed order."""
-    others = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
+    unlabelled = np.setdiff1d(np.arange(len(features_UF)), labelled_n)
     generator = np.random.default_rng(_SEED)
-    kept_n = generator.permutation(len(labelled_n))[:_LABELLED]
-    kept_U = np.concatenate([labelled_n[kept_n], generator.permutation(others)[:_UNLABELLED]])
-    return features_UF[kept_U], np.arange(len(kept_n)), np.asarray(labels_n)[kept_n]
+    chosen_n = generator.permutation(len(labelled_n))[:_LABELLED]
+    chosen_U = np.concatenate(
+        [labelled_n[chosen_n], generator.permutation(unlabelled)[:_UNLABELLED]]
+    )
+    return features_UF[chosen_U], np.arange(len(chosen_n)), np.asarray(labels_n)[chosen_n]
 
 
 def _build_replacements(
@@ -119,14 +121,14 @@ def _build_replacements(
     if not len(places):
         return []
     copies_UF = features_UF.copy()
-    far_UF = features_UF.copy()
-    near = places[::2]
-    far = places[1::2] if len(places) > 1 else places
-    copies_UF[near] = features_UF[np.arange(len(near)) % labelled]
-    far_UF[far] = _FAR * (np.abs(features_UF).max() + 1 - features_UF[far])
-    found = []
-    for replaced, other_UF in ((near, copies_UF), (far, far_UF)):
+    moved_UF = features_UF.copy()
+    copied = places[::2]
+    moved = places[1::2] if len(places) > 1 else places
+    copies_UF[copied] = features_UF[np.arange(len(copied)) % labelled]
+    moved_UF[moved] = _FAR * (np.abs(features_UF).max() + 1 - features_UF[moved])
+    replacements = []
+    for replaced, other_UF in ((copied, copies_UF), (moved, moved_UF)):
         replaced_U = np.zeros(rows, dtype=np.bool_)
         replaced_U[replaced] = True
-        found.append((replaced_U, other_UF))
-    return found
+        replacements.append((replaced_U, other_UF))
+    return replacements

@@ -130,15 +130,15 @@ def fit_autoencoder(
     loss = _Loss(network, features_NF, settings, resembled)
     draw = seed_draws(seed, owner, "autoencoder").get_generator()
     order_N = torch.randperm(len(features_NF), generator=draw).to(features_NF.device)
-    held = max(1, round(settings.held_out * len(order_N)))
-    held_V = order_N[:held]
-    rows_N = order_N[held:]
+    count = max(1, round(settings.held_out * len(order_N)))
+    validation_V = order_N[:count]
+    rows_N = order_N[count:]
     adam = _ADAM(network.parameters(), lr=settings.learning_rate, fused=True)
     best = torch.inf
     best_weights = copy.deepcopy(network.state_dict())
     epochs = 0
-    best_at = 0
-    while epochs < settings.epochs and epochs - best_at < settings.patience:
+    best_epoch = 0
+    while epochs < settings.epochs and epochs - best_epoch < settings.patience:
         epochs += 1
         shuffled_N = rows_N[torch.randperm(len(rows_N), generator=draw).to(rows_N.device)]
         for rows_B in shuffled_N.split(settings.batch_size):
@@ -146,14 +146,14 @@ def fit_autoencoder(
             loss(rows_B).backward()
             adam.step()
         with torch.no_grad():
-            now = float(loss(held_V))
-        if now != now:
+            current = float(loss(validation_V))
+        if current != current:
             raise ModelError(
                 f"{owner}: training of an autoencoder diverged; lower method.learning_rate"
             )
-        if now < best:
-            best = now
-            best_at = epochs
+        if current < best:
+            best = current
+            best_epoch = epochs
             best_weights = copy.deepcopy(network.state_dict())
     network.load_state_dict(best_weights)
     network.requires_grad_(requires_grad=False)
@@ -175,21 +175,23 @@ class _Loss:
         self._weight = settings.weight
         self._of_codes = _LOSSES[settings.loss]
         rows = len(features_NF)
-        self._drawn_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
+        self._is_resembled_N = torch.zeros(rows, dtype=torch.bool, device=features_NF.device)
         self._wanted_ND = features_NF.new_zeros(rows, 0)
         if resembled is not None and self._weight:
-            self._drawn_N[resembled.rows] = True
+            self._is_resembled_N[resembled.rows] = True
             self._wanted_ND = features_NF.new_zeros(rows, resembled.codes.shape[1])
             self._wanted_ND[resembled.rows] = resembled.codes.to(features_NF)
 
     def __call__(self, rows_B: Tensor) -> Tensor:
         codes_BD = self._network.encoder(self._features_NF[rows_B])
         total = F.mse_loss(self._network.decoder(codes_BD), self._features_NF[rows_B])
-        drawn_B = self._drawn_N[rows_B]
-        if bool(drawn_B.any()):
-            apart = self._of_codes(codes_BD[drawn_B], self._wanted_ND[rows_B[drawn_B]])
+        is_resembled_B = self._is_resembled_N[rows_B]
+        if bool(is_resembled_B.any()):
+            code_loss = self._of_codes(
+                codes_BD[is_resembled_B], self._wanted_ND[rows_B[is_resembled_B]]
+            )
             # Eq. (5) is of a row; rows without a code count as 0 in the mean.
-            total = total + self._weight * apart * drawn_B.to(total.dtype).mean()
+            total = total + self._weight * code_loss * is_resembled_B.to(total.dtype).mean()
         return total
 
 
@@ -308,11 +310,11 @@ def cross_validate_scores(
             f"{folds} folds need {folds} rows of every class at least, and one has {least}; take "
             "fewer folds, or more rows"
         )
-    found = cross_validate(
+    results = cross_validate(
         LogisticRegression(max_iter=_ITERATIONS),
         values_NF.flatten(1).double().cpu().numpy(),
         labels,
         cv=StratifiedKFold(folds, shuffle=True, random_state=seed),
         scoring=tuple(scores),
     )
-    return {score: found[f"test_{score}"] for score in scores}
+    return {score: results[f"test_{score}"] for score in scores}

@@ -41,8 +41,8 @@ def standardise_scores(scores: Floats, others_N: Floats) -> Floats:
     alike.
     """
     deviation = float(others_N.std())
-    about = scores - others_N.mean()
-    return np.asarray(about / deviation if deviation > 0 else np.zeros_like(about))
+    centred = scores - others_N.mean()
+    return np.asarray(centred / deviation if deviation > 0 else np.zeros_like(centred))
 
 
 def slope_of(scores_n: Floats, labels_n: Integers) -> float:
@@ -67,9 +67,11 @@ def slope_of(scores_n: Floats, labels_n: Integers) -> float:
 
 def _solve_offset(z_N: Floats, rate: float) -> float:
     """Return the offset with which the mean probability of these log-odds is the rate."""
-    far = _FARTHEST + float(np.abs(z_N).max())
+    limit = _FARTHEST + float(np.abs(z_N).max())
     expit = scipy.special.expit
-    return float(scipy.optimize.brentq(lambda by: expit(z_N + by).mean() - rate, -far, far))
+    return float(
+        scipy.optimize.brentq(lambda offset: expit(z_N + offset).mean() - rate, -limit, limit)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,6 @@ class PlattLine:
         deviation = float(scores_N.std())
         if not deviation > 0:
             return cls(slope=1.0, offset=float(scipy.special.logit(rate) - scores_N.mean()))
-        by = slope / deviation
-        offset = _solve_offset(slope * others, rate) - by * float(scores_N.mean())
-        return cls(slope=by, offset=offset)
+        score_slope = slope / deviation
+        offset = _solve_offset(slope * others, rate) - score_slope * float(scores_N.mean())
+        return cls(slope=score_slope, offset=offset)

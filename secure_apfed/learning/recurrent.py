@@ -142,9 +142,9 @@ class SequenceViews:
         return torch.cat(layers, dim=1).detach() / len(layers)
 
     def load(self, weights_RW: _Floats) -> None:
-        like = next(self._network.parameters())
+        reference = next(self._network.parameters())
         size = sum(parameter.numel() for parameter in self._network.parameters())
-        flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(like)
+        flat_P = torch.from_numpy(weights_RW.reshape(-1)[:size]).to(reference)
         vector_to_parameters(flat_P, self._network.parameters())
 
     def train(self, step: int) -> float:
@@ -205,18 +205,18 @@ def require_sequences(
         steps_NTC = part_NF[:, 1:].unflatten(1, (steps, channels))
         in_use_NT = torch.arange(steps) < used_N[:, None]
         is_finite_N = (steps_NTC.isfinite().all(2) | ~in_use_NT).all(1)
-        where = f"{owner}: sequence {place} of [{steps}, {channels}]"
+        place_name = f"{owner}: sequence {place} of [{steps}, {channels}]"
         if not bool(is_count_N.all()):
             row = int((~is_count_N).nonzero()[0])
             raise DataError(
-                f"{where}: expected in its first column how many of {steps} steps are in use, a "
-                f"whole number, got {used_N[row]:g} in row {row + 1}; pad shorter sequences behind "
-                "their last step, cut longer ones, and in own tables name the columns in "
+                f"{place_name}: expected in its first column how many of {steps} steps are in use, "
+                f"a whole number, got {used_N[row]:g} in row {row + 1}; pad shorter sequences "
+                "behind their last step, cut longer ones, and in own tables name the columns in "
                 "data.view_columns with their sequence, so that this number is not standardised"
             )
         if not bool(is_finite_N.all()):
             row = int((~is_finite_N).nonzero()[0])
             raise DataError(
-                f"{where}: expected finite numbers in the steps in use, got others in row "
+                f"{place_name}: expected finite numbers in the steps in use, got others in row "
                 f"{row + 1}; fill them, or count fewer steps in the first column"
             )

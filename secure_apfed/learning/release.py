@@ -122,10 +122,10 @@ def spread_of(z_BD: Tensor) -> float:
         if bool(zero_B.any()):
             sine_OB[zero_B[own]] = 0
             sine_OB[:, zero_B] = 0
-        itself = torch.arange(len(own), device=own.device), own
-        sine_OB[itself] = 0
+        own_place = torch.arange(len(own), device=own.device), own
+        sine_OB[own_place] = 0
         total += float(sine_OB.sum())
-        sine_OB[itself] = 1
+        sine_OB[own_place] = 1
         nearest.append(sine_OB.amin(dim=1))
     spread = total / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:

@@ -88,19 +88,20 @@ class Help:
         return self.always or self.averaged or self.is_sure
 
     def __str__(self) -> str:
-        said = "always used" if self.always else "used" if self.is_in_use else "not used"
+        usage = "always used" if self.always else "used" if self.is_in_use else "not used"
         if self.averaged:
-            said = "averaged with the best three local models"
+            usage = "averaged with the best three local models"
         if not self.rows:
-            return f"help is {said}: no labelled row can judge it, or every row has a label"
-        told = (
-            f"help is {said}: of {self.rows} labelled rows, each judged without its own label, the "
-            f"others are right on {self.right:.2f} and the active's own model on {self.alone:.2f}; "
-            f"together they add {self.gain:+.3f} nats a row (deviation {self.deviation:.3f})"
+            return f"help is {usage}: no labelled row can judge it, or every row has a label"
+        text = (
+            f"help is {usage}: of {self.rows} labelled rows, each judged without its own label, "
+            f"the others are right on {self.right:.2f} and the active's own model on "
+            f"{self.alone:.2f}; together they add {self.gain:+.3f} nats a row (deviation "
+            f"{self.deviation:.3f})"
         )
         if self.learnt < 0:
-            told += f", but own columns learn it less well than they do alone ({self.learnt:+.3f})"
-        return told
+            text += f", but own columns learn it less well than they do alone ({self.learnt:+.3f})"
+        return text
 
 
 def pool_opinions(
@@ -145,10 +146,10 @@ def pool_opinions(
 
     pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
     judged = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
-    found = replace(judged, always=always)
-    told = pool.fit_weights(pool.every) if labels_n else _START
-    a, b = told if found.is_in_use else (1.0, 0.0)
-    return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), found
+    help_ = replace(judged, always=always)
+    weights = pool.fit_weights(pool.every) if labels_n else _START
+    a, b = weights if help_.is_in_use else (1.0, 0.0)
+    return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), help_
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,8 +176,8 @@ class _Pool:
         log_q_BK = self.log_q(self.own_JK[rows_B], self.votes_JK[rows_B], a, b)
         return np.asarray(log_q_BK[np.arange(len(rows_B)), self.labels_J[rows_B]])
 
-    def fit_weights(self, rows_B: Integers, *, alone: bool = False) -> tuple[float, float]:
-        """Return the most likely a and b for these rows; alone: b is 0."""
+    def fit_weights(self, rows_B: Integers, *, without_votes: bool = False) -> tuple[float, float]:
+        """Return the most likely a and b for these rows; without votes b is 0."""
 
         def compute_loss(ab: Floats) -> float:
             a, b = map(float, ab)
@@ -184,11 +185,11 @@ class _Pool:
             return prior / 2 - float(self.compute_log_likelihood(rows_B, a, b).sum())
 
         most_a, most_b = _MOST
-        start = (1.0, 0.0) if alone else _START
-        most = 0.0 if alone else most_b
+        start = (1.0, 0.0) if without_votes else _START
+        most = 0.0 if without_votes else most_b
         bounds = [(0.0, most_a), (0.0, most)]
-        found = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B", bounds=bounds)
-        a, b = map(float, found.x)
+        result = scipy.optimize.minimize(compute_loss, start, method="L-BFGS-B", bounds=bounds)
+        a, b = map(float, result.x)
         return a, b
 
     def measure_help(self, seed: int, *, right: Integers) -> Help:
@@ -200,12 +201,12 @@ class _Pool:
         order = np.random.default_rng(derive_seed(seed, "weighing votes")).permutation(rows)
         gain_J = np.zeros(rows)
         for part in (order[first::_PARTS] for first in range(_PARTS if rows >= _PARTS else 0)):
-            rest = np.setdiff1d(order, part)
-            both = self.fit_weights(rest)
-            alone = self.fit_weights(rest, alone=True)
-            gain_J[part] = self.compute_log_likelihood(part, *both) - self.compute_log_likelihood(
-                part, *alone
-            )
+            fitted = np.setdiff1d(order, part)
+            weights = self.fit_weights(fitted)
+            own_weights = self.fit_weights(fitted, without_votes=True)
+            gain_J[part] = self.compute_log_likelihood(
+                part, *weights
+            ) - self.compute_log_likelihood(part, *own_weights)
         judge = rows >= _PARTS
         named = (self.log_f_K + self.own_JK).argmax(1)
         return Help(
@@ -237,10 +238,10 @@ def fit_linear(
     their places) best (squared error): they are the validation rows. A row of phi_UD is about 1 to
     3 long.
     """
-    rest_V = np.setdiff1d(taught_V, labelled_n)
+    unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
-    if len(rest_V) and len(labelled_n):
-        truth_nK, fitted = targets_UK[labelled_n], _fit_ridge(phi_UD, targets_UK, rest_V)
+    if len(unlabelled_V) and len(labelled_n):
+        truth_nK, fitted = targets_UK[labelled_n], _fit_ridge(phi_UD, targets_UK, unlabelled_V)
         phi_nD = phi_UD[labelled_n].astype(np.float64)
 
         def compute_error(strength: float) -> float:

@@ -108,26 +108,26 @@ ALONE: MethodSettings = next(
 """The method in which the active trains by itself."""
 
 
-def method_settings(said: Any, *, as_json: bool = False) -> MethodSettings:
+def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
     """Return the settings of a method, as a run gives them.
 
-    `said`: its key in `METHODS`; a mapping with that as `name`, and its settings; or settings made
-    before. `as_json`: whether lists are taken for tuples, and no other value is converted. Raises
-    ValueError: no method has that name, or it has other settings.
+    `choice`: its key in `METHODS`; a mapping with that as `name`, and its settings; or settings
+    made before. `as_json`: whether lists are taken for tuples, and no other value is converted.
+    Raises ValueError: no method has that name, or it has other settings.
     """
-    if isinstance(said, MethodSettings):
-        return said
-    given = {"name": said} if isinstance(said, str) else said
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    if isinstance(choice, MethodSettings):
+        return choice
+    content = {"name": choice} if isinstance(choice, str) else choice
+    if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
         raise ValueError(
-            f"expected the name of a method, or {{name: ..., and its settings}}, got {said!r:.60}"
+            f"expected the name of a method, or {{name: ..., and its settings}}, got {choice!r:.60}"
         )
-    if given["name"] not in METHODS:
-        raise ValueError(unknown_name(given["name"], METHODS))
-    kind = METHODS[given["name"]].settings
+    if content["name"] not in METHODS:
+        raise ValueError(unknown_name(content["name"], METHODS))
+    kind = METHODS[content["name"]].settings
     if as_json:
-        return kind.model_validate_json(json.dumps(given), strict=True)
-    return kind.model_validate(given)
+        return kind.model_validate_json(json.dumps(content), strict=True)
+    return kind.model_validate(content)
 
 
 def open_session(

@@ -147,12 +147,12 @@ def describe_people(own: PartyContext, rows_U: Tensor) -> CommonPeople:
 
     Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
     """
-    found = describe_common(
+    people = describe_common(
         own.name, own.data.table.ids, rows_U.numpy(), own.config.alignment, active=own.active
     )
-    if found.warning:
-        warnings.warn(found.warning, UnmatchedIdsWarning, stacklevel=3)
-    return found
+    if people.warning:
+        warnings.warn(people.warning, UnmatchedIdsWarning, stacklevel=3)
+    return people
 
 
 async def deal_randomness(own: PartyContext, links: Links, session: str) -> None:
@@ -190,8 +190,8 @@ def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:
     """Return the folder of this intersection while it is unfinished; None: nothing is stored."""
     if own.secrets.logs is None:
         return None
-    among = "all" if own.config.alignment.mode == "all" else members[0]
-    return own.secrets.logs / _UNFINISHED / own.name / among
+    subfolder = "all" if own.config.alignment.mode == "all" else members[0]
+    return own.secrets.logs / _UNFINISHED / own.name / subfolder
 
 
 def forget_alignment(logs: Path) -> None:
@@ -289,7 +289,7 @@ def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
 # and not why.
 
 
-def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: Tensor) -> None:
+def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: Tensor) -> None:
     """Refuse a run that would learn from labels of one class, or be measured on rows of one.
     `aligned`: its row at each position of the alignment; means nothing where nothing is aligned.
 
@@ -297,68 +297,70 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
     has none, or no label among common people; or no test row is of common people where all parties
     predict. Raises DataError: says how many rows have a label, and what to do.
     """
-    owner = held.table.name
+    owner = data.table.name
     common = f"the {len(aligned)} common people"
-    every = held.labelled_rows
-    learnt = method.find_learnt_labels(config, held, aligned)
-    left_out = f" (of {len(every)}; the others are not among {common})"
-    among = left_out if method.public_facts.aligns else ""
-    taught = _count_labels(held, learnt)
+    labelled_rows = data.labelled_rows
+    learnt_rows = method.find_learnt_labels(config, data, aligned)
+    left_out = f" (of {len(labelled_rows)}; the others are not among {common})"
+    selection = left_out if method.public_facts.aligns else ""
+    learnt_counts = _count_labels(data, learnt_rows)
     # Passives with labels of their own may know other classes.
     if not config.data.labels_at:
-        if not taught:
+        if not learnt_counts:
             raise DataError(
-                f"{owner}: none of its {len(every)} labelled training rows is among {common}, so "
-                f"there is nothing to learn; {_MORE}"
+                f"{owner}: none of its {len(labelled_rows)} labelled training rows is among "
+                f"{common}, so there is nothing to learn; {_MORE}"
             )
-        if len(taught) < 2:
+        if len(learnt_counts) < 2:
             raise DataError(
-                f"{owner}: the {len(learnt)} labelled training rows that {method.settings.title} "
-                f"learns from{among} are all {_describe_label(held, taught)}, so there is nothing "
-                f"to learn; {_MORE}"
+                f"{owner}: the {len(learnt_rows)} labelled training rows that "
+                f"{method.settings.title} learns from{selection} are all "
+                f"{_describe_label(data, learnt_counts)}, so there is nothing to learn; {_MORE}"
             )
-        lost = set(_count_labels(held, every)) - set(taught)
-        if lost and config.task != Regression.name:
-            few = ", ".join(held.classes[int(label)] for label in sorted(lost))
+        missing_labels = set(_count_labels(data, labelled_rows)) - set(learnt_counts)
+        if missing_labels and config.task != Regression.name:
+            description = ", ".join(data.classes[int(label)] for label in sorted(missing_labels))
             warnings.warn(
-                f"{owner}: {method.settings.title} learns nothing of class {few}: none of its "
-                f"labelled training rows is among {common}; {_MORE}",
+                f"{owner}: {method.settings.title} learns nothing of class {description}: none of "
+                f"its labelled training rows is among {common}; {_MORE}",
                 FewRowsWarning,
                 stacklevel=2,
             )
-    tested = method.find_testable_rows(held, aligned)
-    if not len(held.test_rows):
+    tested = method.find_testable_rows(data, aligned)
+    if not len(data.test_rows):
         return
-    asked = 1 if method.settings.predicts_alone else config.rules.minimum_batch
-    if len(tested) < asked:
+    fewest_asked = 1 if method.settings.predicts_alone else config.rules.minimum_batch
+    if len(tested) < fewest_asked:
         warnings.warn(
-            f"{owner}: {len(tested)} of its {len(held.test_rows)} test rows are among {common}, "
-            f"and passives answer {asked} at least, so nothing measures {method.settings.title} "
-            f"with all parties; {_TEST}",
+            f"{owner}: {len(tested)} of its {len(data.test_rows)} test rows are among {common}, "
+            f"and passives answer {fewest_asked} at least, so nothing measures "
+            f"{method.settings.title} with all parties; {_TEST}",
             FewRowsWarning,
             stacklevel=2,
         )
         return
-    counts = _count_labels(held, tested)
+    counts = _count_labels(data, tested)
     if config.task == Regression.name:
         return
     if len(counts) < 2:
         raise DataError(
             f"{owner}: the {len(tested)} rows that {method.settings.title} is tested on are all "
-            f"{_describe_label(held, counts)}: whoever always says so is always right; {_TEST}"
+            f"{_describe_label(data, counts)}: whoever always says so is always right; {_TEST}"
         )
-    _warn_of_few_positives(method, config, held, taught, counts)
-    rarest, rows = min((dict.fromkeys(taught, 0) | counts).items(), key=lambda counted: counted[1])
-    if rows < (FEWEST_ROWS if len(held.classes) == 2 else 1):
-        few = (
-            f"{rows} are {_describe_label(held, [rarest])}, fewer than {FEWEST_ROWS}: its measures "
+    _warn_of_few_positives(method, config, data, learnt_counts, counts)
+    rarest, rows = min(
+        (dict.fromkeys(learnt_counts, 0) | counts).items(), key=lambda counted: counted[1]
+    )
+    if rows < (FEWEST_ROWS if len(data.classes) == 2 else 1):
+        description = (
+            f"{rows} are {_describe_label(data, [rarest])}, fewer than {FEWEST_ROWS}: its measures "
             "say little, and their intervals are widened; raise data.test_fraction, or add rows"
         )
-        label = _describe_label(held, [rarest])
+        label = _describe_label(data, [rarest])
         none = f"none is {label}, so nothing tells how well it is found; {_TEST}"
         warnings.warn(
             f"{owner}: of the {len(tested)} rows that {method.settings.title} is tested on "
-            f"{few if rows else none}",
+            f"{description if rows else none}",
             FewRowsWarning,
             stacklevel=2,
         )
@@ -367,45 +369,45 @@ def require_labels(method: Method, config: RunSettings, held: OwnData, aligned: 
 def _warn_of_few_positives(
     method: Method,
     config: RunSettings,
-    held: OwnData,
-    taught: "Counter[float]",
-    tested: "Counter[float]",
+    data: OwnData,
+    learnt_counts: "Counter[float]",
+    test_counts: "Counter[float]",
 ) -> None:
     """Warn of few rows of a rare class, where there are two classes.
 
     The number of labelled rows is given only where no promise is made for labels.
     """
-    every = taught + tested
-    if len(held.classes) != 2 or len(every) < 2:
+    counts = learnt_counts + test_counts
+    if len(data.classes) != 2 or len(counts) < 2:
         return
-    rarest, rows = min(every.items(), key=lambda counted: counted[1])
-    if rows >= SKEWED * every.total():
+    rarest, rows = min(counts.items(), key=lambda counted: counted[1])
+    if rows >= SKEWED * counts.total():
         return
-    few = list[str]()
-    if taught[rarest] < FEWEST_POSITIVES and not config.labels_are_private:
-        few.append(f"{taught[rarest]} labelled training rows")
-    if FEWEST_ROWS <= tested[rarest] < FEWEST_POSITIVES:  # of fewer the other warning tells
-        few.append(f"{tested[rarest]} test rows")
-    if few:
+    shortages = list[str]()
+    if learnt_counts[rarest] < FEWEST_POSITIVES and not config.labels_are_private:
+        shortages.append(f"{learnt_counts[rarest]} labelled training rows")
+    if FEWEST_ROWS <= test_counts[rarest] < FEWEST_POSITIVES:  # of fewer the other warning tells
+        shortages.append(f"{test_counts[rarest]} test rows")
+    if shortages:
         warnings.warn(
-            f"{held.table.name}: {' and '.join(few)} that {method.settings.title} knows are "
-            f"{_describe_label(held, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of "
+            f"{data.table.name}: {' and '.join(shortages)} that {method.settings.title} knows are "
+            f"{_describe_label(data, [rarest])}, fewer than {FEWEST_POSITIVES}: what is learnt of "
             "it may be chance, and so may measures be; read their intervals, or add such rows",
             FewRowsWarning,
             stacklevel=3,
         )
 
 
-def _count_labels(held: OwnData, rows: Tensor) -> Counter[float]:
-    labels_N = held.table.labels
+def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
+    labels_N = data.table.labels
     assert labels_N is not None
     known = labels_N[rows]
     return Counter(known[known != UNLABELLED].tolist())
 
 
-def _describe_label(held: OwnData, counts: "Counter[float] | list[float]") -> str:
+def _describe_label(data: OwnData, counts: "Counter[float] | list[float]") -> str:
     """Return the first of these labels, as people know it."""
     label = next(iter(counts))
-    if held.targets is None:
-        return f"of class {held.classes[int(label)]}"
-    return f"{float(held.targets.decode(torch.tensor(label))):g}"
+    if data.targets is None:
+        return f"of class {data.classes[int(label)]}"
+    return f"{float(data.targets.decode(torch.tensor(label))):g}"

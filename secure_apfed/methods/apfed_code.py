@@ -133,23 +133,26 @@ class CodeStudent(Student):
         solo model by more than the standard deviation of that, over resamples of these rows.
         """
         with one_thread(), cache_fits():
-            alone = LocalModel.choose_best(self.task_alone(seed))
+            local = LocalModel.choose_best(self.task_alone(seed))
             self._forecast_sums(sum_UD)
-            others = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
-            said = {}
+            sums_by_source = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
+            scores_by_source = {}
             teachers = {}
-            for source, of_others_UD in others.items():
-                beside = self._task_beside(of_others_UD, seed)
-                teacher = choose_reader(beside)
-                said[source] = self._score_held_out(beside, teacher, seed)
-                teachers[source] = beside, teacher
-            best = max(said, key=lambda source: rank_of(said[source], self._measure))
-            if is_surely_better(said[best], alone):
+            for source, of_others_UD in sums_by_source.items():
+                task = self._task_beside(of_others_UD, seed)
+                teacher = choose_reader(task)
+                scores_by_source[source] = self._score_held_out(task, teacher, seed)
+                teachers[source] = task, teacher
+            best = max(
+                scores_by_source,
+                key=lambda source: rank_of(scores_by_source[source], self._measure),
+            )
+            if is_surely_better(scores_by_source[best], local):
                 self.helped = best
-                beside, teacher = teachers[best]
-                self.fit_to_labels(label_rows(teacher.fit(), beside))
+                task, teacher = teachers[best]
+                self.fit_to_labels(label_rows(teacher.fit(), task))
             else:
-                self.use_baseline(alone.baseline)
+                self.use_baseline(local.baseline)
 
     @property
     def _rows(self) -> Tensor:
@@ -168,7 +171,7 @@ class CodeStudent(Student):
             measure=self._measure,
         )
 
-    def _score_held_out(self, beside: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
+    def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
         """Return held-out scores of labelled rows, taught by this teacher without them.
 
         None if no rows can be held out.
@@ -177,18 +180,18 @@ class CodeStudent(Student):
         if not parts:
             return None
         phi_UD = self.encode_rows(self.networks)
-        said = []
+        scores = []
         tasks = [teacher.task.drop_labels(part) for part in parts]
         fitted = teacher.baseline.fit_together(tasks)
         for part, predictor in zip(parts, fitted, strict=True):
-            likely_UK = label_rows(predictor, beside)
+            likely_UK = label_rows(predictor, task)
             likely_UK[self.labelled] = self._truth_nT
             likely_UK[self.labelled[part]] = 0
             linear = nn.Linear(phi_UD.shape[1], self.classes, bias=False, dtype=torch.float64)
             self._fit_layer(linear, phi_UD, likely_UK, np.asarray(likely_UK.any(axis=1)))
-            said.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
+            scores.append(phi_UD[self.labelled[part]] @ linear.weight.detach().numpy().T)
         truth_n = self.labels[np.concatenate(parts)]
-        return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(said)))
+        return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
         """Fit the forecast of the sum, each number about its mean and of deviation 1, to all rows.
@@ -203,8 +206,8 @@ class CodeStudent(Student):
             phi_UD = encoder.own(self._rows).double().cpu().numpy()
         rows_U = np.arange(len(sum_UD))
         for part in (rows_U[first::_PARTS] for first in range(_PARTS)):
-            kept_V = np.setdiff1d(rows_U, part)
-            _fit_forecast(encoder, phi_UD[kept_V], sum_UD[kept_V])
+            rows_V = np.setdiff1d(rows_U, part)
+            _fit_forecast(encoder, phi_UD[rows_V], sum_UD[rows_V])
             with torch.no_grad():
                 self._forecast_UD[part] = encoder.predict_representation(self._rows[part]).cpu()
         _fit_forecast(encoder, phi_UD, sum_UD)
@@ -229,12 +232,12 @@ def _encoder_of(networks: ActiveNetworks) -> CrossView:
     return encoder
 
 
-def _fit_forecast(encoder: CrossView, phi_VD: Floats, told_VD: Floats) -> None:
+def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
     """Fit the forecast of sums; every fourth row is held out to choose the strength of the
     ridge.
     """
-    every_V = np.arange(len(phi_VD))
-    fit_linear(encoder.foretold, phi_VD, told_VD, taught_V=every_V, labelled_n=every_V[::4])
+    rows_V = np.arange(len(phi_VD))
+    fit_linear(encoder.foretold, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
 
 
 class CodeActive(StudentActive):
@@ -259,11 +262,11 @@ class CodeActive(StudentActive):
         self._positions_U = positions_in(rows, student.rows_U)
         self._people = len(rows)
         self._seed = config.seed
-        self._told_ND: Tensor | None = None
+        self._sum_ND: Tensor | None = None
 
     @property
     def last_sum(self) -> Tensor | None:
-        return self._told_ND
+        return self._sum_ND
 
     async def set_up(self, links: Links) -> None:
         await self.sum.set_up(links)
@@ -275,8 +278,8 @@ class CodeActive(StudentActive):
             await self.sum.receive_sum(links, step, rows_B, _REQUEST, numbers)
             for step, rows_B in enumerate(_split_into_blocks(self._people, self.contract))
         ]
-        self._told_ND = torch.cat(sums)
-        self.learn_from_sum(self._told_ND.double().numpy())
+        self._sum_ND = torch.cat(sums)
+        self.learn_from_sum(self._sum_ND.double().numpy())
         steps.count_step(0.0)
 
     def learn_from_sum(self, sum_ND: Floats) -> None:
@@ -308,10 +311,10 @@ class CodePassive(SumHelper):
         except ModelError:
             columns = count_columns(rows_NF)
             raise _too_many(own.name, summed.shape[0], columns, "common people") from None
-        self._told_ND = self._projection(rows_NF)
+        self._projection_ND = self._projection(rows_NF)
         clip = clip_of(own.config)
         if clip is not None:
-            self._told_ND = clip_rows(self._told_ND, clip)
+            self._projection_ND = clip_rows(self._projection_ND, clip)
         self._asked = False
 
     def get_sent_network(self) -> nn.Module:
@@ -324,9 +327,9 @@ class CodePassive(SumHelper):
                 "projections, once in a session"
             )
         self._asked = True
-        for step, rows_B in enumerate(_split_into_blocks(len(self._told_ND), self.contract)):
+        for step, rows_B in enumerate(_split_into_blocks(len(self._projection_ND), self.contract)):
             admitted = self.sum.admit_request(message, rows_B, step=step)
-            await self.sum.send_answer(links, admitted, self._told_ND[rows_B].numpy())
+            await self.sum.send_answer(links, admitted, self._projection_ND[rows_B].numpy())
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=0)  # its steps are the blocks of a session
@@ -373,13 +376,17 @@ class ApfedCode(SumMethod):
         for name, offered in offers.items():
             least = numbers[name] if config.model.representation == "auto" else most
             require_own_terms(own.name, name, offered, _row_of(config, min(least, most)))
-        told = _row_of(config, min(numbers.values()))
-        terms = PassiveTerms(objective=None, weight=1.0, representation=told)
+        representation = _row_of(config, min(numbers.values()))
+        terms = PassiveTerms(objective=None, weight=1.0, representation=representation)
         readable = [name for name in own.passives if settings_of(config, name).allow_reading_all]
-        secure_sum = describe_sum(own, session, told.shape)
+        secure_sum = describe_sum(own, session, representation.shape)
         return SessionTerms(
             passives=dict.fromkeys(own.passives, terms),
-            secure_sum={**secure_sum, "numbers": told.shape[0], "all_can_be_read_of": readable},
+            secure_sum={
+                **secure_sum,
+                "numbers": representation.shape[0],
+                "all_can_be_read_of": readable,
+            },
         )
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
@@ -411,15 +418,15 @@ def _lets_all_be_read(own: PartyContext) -> bool:
 
     Raises ConfigError: the settings say so, and its own file does not.
     """
-    said = settings_of(own.config, own.name).allow_reading_all
-    if said and not own.allow_reading_all:
+    is_allowed = settings_of(own.config, own.name).allow_reading_all
+    if is_allowed and not own.allow_reading_all:
         raise ConfigError(
             f"{own.name}: the settings say passives.{own.name}.allow_reading_all (or "
             "passives.default), which lets whoever reads the sums read all of its columns, and its "
             "own file does not agree; write allow_reading_all: true in the file of "
             f"{own.name} (party.yaml), or take it out of the settings of all parties"
         )
-    return said
+    return is_allowed
 
 
 def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:

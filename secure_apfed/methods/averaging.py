@@ -84,7 +84,9 @@ class AveragingSettings(RecurrentSettings):
 
     def for_view(self, name: str) -> Self:
         """Return the same settings with the beta_k and zeta_k of this view."""
-        return self.model_copy(update={str(of): by for of, by in self.views.get(name, {}).items()})
+        return self.model_copy(
+            update={str(key): value for key, value in self.views.get(name, {}).items()}
+        )
 
     def for_views(self, names: Sequence[str], count: int) -> list[Self]:
         """Return the settings of each of so many views; in a plan's rehearsal they lack names."""
@@ -265,13 +267,13 @@ class LinearViews:
             ViewModel.from_features(
                 np.asarray(view_NF.double().cpu().numpy()),
                 pull.truth_NC.shape[1],
-                np.random.default_rng(derive_seed(seed, owner, "view", at)),
-                beta=of.beta,
-                zeta=of.zeta,
-                tolerance=of.tolerance,
-                most_rounds=of.most_rounds,
+                np.random.default_rng(derive_seed(seed, owner, "view", index)),
+                beta=view_settings.beta,
+                zeta=view_settings.zeta,
+                tolerance=view_settings.tolerance,
+                most_rounds=view_settings.most_rounds,
             )
-            for at, (of, view_NF) in enumerate(zip(settings, views, strict=True))
+            for index, (view_settings, view_NF) in enumerate(zip(settings, views, strict=True))
         ]
         first = settings[0]
         return cls(models, pull, tolerance=first.tolerance, rounds=first.most_rounds)
@@ -295,24 +297,24 @@ class LinearViews:
         """Update pseudo-labels and weights until they converge (Algorithm 3, client)."""
         rows = np.arange(len(self._pull.truth_NC))
         common_NC = average_views(self.views, self._pull)
-        now = np.inf
+        loss = np.inf
         for _ in range(self._rounds):
-            before = now
+            before = loss
             for view in self.views:
                 view.update_labels(rows, common_NC)
             common_NC = average_views(self.views, self._pull)
             for view in self.views:
                 view.fit_weights(rows)
-            now = compute_objective(self.views, common_NC, self._pull)
-            if before - now <= self._tolerance * max(now, 1.0):
+            loss = compute_objective(self.views, common_NC, self._pull)
+            if before - loss <= self._tolerance * max(loss, 1.0):
                 break
-        return now / len(rows)
+        return loss / len(rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for index, view in enumerate(self.views):
-            found |= add_prefix(str(index), view.tensors())
-        return found
+            tensors |= add_prefix(str(index), view.tensors())
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         for index, view in enumerate(self.views):
@@ -386,8 +388,8 @@ class Averaging(SumMethod):
         check_passives(own.config, own.passives)
         AveragingSettings.from_run_settings(own.config).check_views(view_names(own.config.data))
         terms = label_terms(own, len(own.data.classes))
-        held = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
-        return terms.model_copy(update=held)
+        facts = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
+        return terms.model_copy(update=facts)
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
@@ -401,8 +403,8 @@ class Averaging(SumMethod):
                     "different columns, kinds or categories would be averaged. Give both the same "
                     "columns in the same order and one encoding (data.parties.X.encoding)"
                 )
-            held = {"rows": offered.rows, "features": features}
-            expected = label_terms(own, classes).model_copy(update=held)
+            facts = {"rows": offered.rows, "features": features}
+            expected = label_terms(own, classes).model_copy(update=facts)
             require_own_terms(own.name, name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
@@ -450,9 +452,9 @@ def _make_stages(own: PartyContext) -> Stages:
 
 def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearViews:
     settings = AveragingSettings.from_run_settings(own.config)
-    of_views = settings.for_views([*own.data.views], len(views))
+    view_settings = settings.for_views([*own.data.views], len(views))
     pull = pull_of(own, own.data.train_rows)
-    return LinearViews.from_views(of_views, views, pull, owner=own.name, seed=own.secrets.seed)
+    return LinearViews.from_views(view_settings, views, pull, owner=own.name, seed=own.secrets.seed)
 
 
 def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
@@ -474,10 +476,10 @@ def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
 def _require_own_sequences(own: PartyContext) -> None:
     """Refuse a model of other sequences than the views are. Raises ConfigError: names both."""
     laid_out = [view.sequence for view in own.data.views.values()]
-    told = own.config.model.sequences
-    if all(laid_out) and tuple(laid_out) != told:
+    configured = own.config.model.sequences
+    if all(laid_out) and tuple(laid_out) != configured:
         raise ConfigError(
             f"model.sequences: the views {', '.join(own.data.views)} of {own.name} are sequences "
-            f"of {', '.join(str([*of]) for of in laid_out if of)}, in this order, got "
-            f"{', '.join(str([*of]) for of in told) or 'none'}; say the same there"
+            f"of {', '.join(str([*shape]) for shape in laid_out if shape)}, in this order, got "
+            f"{', '.join(str([*shape]) for shape in configured) or 'none'}; say the same there"
         )

@@ -98,21 +98,21 @@ def collect_accounts(
     `among`: those that help. If others reported and one of these did not, nothing is promised for
     it.
     """
-    said = {
+    accounts = {
         name: account.to_account(name)
-        for name, accounts in charged.items()
-        for account in accounts
+        for name, reported in charged.items()
+        for account in reported
         if account.figure != "epsilon_x"
     }
-    if said:
-        unknown = {**next(iter(said.values())), "epsilon": math.inf, "releases": 0}
+    if accounts:
+        unknown = {**next(iter(accounts.values())), "epsilon": math.inf, "releases": 0}
         for name in among:
             if name not in charged:
-                said[name] = {**unknown, "trace": [f"{name} never said what it charged"]}
-    for name in said.keys() & silent.keys():
-        since = f"it fell silent in step {silent[name]}, and what it charged since is not known"
-        said[name]["trace"].append(since)
-    return said
+                accounts[name] = {**unknown, "trace": [f"{name} never said what it charged"]}
+    for name in accounts.keys() & silent.keys():
+        remark = f"it fell silent in step {silent[name]}, and what it charged since is not known"
+        accounts[name]["trace"].append(remark)
+    return accounts
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:

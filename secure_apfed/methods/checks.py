@@ -117,8 +117,8 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
 
 def _check_imbalance(config: RunSettings) -> Iterator[str]:
     method = config.method
-    weighed = config.train.class_weights != "none"
-    if weighed and not method.weighs_classes:
+    weighs = config.train.class_weights != "none"
+    if weighs and not method.weighs_classes:
         yield (
             f"train.class_weights: method {method.name} learns by no steps on the active's own "
             f"labels; leave it out, or use {methods_that(lambda other: other.weighs_classes)}"
@@ -142,11 +142,11 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
     chosen = isinstance(config.threshold, str | ThresholdChoice)
     if isinstance(config.threshold, str) and config.threshold not in THRESHOLDS:
         yield f"threshold: {unknown_name(config.threshold, THRESHOLDS)}"
-    if config.dp_sgd is not None and (weighed or chosen):
+    if config.dp_sgd is not None and (weighs or chosen):
         yield (
-            f"{'train.class_weights' if weighed else 'threshold'}: it would tell how many labels "
+            f"{'train.class_weights' if weighs else 'threshold'}: it would tell how many labels "
             "there are of each class without the noise of dp_sgd; leave one of the two out"
-            + ("" if weighed else ", or give the threshold as a number")
+            + ("" if weighs else ", or give the threshold as a number")
         )
 
 

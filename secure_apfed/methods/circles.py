@@ -87,11 +87,11 @@ class RunCircles(AnsweredCircles):
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
         """Note a step; on return its line is written, and its answer may leave."""
-        first, *rest = marks
+        first, *other_marks = marks
         step = int(first.removeprefix(_STEP))
-        fields = {"step": step, "circle": list(circle), "marks": rest}
+        fields = {"step": step, "circle": list(circle), "marks": other_marks}
         add_line(self._log, fields, waits=self._waits)
-        self._record_step(step, circle, rest)
+        self._record_step(step, circle, other_marks)
 
     def _record_step(self, step: int, circle: Sequence[str], marks: Sequence[str]) -> None:
         self._circle_of_step.setdefault(step, tuple(circle))
@@ -99,17 +99,16 @@ class RunCircles(AnsweredCircles):
 
     def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
         """Return the steps from this one on that were answered, as few stretches as there are."""
-        stretches: list[list[Any]] = []
+        ranges: list[list[Any]] = []
         for step, circle in sorted(self._circle_of_step.items()):
             if step < since:
                 continue
-            if stretches and stretches[-1][1:] == [step - 1, circle]:
-                stretches[-1][1] = step
+            if ranges and ranges[-1][1:] == [step - 1, circle]:
+                ranges[-1][1] = step
             else:
-                stretches.append([step, step, circle])
+                ranges.append([step, step, circle])
         return tuple(
-            AnsweredSteps(first=first, last=last, passives=circle)
-            for first, last, circle in stretches
+            AnsweredSteps(first=first, last=last, passives=circle) for first, last, circle in ranges
         )
 
 
@@ -133,7 +132,7 @@ def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str
 
 
 def merge_answered_steps(
-    said: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
+    answers: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
 ) -> tuple[AnsweredSteps, ...]:
     """Return the steps from this one on that any passive answered, rising, none of them twice.
 
@@ -144,17 +143,17 @@ def merge_answered_steps(
     Raises RemoteProtocolError: one names others than the passives, or not itself, or two name other
         circles for the same step.
     """
-    stretches = sorted(
+    ranges = sorted(
         (
             (steps.first, steps.last, speaker, steps.passives)
-            for speaker in said
-            for steps in said[speaker]
+            for speaker in answers
+            for steps in answers[speaker]
         ),
         key=lambda stretch: stretch[:3],
     )
     merged: list[AnsweredSteps] = []
     speakers: list[str] = []
-    for first, last, speaker, circle in stretches:
+    for first, last, speaker, circle in ranges:
         if speaker not in circle or circle != tuple(name for name in passives if name in circle):
             raise RemoteProtocolError(
                 f"{speaker} says that it answered step {first} among {', '.join(circle)}; expected "
@@ -213,8 +212,8 @@ def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
         for name in contract.passives
         if name not in steps.passives
     }
-    alone = own.config.method.plays_steps_alone
-    if alone and absent and own.name == contract.active:
+    plays_alone = own.config.method.plays_steps_alone
+    if plays_alone and absent and own.name == contract.active:
         first = min(steps.first for steps in absent.values())
         warnings.warn(
             f"nothing to do: before this session, steps from {first} on were answered without "
@@ -223,11 +222,12 @@ def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
             LeftOutWarning,
             stacklevel=2,
         )
-    elif not alone and own.name in absent:
-        again = "" if contract.restarts else ", where rules.restarts allows a new session"
+    elif not plays_alone and own.name in absent:
+        exception = "" if contract.restarts else ", where rules.restarts allows a new session"
         warnings.warn(
             f"nothing to do: {own.name} is left out from step {absent[own.name].first} on, which "
-            f"others answered without it before this session; it comes back at a checkpoint{again}",
+            "others answered without it before this session; it comes back at a "
+            f"checkpoint{exception}",
             LeftOutWarning,
             stacklevel=2,
         )

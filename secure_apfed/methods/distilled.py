@@ -231,12 +231,12 @@ class ApcVflActive(StudentActive):
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
         """Return the local scores; at the end also the joint scores of the aligned test rows."""
-        said = await super().evaluate(links, next_step=next_step, final=final)
+        scores = await super().evaluate(links, next_step=next_step, final=final)
         positions = positions_of(self._rows, self._test_rows)
         if final and len(positions) >= self.smallest_batch:
             together = await self._score_jointly(links, next_step, positions)
-            said[f"{self._headline}_together"] = together
-        return said
+            scores[f"{self._headline}_together"] = together
+        return scores
 
     async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
         """Return the joint scores of all parties at these positions; the ledgers count the
@@ -266,10 +266,10 @@ class ApcVflActive(StudentActive):
     async def _receive_codes(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
         terms = self._contract.passives[name].representation
-        got_B, z_BD = parse_representations(
+        answered_B, z_BD = parse_representations(
             message, terms, aligned=len(self._rows), minimum=self._contract.minimum_batch
         )
-        if not torch.equal(got_B, rows_B):
+        if not torch.equal(answered_B, rows_B):
             raise RemoteProtocolError(f"{name} answered for other rows than asked")
         return z_BD.double()
 
@@ -469,7 +469,7 @@ class DistilledTrainer:
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
-        held = own.data
+        data = own.data
         table = own.data.table
         compute = Compute.from_settings(own.config.train)
         assert table.labels is not None
@@ -479,10 +479,10 @@ class DistilledTrainer:
             module.to(compute.device, compute.dtype)
         self.features_N = compute.move_tensor(table.features)
         self.labels_N = compute.move_tensor(table.labels)
-        self.rows_U = held.train_rows[torch.isin(held.train_rows, rows)]
-        self.labelled_n = held.labelled_rows
+        self.rows_U = data.train_rows[torch.isin(data.train_rows, rows)]
+        self.labelled_n = data.labelled_rows
         self.compute = compute
-        self._rows_T = held.train_rows
+        self._rows_T = data.train_rows
         self._owner = own.name
         self._seed = own.secrets.seed
         self._settings = DistillationSettings.from_settings(own.config.method)
@@ -537,11 +537,11 @@ class DistilledTrainer:
 
     def score_rows(self, rows: Tensor) -> Scored:
         networks = self.networks
-        at = next(chain(networks.parameters(), networks.buffers()))
+        parameter = next(chain(networks.parameters(), networks.buffers()))
 
         @torch.no_grad()
         def score_batch(rows_B: Tensor) -> Tensor:
-            scores_BK: Tensor = networks(self.features_N[rows_B].to(at), None)[0]
+            scores_BK: Tensor = networks(self.features_N[rows_B].to(parameter), None)[0]
             return scores_BK.to(self.labels_N.device)
 
         return score_model(score_batch, rows, self.labels_N)
@@ -593,7 +593,7 @@ class ApcVflTrainer(DistilledTrainer):
         family = family_for(model, features)
         classes = len(own.data.classes)
         with seed_draws(own.secrets.seed, own.name, "heads"):
-            alone, together = (
+            own_head, joint_head = (
                 family.make_head(math.prod(output_shape(read, shape)), classes, model)
                 for read, shape in ((encoder, features), (joint.encoder, (joined,)))
             )
@@ -602,8 +602,8 @@ class ApcVflTrainer(DistilledTrainer):
             rows,
             parts={"own": local, "joint": joint, "student": student},
             heads={
-                "alone": ActiveNetworks(encoder, alone),
-                "together": ActiveNetworks(joint.encoder, together),
+                "alone": ActiveNetworks(encoder, own_head),
+                "together": ActiveNetworks(joint.encoder, joint_head),
             },
         )
 
@@ -730,11 +730,11 @@ def _make_autoencoder(
 class VFedTrans(Method):
     settings = VFedTransSettings
 
-    def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
+    def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
         """Return all labelled rows, with people whom only the active knows: its classifier reads
         the student.
         """
-        return held.labelled_rows
+        return data.labelled_rows
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at every party with a table, how many features it has."""

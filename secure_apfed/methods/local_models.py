@@ -162,8 +162,8 @@ def fit_local_models(
         if received_UD is not None and "pupils" in inputs:
             helped += _list_pupils(task, received_UD[rows])
         is_alone = "x" in inputs or not helped
-        alone = _list_candidates(encoder, task, ["x"] if is_alone else [])
-        used, left_out, reads_help = _pick_helped_or_alone(helped, alone, most=most)
+        local = _list_candidates(encoder, task, ["x"] if is_alone else [])
+        used, left_out, reads_help = _pick_helped_or_alone(helped, local, most=most)
         fitted = [(candidate.view, candidate.build_network()) for candidate in used]
     average = average_of(fitted)
     if all(candidate.input == "x" for candidate in used):
@@ -179,7 +179,7 @@ def fit_local_models(
 
 
 def _pick_helped_or_alone(
-    helped: Sequence[_Candidate], alone: Sequence[_Candidate], *, most: int | None
+    helped: Sequence[_Candidate], local: Sequence[_Candidate], *, most: int | None
 ) -> tuple[list[_Candidate], list[str], bool]:
     """Pick the models that help made better, unless those of x alone are surely better.
 
@@ -187,16 +187,16 @@ def _pick_helped_or_alone(
         the models to average, the names of those left out, and whether the former use help.
     """
     if not helped:
-        return (*pick_models(alone, most=most), False)
+        return (*pick_models(local, most=most), False)
     used, left_out = pick_models(helped, most=most)
-    if not alone:
+    if not local:
         return used, left_out, True
-    others, left_out_alone = pick_models(alone, most=most)
-    left_out += left_out_alone
+    local_used, local_left_out = pick_models(local, most=most)
+    left_out += local_left_out
     with_help = average_held_out(used)
-    task = alone[0].task
-    if surely_better(average_held_out(others), with_help, task.measure, seed=task.seed):
-        return others, left_out, False
+    task = local[0].task
+    if surely_better(average_held_out(local_used), with_help, task.measure, seed=task.seed):
+        return local_used, left_out, False
     return used, left_out, True
 
 
@@ -210,17 +210,17 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
     """
     encoder = _copy_encoder(encoder)
     with one_thread(), cache_fits():
-        alone = LocalModel.choose_best(task)
+        local = LocalModel.choose_best(task)
         h_UD = compute_representations(encoder, task)
         reader = choose_reader(replace(task, features=h_UD, shape=h_UD.shape[1:]))
-        reads_help = is_surely_better(reader.score_held_out(), alone)
+        reads_help = is_surely_better(reader.score_held_out(), local)
         if reads_help:
             networks = ActiveNetworks(encoder, convert_predictor(reader.fit()).as_head())
         else:
-            networks = networks_of(alone.build_network())
+            networks = networks_of(local.build_network())
     return LocalModels(
         networks=networks.requires_grad_(False).eval(),
-        used=(f"{reader.name} of {reads}" if reads_help else f"{alone.name} of x",),
+        used=(f"{reader.name} of {reads}" if reads_help else f"{local.name} of x",),
         reads_help=reads_help,
     )
 
@@ -233,15 +233,15 @@ def choose_reader(task: SoloTask) -> LocalModel:
     return LocalModel.choose_best(task, among=TEACHERS)
 
 
-def is_surely_better(with_help: Scored | None, alone: LocalModel) -> bool:
+def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
     """Return whether help is better than the best alone, by more than chance may do.
 
     Args:
         with_help: what a model that uses help says of the labels held out.
         alone: the best of the active's own features; its task's measure decides.
     """
-    task = alone.task
-    return surely_better(with_help, alone.score_held_out(), task.measure, seed=task.seed)
+    task = local.task
+    return surely_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
 
 
 def networks_of(model: nn.Module) -> ActiveNetworks:
@@ -256,12 +256,12 @@ def networks_of(model: nn.Module) -> ActiveNetworks:
     return ActiveNetworks(encoder, head).requires_grad_(False).eval()
 
 
-def restore_networks(state: Mapping[str, Tensor], like: ActiveNetworks) -> ActiveNetworks:
+def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> ActiveNetworks:
     """Return networks of this state, on the CPU; what is no fitted model has the form of these."""
-    own = copy.deepcopy(like).cpu().to(next(iter(state.values())).dtype)
-    kept = ActiveNetworks(*modules_in(state, lambda _: (own.encoder, own.head)))
-    kept.load_state_dict(state)
-    return kept.requires_grad_(False).eval()
+    networks = copy.deepcopy(template).cpu().to(next(iter(state.values())).dtype)
+    restored = ActiveNetworks(*modules_in(state, lambda _: (networks.encoder, networks.head)))
+    restored.load_state_dict(state)
+    return restored.requires_grad_(False).eval()
 
 
 def _copy_encoder(encoder: nn.Module) -> nn.Module:

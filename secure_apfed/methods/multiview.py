@@ -125,10 +125,10 @@ class MultiviewSettings(MethodSettings):
                 f"moves all {self.averages} of a party, so that no noise of a guard covers it; say "
                 "none"
             )
-        for where, model in self.models_in(config).items():
+        for place, model in self.models_in(config).items():
             if model.network not in self.networks:
                 raise ValueError(
-                    f"{where}.network: method {self.name} takes {' or '.join(self.networks)}, got "
+                    f"{place}.network: method {self.name} takes {' or '.join(self.networks)}, got "
                     f"{model.network}"
                 )
 
@@ -157,16 +157,16 @@ class OneViewSettings(MultiviewSettings):
         return classes * config.train.epochs
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
-        of_passives = {
+        passive_models = {
             f"passives.{name}.model": passive.model
             for name, passive in config.passives.items()
             if passive.model is not None
         }
-        return super().models_in(config) | of_passives
+        return super().models_in(config) | passive_models
 
     def for_party(self, name: str) -> Self:
         return self.model_copy(
-            update={str(of): by for of, by in self.parties.get(name, {}).items()}
+            update={str(key): value for key, value in self.parties.get(name, {}).items()}
         )
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
@@ -289,10 +289,10 @@ class ViewsActive(SumLearner):
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
-        alone = score_model(
+        scored = score_model(
             lambda rows_B: networks(features_N[rows_B], None)[0], self._own.data.test_rows, labels_N
         )
-        return {self._own.config.method.name: alone}
+        return {self._own.config.method.name: scored}
 
 
 class MultiviewActive(ViewsActive):
@@ -340,7 +340,7 @@ class MultiviewActive(ViewsActive):
         """
         named = enumerate(self.contract.passives, 1)
         counted = self.sum.receiver.counted
-        return [at for at, name in named if name not in counted]
+        return [index for index, name in named if name not in counted]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
         classes = self.trainer.common_NC.shape[1]
@@ -349,12 +349,12 @@ class MultiviewActive(ViewsActive):
         )
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        found = await super().evaluate(links, next_step=next_step, final=final)
+        scores = await super().evaluate(links, next_step=next_step, final=final)
         if final:
-            found |= {
-                f"{name}_together": await self._score_jointly(links, next_step) for name in found
+            scores |= {
+                f"{name}_together": await self._score_jointly(links, next_step) for name in scores
             }
-        return found
+        return scores
 
     async def _score_jointly(self, links: Links, step: int) -> Scored:
         rows_B = self.tested
@@ -489,8 +489,8 @@ class ViewTrainer:
         """Return its state; what counts by position of the alignment stands apart from the
         weights.
         """
-        found = self.view.tensors()
-        own = {"weights": found["weights"], "pseudo_labels.own": found["labels"]}
+        tensors = self.view.tensors()
+        own = {"weights": tensors["weights"], "pseudo_labels.own": tensors["labels"]}
         if self.sequence is None:
             return own
         return own | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
@@ -531,7 +531,7 @@ class ActiveTrainer(ViewTrainer):
         rows = rows_B.numpy()
         zetas = sum(self.zetas)
         summed_BC = zetas * opened_BC + self.view.zeta * self.view.labels_NC[rows]
-        present = sum(zeta for at, zeta in enumerate(self.zetas) if at not in absent)
+        present = sum(zeta for index, zeta in enumerate(self.zetas) if index not in absent)
         common_BC = common_labels(summed_BC, present, self.pull.pick_rows(rows, own=False))
         self.common_NC[rows] = common_BC
         return self.view.compute_loss(rows, common_BC)
@@ -543,9 +543,9 @@ class ActiveTrainer(ViewTrainer):
 
         It is over the parties that are not absent.
         """
-        lacking = sum(joint_share(self.zetas[at], self.zetas) for at in absent)
+        missing_share = sum(joint_share(self.zetas[index], self.zetas) for index in absent)
         own_BC = joint_share(self.view.zeta, self.zetas) * self.view.compute_scores(rows_B.numpy())
-        return np.asarray((opened_BC + own_BC) / (1 - lacking))
+        return np.asarray((opened_BC + own_BC) / (1 - missing_share))
 
     def tensors(self) -> dict[str, Tensor]:
         return super().tensors() | {"pseudo_labels.common": torch.from_numpy(self.common_NC)}
@@ -765,10 +765,10 @@ def weights_of(
                 "a view's numbers are too large to learn from; rescale its columns, or take a "
                 "smaller method.beta"
             ) from error
-        now = view_objective(x_NF, weights_FC, labels_NC, beta)
-        if before - now <= tolerance * max(before, 1.0):
+        after = view_objective(x_NF, weights_FC, labels_NC, beta)
+        if before - after <= tolerance * max(before, 1.0):
             break
-        before = now
+        before = after
     return np.asarray(weights_FC)
 
 
@@ -785,10 +785,10 @@ def row_norms(weights_FC: Floats) -> Floats:
 
 def draw_orthonormal(rows: int, classes: int, rng: np.random.Generator) -> Floats:
     """Return a random matrix with Z^T Z = I, (N, C); with Z Z^T = I for fewer rows than classes."""
-    drawn_NC = rng.standard_normal((rows, classes))
+    random_NC = rng.standard_normal((rows, classes))
     if rows < classes:
-        return np.asarray(np.linalg.qr(drawn_NC.T)[0].T)
-    return np.asarray(np.linalg.qr(drawn_NC)[0])
+        return np.asarray(np.linalg.qr(random_NC.T)[0].T)
+    return np.asarray(np.linalg.qr(random_NC)[0])
 
 
 def run_iteration(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> Floats:
@@ -810,9 +810,9 @@ def average_views(views: Sequence[ViewModel], pull: Pull | None) -> Floats:
 def compute_objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull) -> float:
     """Return the objective that all views of a table minimise; see the head of this module."""
     rows = np.arange(len(common_NC))
-    drawn_NC = views[0].labels_NC if pull.own else common_NC
-    apart = float((pull.eta_N1 * (drawn_NC - pull.truth_NC) ** 2).sum())
-    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + apart
+    pulled_NC = views[0].labels_NC if pull.own else common_NC
+    pull_loss = float((pull.eta_N1 * (pulled_NC - pull.truth_NC) ** 2).sum())
+    return len(rows) * sum(view.compute_loss(rows, common_NC) for view in views) + pull_loss
 
 
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
@@ -820,7 +820,7 @@ def joint_share(zeta: float, zetas: Collection[float]) -> float:
 
     Put Eq. (13) in Eq. (12), and solve for Z.
     """
-    return zeta / (1 + zeta) / sum(each / (1 + each) for each in zetas)
+    return zeta / (1 + zeta) / sum(other / (1 + other) for other in zetas)
 
 
 class Multiview(SumMethod):
@@ -946,8 +946,8 @@ def _make_view(
         most_rounds=settings.most_rounds,
     )
     # In the table's order: that of the alignment is random.
-    drawn_NC = view.labels_NC.copy()
-    view.labels_NC[rows.argsort().numpy()] = drawn_NC
+    start_NC = view.labels_NC.copy()
+    view.labels_NC[rows.argsort().numpy()] = start_NC
     return view
 
 
@@ -956,7 +956,9 @@ def _list_zetas(own: PartyContext, contract: Contract) -> list[float]:
     Z.
     """
     settings = MultiviewSettings.from_run_settings(own.config)
-    weights = {own.active: 1.0} | {name: of.weight for name, of in contract.passives.items()}
+    weights = {own.active: 1.0} | {
+        name: passive.weight for name, passive in contract.passives.items()
+    }
     return [settings.for_party(name).zeta * weight for name, weight in weights.items()]
 
 
@@ -970,10 +972,10 @@ def pull_of(own: PartyContext, rows: Tensor) -> Pull:
     settings = settings.for_party(own.name)
     assert labels_N is not None
     labels_B = labels_N[rows]
-    learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
-    learnt_B1 = learnt_B.double().unsqueeze(1)
-    truth_BC = F.one_hot(labels_B.clamp(min=0), len(own.data.classes)).double() * learnt_B1
-    return Pull(truth_BC.numpy(), (settings.eta * learnt_B1).numpy(), settings.draws_own)
+    is_learnt_B = torch.isin(rows, own.data.labelled_rows) & (labels_B != UNLABELLED)
+    is_learnt_B1 = is_learnt_B.double().unsqueeze(1)
+    truth_BC = F.one_hot(labels_B.clamp(min=0), len(own.data.classes)).double() * is_learnt_B1
+    return Pull(truth_BC.numpy(), (settings.eta * is_learnt_B1).numpy(), settings.draws_own)
 
 
 def label_terms(own: PartyContext, classes: int) -> RepresentationTerms:

@@ -69,11 +69,11 @@ class _TeacherInputs:
     def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
         """Put the sums that came back for these rows of a task beside their features."""
         own = task.select_rows(answered)
-        beside_TC = np.hstack(
+        inputs_TC = np.hstack(
             [_standardise_rows(own.features), _standardise_rows(received_UD[answered])]
         )
         return cls(
-            task=replace(own, features=beside_TC, shape=beside_TC.shape[1:]),
+            task=replace(own, features=inputs_TC, shape=inputs_TC.shape[1:]),
             answered=answered,
             is_answered_n=np.isin(task.labelled, answered),
             rows=len(task.features),
@@ -164,8 +164,8 @@ def _fit_pupils(
     scores: list[list[FloatArray]] = [[] for _ in teachings]
     for number, part in enumerate(parts):
         pupils = _fit_without(task, teachings, part, number)
-        for of_pupil, pupil in zip(scores, pupils, strict=True):
-            of_pupil.append(pupil.compute_scores(task.labelled_rows[part]))
+        for pupil_scores, pupil in zip(scores, pupils, strict=True):
+            pupil_scores.append(pupil.compute_scores(task.labelled_rows[part]))
     pupils = _fit_without(task, teachings, np.arange(0), len(parts))
     truth_n = task.labels[np.concatenate(parts)] if parts else None
     return [
@@ -174,9 +174,9 @@ def _fit_pupils(
             predictor=pupil,
             held_out=None
             if truth_n is None
-            else Scored(truth=truth_n, scores=probabilities_of(np.concatenate(of_pupil))),
+            else Scored(truth=truth_n, scores=probabilities_of(np.concatenate(pupil_scores))),
         )
-        for teaching, pupil, of_pupil in zip(teachings, pupils, scores, strict=True)
+        for teaching, pupil, pupil_scores in zip(teachings, pupils, scores, strict=True)
     ]
 
 
@@ -190,8 +190,8 @@ def _fit_without(
         likely_UK[task.labelled] = task.indicators
         likely_UK[task.labelled[part]] = 0
         tables.append(likely_UK)
-    taught = np.flatnonzero(np.all([table.any(axis=1) for table in tables], axis=0))
-    return fit_ridges(task, taught, [likely_UK[taught] for likely_UK in tables])
+    rows = np.flatnonzero(np.all([table.any(axis=1) for table in tables], axis=0))
+    return fit_ridges(task, rows, [likely_UK[rows] for likely_UK in tables])
 
 
 def _standardise_rows(rows_TF: FloatArray) -> FloatArray:

@@ -113,12 +113,12 @@ def collect_network_states(role: Role) -> dict[str, Tensor]:
 
 
 def load_network_states(
-    networks: Mapping[str, nn.Module], kept: Mapping[str, Tensor], party: str
+    networks: Mapping[str, nn.Module], states: Mapping[str, Tensor], party: str
 ) -> None:
-    """Load what `kept_of` returned. Raises ModelError: it is of other networks."""
+    """Load what `collect_network_states` returned. Raises ModelError: it is of other networks."""
     try:
         for name, network in networks.items():
-            network.load_state_dict(remove_prefix(name, kept))
+            network.load_state_dict(remove_prefix(name, states))
     except RuntimeError as error:
         raise ModelError(
             f"{party}: the networks that it kept are not those of these settings; predict with the "
@@ -127,7 +127,11 @@ def load_network_states(
 
 
 async def serve_predictions(
-    own: PartyContext, links: Links, method: Tvfl, kept: Mapping[str, Tensor], take: ServingLimits
+    own: PartyContext,
+    links: Links,
+    method: Tvfl,
+    states: Mapping[str, Tensor],
+    limits: ServingLimits,
 ) -> None:
     """Run a passive's whole session: answer until the active ends it.
 
@@ -136,7 +140,7 @@ async def serve_predictions(
         kept: the networks that it kept of the training.
 
     Raises:
-        ModelError: these are of another model; LimitReachedError: see `Take`.
+        ModelError: these are of another model; LimitReachedError: see `ServingLimits`.
     """
     require_overlaps_shown(own.config.alignment, own.name)
     contract = (await enter_session(own, links, method)).contract
@@ -144,10 +148,10 @@ async def serve_predictions(
     holder = Holder(ids, session=_session_key(contract, own.name))
     helper = method.build_passive(own, contract, torch.from_numpy(holder.order))
     assert isinstance(helper, EncodingPassive)
-    load_network_states(helper.predicts_with, kept, own.name)
+    load_network_states(helper.predicts_with, states, own.name)
     ledger = helper.ledgers.get(own.name)
     cost = ledger.would_cost if ledger else None
-    spent = take.list_exhausted_people([ids[row] for row in holder.order], cost)
+    exhausted = limits.list_exhausted_people([ids[row] for row in holder.order], cost)
     await helper.set_up(links)
     await meet_active(links, own.active)
     links.send(own.active, Kind.LOOKUP, BEFORE_TRAINING, holder.published)
@@ -159,16 +163,16 @@ async def serve_predictions(
             return
         if message.kind is Kind.LOOKUP:
             tags = holder.answer(message.payload, sender=own.active, most=contract.batch_size)
-            take.count_lookups(len(tags) // TAG_BYTES)
-            told = np.array(spent, _PLACES).tobytes()
-            spent = []
-            links.send(own.active, Kind.LOOKUP, message.step, tags + told)
+            limits.count_lookups(len(tags) // TAG_BYTES)
+            new_exhausted = np.array(exhausted, _PLACES).tobytes()
+            exhausted = []
+            links.send(own.active, Kind.LOOKUP, message.step, tags + new_exhausted)
         else:
             places_B, salt = _parse_request(message, len(ids))
             people = [ids[row] for row in holder.order[places_B.numpy()]]
-            take.count_answers(people, cost)
+            limits.count_answers(people, cost)
             await helper.predict(links, message, _hash_people(people, salt))
-            spent += places_B[take.list_exhausted_people(people, cost)].tolist()
+            exhausted += places_B[limits.list_exhausted_people(people, cost)].tolist()
 
 
 def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
@@ -219,7 +223,7 @@ async def add_up(own: PartyContext, links: Links, method: Tvfl) -> None:
 
 
 class JointPredictor:
-    """The active's end of a session; see `begin`.
+    """The active's end of a session; see `start_session`.
 
     Attributes:
         contract: of the session.
@@ -243,11 +247,11 @@ class JointPredictor:
         )
         self._step = 0
         self._askers: dict[str, Asker] = {}
-        self._spent: dict[str, NDArray[np.bool_]] = {}
+        self._exhausted: dict[str, NDArray[np.bool_]] = {}
 
     @classmethod
     async def start_session(
-        cls, own: PartyContext, links: Links, method: Tvfl, kept: Mapping[str, Tensor]
+        cls, own: PartyContext, links: Links, method: Tvfl, states: Mapping[str, Tensor]
     ) -> "JointPredictor":
         """Agree, set up, and hear whom each passive has, blinded.
 
@@ -258,22 +262,22 @@ class JointPredictor:
         require_overlaps_shown(own.config.alignment, own.name)
         contract = (await enter_session(own, links, method, session=new_session())).contract
         trainer = method.make_head_trainer(own, contract)
-        load_network_states({"encoder": trainer.encoder, "head": trainer.head}, kept, own.name)
+        load_network_states({"encoder": trainer.encoder, "head": trainer.head}, states, own.name)
         trainer.set_training(False)
         self = cls(own, links, contract, trainer)
         if self._sum is not None:
             await self._sum.set_up(links)
         await meet_all(links, self._helpers)
         for name in contract.passives:
-            said = await links.receive(name, Kind.LOOKUP, step=BEFORE_TRAINING)
+            message = await links.receive(name, Kind.LOOKUP, step=BEFORE_TRAINING)
             self._askers[name] = Asker(
-                said.payload,
+                message.payload,
                 holder=name,
                 session=_session_key(contract, name),
                 most=own.config.alignment.maximum_ids,
             )
             # Last, at the place of who is unknown, is nobody.
-            self._spent[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
+            self._exhausted[name] = np.zeros(self._askers[name].size + 1, dtype=bool)
         return self
 
     @property
@@ -290,33 +294,37 @@ class JointPredictor:
 
         A person may stand in several rows, and is asked about once. Where answers end after some
         have come, these are returned, `ended` says why, and the others are not among the known.
-        Raises as `serve`, and PartyLeftError: somebody left, or a limit is reached.
+        Raises as `serve_predictions`, and PartyLeftError: somebody left, or a limit is reached.
         """
-        every, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
-        known_P = np.zeros(len(every), dtype=bool)
-        said = list[dict[str, Tensor]]()
+        people, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
+        known_P = np.zeros(len(people), dtype=bool)
+        answers = list[dict[str, Tensor]]()
         refused_P = known_P.copy()
-        for start in range(0, len(every), self.contract.batch_size):
+        for start in range(0, len(people), self.contract.batch_size):
             block = slice(start, start + self.contract.batch_size)
             try:
-                places = await self._request_positions([*every[block]])
-                here = places.min(axis=0) >= 0
-                refused_P[block] = (places != _UNKNOWN).all(axis=0) & ~here
-                if here.any():
-                    said.append(await self._request_parts([*every[block][here]], places[:, here]))
+                places = await self._request_positions([*people[block]])
+                is_known = places.min(axis=0) >= 0
+                refused_P[block] = (places != _UNKNOWN).all(axis=0) & ~is_known
+                if is_known.any():
+                    answers.append(
+                        await self._request_parts([*people[block][is_known]], places[:, is_known])
+                    )
             except RemoteProtocolError as error:
-                if not said:
+                if not answers:
                     raise
                 self.ended = error
                 break
-            known_P[block] = here
+            known_P[block] = is_known
         known_B = known_P[row_of_B]
         self.refused += int(refused_P[row_of_B].sum())
-        if not said:
+        if not answers:
             return known_B, torch.empty(0, 0)
-        at_P = np.cumsum(known_P) - 1
-        rows_n = torch.from_numpy(at_P[row_of_B[known_B]])
-        parts = {name: torch.cat([one[name] for one in said])[rows_n] for name in said[0]}
+        position_P = np.cumsum(known_P) - 1
+        rows_n = torch.from_numpy(position_P[row_of_B[known_B]])
+        parts = {
+            name: torch.cat([answer[name] for answer in answers])[rows_n] for name in answers[0]
+        }
         trainer = self._trainer
         with torch.no_grad(), trainer.compute.prepare_forward(0, "together"):
             own_nD = trainer.encoder(
@@ -328,15 +336,15 @@ class JointPredictor:
         """Return each person's position in each passive's list, (M, B), or why there is none."""
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
-        places = []
+        all_positions = []
         end = len(ids) * TAG_BYTES
         for name, asker in self._askers.items():
             answer = (await self._links.receive(name, Kind.LOOKUP, step=self._step)).payload
-            at = asker.parse_answer(answer[:end], len(ids))
-            spent = self._spent[name]
-            spent[_parse_places(answer[end:], asker.size, sender=name)] = True
-            places.append(np.where(spent[at], _REFUSED, at))
-        return np.stack(places)
+            positions = asker.parse_answer(answer[:end], len(ids))
+            exhausted = self._exhausted[name]
+            exhausted[_parse_places(answer[end:], asker.size, sender=name)] = True
+            all_positions.append(np.where(exhausted[positions], _REFUSED, positions))
+        return np.stack(all_positions)
 
     async def _request_parts(
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
@@ -350,10 +358,11 @@ class JointPredictor:
         for name, places_B in places.items():
             links.send(name, Kind.REQUEST, step, _pack_request(places_B, salt))
         self._step += 1
-        terms = {name: said.representation for name, said in self.contract.passives.items()}
+        terms = {name: passive.representation for name, passive in self.contract.passives.items()}
         if self._sum is not None:
-            rows_B, (said, *_) = torch.arange(places_MB.shape[1]), terms.values()
-            numbers = math.prod(said.shape)
+            rows_B = torch.arange(places_MB.shape[1])
+            representation = next(iter(terms.values()))
+            numbers = math.prod(representation.shape)
             return {
                 SUM: trainer.compute.move_tensor(
                     await self._sum.receive_sum(
@@ -364,10 +373,10 @@ class JointPredictor:
         read = {}
         for name, places_B in places.items():
             answer = await links.receive(name, Kind.REPRESENTATIONS, step=step)
-            got_B, h_BD = parse_representations(
+            answered_B, h_BD = parse_representations(
                 answer, terms[name], aligned=self._askers[name].size, minimum=1
             )
-            if not torch.equal(got_B, places_B):
+            if not torch.equal(answered_B, places_B):
                 raise RemoteProtocolError(f"{name} answered for other people than asked")
             read[name] = trainer.compute.move_tensor(h_BD)
         return read

@@ -108,8 +108,8 @@ class Bins:
         edges = np.quantile(targets_n, np.linspace(0, 1, ranges + 1)[1:-1])
         place_n = np.searchsorted(edges, targets_n, side="left")
         centres = np.concatenate([edges[:1], edges])
-        for one in np.unique(place_n):
-            centres[one] = targets_n[place_n == one].mean()
+        for place in np.unique(place_n):
+            centres[place] = targets_n[place_n == place].mean()
         return cls(edges, centres)
 
     def classes_of(self, targets_n: Floats) -> Integers:
@@ -178,9 +178,9 @@ class Student:
         self._truth_nT = known_n[:, None] if self._bins else np.eye(self.classes)[known_n]
         self._labels_N = self.trainer.compute.move_tensor(data.table.labels)
         self._seed = seed
-        self._of_baselines = config.seed  # which are the same fits as beside the run
-        self._kept: ActiveNetworks | None = None
-        self._kept_by = ""
+        self._baseline_seed = config.seed  # which are the same fits as beside the run
+        self._stored: ActiveNetworks | None = None
+        self._stored_name = ""
         self._averaged: ActiveNetworks | None = None
         numbers = self._truth_nT.shape[1]
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
@@ -201,11 +201,11 @@ class Student:
     @property
     def networks(self) -> ActiveNetworks:
         """The networks that predict: an average or a stored model, or else its own networks."""
-        return self._averaged or self._kept or self.trainer.networks
+        return self._averaged or self._stored or self.trainer.networks
 
     @property
     def has_direct_fit(self) -> bool:
-        return bool(self._kept) or isinstance(self.trainer.networks.encoder, RandomFeatures)
+        return bool(self._stored) or isinstance(self.trainer.networks.encoder, RandomFeatures)
 
     @property
     def has_classes(self) -> bool:
@@ -219,47 +219,47 @@ class Student:
 
     def use_baseline(self, baseline: Baseline) -> None:
         """Be the model of this baseline: help is not used, and none of its own is as good."""
-        self._kept_by = baseline.name
-        everybody_U = np.ones(len(self.rows_U), dtype=bool)
-        self._kept = self._model_by(baseline.name, everybody_U)
+        self._stored_name = baseline.name
+        all_U = np.ones(len(self.rows_U), dtype=bool)
+        self._stored = self._model_by(baseline.name, all_U)
 
     def average_with_local_models(self) -> None:
         """Predict from now on by the average of what was learnt and of the best local models.
 
         Those are the three that its baselines average (`secure_apfed.solo.COMBINATIONS`).
         """
-        everybody_U = np.ones(len(self.rows_U), dtype=bool)
-        self._averaged = self._average_networks(self._kept or self.trainer.networks, everybody_U)
+        all_U = np.ones(len(self.rows_U), dtype=bool)
+        self._averaged = self._average_networks(self._stored or self.trainer.networks, all_U)
 
     def _average_networks(
-        self, taught: ActiveNetworks, here_U: NDArray[np.bool_]
+        self, student: ActiveNetworks, is_used_U: NDArray[np.bool_]
     ) -> ActiveNetworks:
         """Return the average of networks and of the local models of these of the rows."""
-        local = self._model_by(_AVERAGED_WITH, here_U).encoder
+        local = self._model_by(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
         features = self.features_UF.shape[1]
-        taught = copy.deepcopy(taught).cpu().double()
-        if isinstance(taught.encoder, FittedModel):  # trees that learnt what rows are taught
-            return networks_of(blend_models(View.for_whole_row(features), taught.encoder, local))
-        are_shares = isinstance(taught.encoder, RandomFeatures)  # which a regression learnt
+        student = copy.deepcopy(student).cpu().double()
+        if isinstance(student.encoder, FittedModel):  # trees that learnt what rows are taught
+            return networks_of(blend_models(View.for_whole_row(features), student.encoder, local))
+        are_shares = isinstance(student.encoder, RandomFeatures)  # which a regression learnt
         view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
         head = blend_models(view, scores, local).as_head()
-        networks = ActiveNetworks(join_scores_to_row(taught.encoder, taught.head), head)
+        networks = ActiveNetworks(join_scores_to_row(student.encoder, student.head), head)
         return networks.requires_grad_(False).eval()
 
-    def _model_by(self, name: str, here_U: NDArray[np.bool_]) -> ActiveNetworks:
+    def _model_by(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
         """Return a baseline's model, or the trees' model of these rows' targets."""
-        task = self.task_alone(self._seed if name in _LEAVES else self._of_baselines)
+        task = self.task_alone(self._seed if name in _LEAVES else self._baseline_seed)
         with one_thread():
             if name in _LEAVES:
-                taught_UK = self._targets_NT[self.rows_U].numpy()
-                here = np.flatnonzero(here_U & taught_UK.any(axis=1))
-                found: nn.Module = _fit_trees(task, here, taught_UK, _LEAVES[name])
+                targets_UK = self._targets_NT[self.rows_U].numpy()
+                rows = np.flatnonzero(is_used_U & targets_UK.any(axis=1))
+                model: nn.Module = _fit_trees(task, rows, targets_UK, _LEAVES[name])
             else:
-                part = np.flatnonzero(~here_U[self.labelled])
+                part = np.flatnonzero(~is_used_U[self.labelled])
                 task = task.few.drop_labels(part)
-                found = LocalModel(baseline=find_baseline(name), task=task).build_network()
-        return networks_of(found)
+                model = LocalModel(baseline=find_baseline(name), task=task).build_network()
+        return networks_of(model)
 
     def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
         """Take how likely each class is of all rows, and fit it where it has a best fit.
@@ -268,8 +268,8 @@ class Student:
         Returns what some of the rows were told by a student that was not taught them, (U, K), and
         zeros of the others; None: it descends, or learns numbers.
         """
-        said_U = np.asarray(likely_UK.any(axis=1))
-        said_U[self.labelled] = True
+        has_target_U = np.asarray(likely_UK.any(axis=1))
+        has_target_U[self.labelled] = True
         targets_UT = (
             likely_UK.copy() if self._bins is None else self._bins.compute_mean_targets(likely_UK)
         )
@@ -279,18 +279,21 @@ class Student:
             return None
         networks = self.trainer.networks
         encoded_UD = self.encode_rows(networks)
-        self._fit_layer(last_layer(networks), encoded_UD, targets_UT, said_U)
+        self._fit_layer(last_layer(networks), encoded_UD, targets_UT, has_target_U)
         if not self.has_classes or type(networks.encoder) is not RandomFeatures:
             return None
-        told = self._predict_held_out(encoded_UD, targets_UT, np.flatnonzero(said_U))
-        errors = {name: ((of - targets_UT)[of.any(axis=1)] ** 2).sum() for name, of in told.items()}
+        predictions = self._predict_held_out(encoded_UD, targets_UT, np.flatnonzero(has_target_U))
+        errors = {
+            name: ((predicted_UK - targets_UT)[predicted_UK.any(axis=1)] ** 2).sum()
+            for name, predicted_UK in predictions.items()
+        }
         best = min(errors, key=errors.__getitem__)
         if best != _RIDGE:
-            self._kept_by, self._kept = best, self._model_by(best, said_U)
-        return told[best]
+            self._stored_name, self._stored = best, self._model_by(best, has_target_U)
+        return predictions[best]
 
     def _predict_held_out(
-        self, encoded_UD: Numbers, targets_UT: Floats, taught_V: Integers
+        self, encoded_UD: Numbers, targets_UT: Floats, rows_V: Integers
     ) -> Mapping[str, Floats]:
         """Return predictions of ridge regression and trees for rows they were not taught, (U, K)
         each.
@@ -300,50 +303,52 @@ class Student:
         task = self.task_alone(self._seed)
         linear = copy.deepcopy(self.trainer.networks.head)
         draw = np.random.default_rng(derive_seed(self._seed, "ridge or trees"))
-        order = draw.permutation(taught_V)[:_COMPARED]
-        told = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_LEAVES)}
+        order = draw.permutation(rows_V)[:_COMPARED]
+        predictions = {name: np.zeros_like(targets_UT) for name in (_RIDGE, *_LEAVES)}
         if len(order) < _PARTS:
-            return told
+            return predictions
         layer = list(linear.modules())[-1]
         assert isinstance(layer, nn.Linear)
         with one_thread(), torch.no_grad():
             for part in (order[first::_PARTS] for first in range(_PARTS)):
-                rest = np.setdiff1d(order, part)
-                rest_U = np.isin(np.arange(len(targets_UT)), rest)
-                self._fit_layer(layer, encoded_UD, targets_UT, rest_U)
+                fitted = np.setdiff1d(order, part)
+                is_fitted_U = np.isin(np.arange(len(targets_UT)), fitted)
+                self._fit_layer(layer, encoded_UD, targets_UT, is_fitted_U)
                 weight_DT = layer.weight.double().cpu().numpy().T
-                told[_RIDGE][part] = encoded_UD[part].astype(np.float64) @ weight_DT
+                predictions[_RIDGE][part] = encoded_UD[part].astype(np.float64) @ weight_DT
                 rows_VF = torch.from_numpy(task.features[part])
                 for name, leaf in _LEAVES.items():
-                    grown = _fit_trees(task, rest, targets_UT, leaf)
-                    told[name][part] = grown(rows_VF).exp().numpy()
-        return told
+                    trees = _fit_trees(task, fitted, targets_UT, leaf)
+                    predictions[name][part] = trees(rows_VF).exp().numpy()
+        return predictions
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
         """Return its networks fitted without these rows; None: they descend."""
         if not self.has_direct_fit:
             return None
-        kept_U = ~torch.isin(self.rows_U, rows).numpy()
-        if self._kept is not None:
-            networks = self._model_by(self._kept_by, kept_U)
+        is_used_U = ~torch.isin(self.rows_U, rows).numpy()
+        if self._stored is not None:
+            networks = self._model_by(self._stored_name, is_used_U)
         else:
             targets_UT = self._targets_NT[self.rows_U].numpy()
-            here_U = targets_UT.any(axis=1) & kept_U
+            has_target_U = targets_UT.any(axis=1) & is_used_U
             networks = copy.deepcopy(self.trainer.networks)
-            self._fit_layer(last_layer(networks), self.encode_rows(networks), targets_UT, here_U)
-        return networks if self._averaged is None else self._average_networks(networks, kept_U)
+            self._fit_layer(
+                last_layer(networks), self.encode_rows(networks), targets_UT, has_target_U
+            )
+        return networks if self._averaged is None else self._average_networks(networks, is_used_U)
 
     def _fit_layer(
         self,
         linear: nn.Linear,
         encoded_UD: Numbers,
         targets_UT: Floats,
-        taught_U: NDArray[np.bool_],
+        has_target_U: NDArray[np.bool_],
     ) -> None:
         """Fit a linear layer to what is said of the rows that it is taught."""
-        taught_V = np.flatnonzero(taught_U)
-        labelled_n = np.intersect1d(taught_V, self.labelled)
-        fit_linear(linear, encoded_UD, targets_UT, taught_V=taught_V, labelled_n=labelled_n)
+        rows_V = np.flatnonzero(has_target_U)
+        labelled_n = np.intersect1d(rows_V, self.labelled)
+        fit_linear(linear, encoded_UD, targets_UT, taught_V=rows_V, labelled_n=labelled_n)
 
     @torch.no_grad()
     def encode_rows(self, networks: ActiveNetworks) -> Numbers:
@@ -362,47 +367,51 @@ class Student:
 
     def score_rows(self, rows: Tensor) -> Scored:
         predict = self.trainer.predict
-        kept = self._averaged or self._kept
-        if kept is not None:
-            features_N, dtype = self.trainer.features_N, next(kept.parameters()).dtype
+        model = self._averaged or self._stored
+        if model is not None:
+            features_N, dtype = self.trainer.features_N, next(model.parameters()).dtype
 
             @torch.no_grad()
             def predict(rows_B: Tensor) -> Tensor:
-                scores_BK: Tensor = kept(features_N[rows_B].cpu().to(dtype), None)[0]
+                scores_BK: Tensor = model(features_N[rows_B].cpu().to(dtype), None)[0]
                 return scores_BK.to(features_N.device)
 
         with self.trainer.evaluation_mode():
             return score_rows(self._task, predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = {} if self._kept is None else self._kept.state_dict()
-        said = torch.tensor(list(self._kept_by.encode()), dtype=torch.uint8)
+        stored = {} if self._stored is None else self._stored.state_dict()
+        stored_name = torch.tensor(list(self._stored_name.encode()), dtype=torch.uint8)
         averaged = {} if self._averaged is None else self._averaged.state_dict()
-        own = {"targets": self._targets_NT, "kept by": said, **add_prefix("kept", kept)}
-        return own | add_prefix("averaged", averaged) | self.trainer.tensors()
+        tensors = {
+            "targets": self._targets_NT,
+            "kept by": stored_name,
+            **add_prefix("kept", stored),
+        }
+        return tensors | add_prefix("averaged", averaged) | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.trainer.load_tensors(tensors)
         self._targets_NT = tensors["targets"].clone()
-        self._kept_by = bytes(tensors["kept by"].tolist()).decode()
-        self._kept = None
-        if self._kept_by:
+        self._stored_name = bytes(tensors["kept by"].tolist()).decode()
+        self._stored = None
+        if self._stored_name:
             state = remove_prefix("kept", tensors)
-            self._kept = restore_networks(state, self.trainer.networks)
+            self._stored = restore_networks(state, self.trainer.networks)
         averaged = remove_prefix("averaged", tensors)
         self._averaged = restore_networks(averaged, self.trainer.networks) if averaged else None
 
 
-def _fit_trees(task: SoloTask, taught: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
+def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
     """Return extra trees that learn shares of classes from some of a task's rows."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(
         _GROWN, min_samples_leaf=leaf, random_state=task.derive_random_state("trees of a student")
     )
-    taught = taught[:: max(1, math.ceil(len(taught) / _LEARNT))]
-    forest.fit(task.features[taught], targets_UK[taught])
-    shares = [of.tree_.value[:, :, 0] for of in forest.estimators_]
+    rows = rows[:: max(1, math.ceil(len(rows) / _LEARNT))]
+    forest.fit(task.features[rows], targets_UK[rows])
+    shares = [tree.tree_.value[:, :, 0] for tree in forest.estimators_]
     return FittedModel(convert_forest(forest, shares, task.classes))
 
 
@@ -451,23 +460,25 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Validation
 
     There are none if every row has a label: then nothing is left to predict.
     """
-    told = len(task.labels) < len(task.features)
-    parts = split_folds(task.labels, FOLDS, task.seed) if told else []
+    has_unlabelled = len(task.labels) < len(task.features)
+    parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
     if not parts:
         nobody = np.zeros(0, dtype=np.int64)
         return ValidationRows(places=nobody, labels=nobody, own_JK=np.zeros((0, task.classes)))
     if belief.baseline is None:
-        said = [belief.of(task.drop_labels(part))[task.labelled[part]] for part in parts]
-        own_JK = _compute_shares(np.concatenate(said), frequencies)
+        scores = [belief.of(task.drop_labels(part))[task.labelled[part]] for part in parts]
+        own_JK = _compute_shares(np.concatenate(scores), frequencies)
     else:
         scored = score_out_of_fold(belief.baseline, task)
         assert scored is not None
         own_JK = scored.scores
-    at = np.concatenate(parts)
-    judges = at < MOST_JUDGES
-    at = at[judges]
-    own_JK = own_JK[judges]
-    return ValidationRows(places=task.labelled[at], labels=task.labels[at], own_JK=own_JK)
+    positions = np.concatenate(parts)
+    is_used = positions < MOST_JUDGES
+    positions = positions[is_used]
+    own_JK = own_JK[is_used]
+    return ValidationRows(
+        places=task.labelled[positions], labels=task.labels[positions], own_JK=own_JK
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -507,18 +518,18 @@ def weigh_votes(
     return WeighedVotes(likely_UK if help_.is_in_use else own_UK, own_UK, belief, help_)
 
 
-def learnt_of(told_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
+def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
     """Return how much more often a student is right than the active's own model.
 
     By what is believed, this is over rows without a label that the student was not taught
-    (`told_UK`: its predictions of them); 0: there are none.
+    (`predicted_UK`: its predictions of them); 0: there are none.
     """
-    if told_UK is None:
+    if predicted_UK is None:
         return 0.0
-    rows_V = np.setdiff1d(np.flatnonzero(told_UK.any(axis=1)), labelled_n)
+    rows_V = np.setdiff1d(np.flatnonzero(predicted_UK.any(axis=1)), labelled_n)
     student, own = (
-        weighed.likely[rows_V, of_UK[rows_V].argmax(axis=1)].sum()
-        for of_UK in (told_UK, weighed.own)
+        weighed.likely[rows_V, class_scores_UK[rows_V].argmax(axis=1)].sum()
+        for class_scores_UK in (predicted_UK, weighed.own)
     )
     return float(student - own) / max(1, len(rows_V))
 
@@ -576,7 +587,7 @@ class StudentActive(ActiveRole):
         self._headline = headline
         self._test_rows = own.data.test_rows
         self._classes = len(own.data.classes)
-        self._taught = False
+        self._is_taught = False
 
     @abstractmethod
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
@@ -584,9 +595,9 @@ class StudentActive(ActiveRole):
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
         """Ask once; a student that learns in one go then has no steps."""
-        if not self._taught:
+        if not self._is_taught:
             await self.teach_student(links, steps)
-            self._taught = True
+            self._is_taught = True
         return not self.student.has_direct_fit
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
@@ -599,11 +610,11 @@ class StudentActive(ActiveRole):
         return self.student.networks
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"taught": torch.tensor(self._taught), **super().tensors()}
+        return {"taught": torch.tensor(self._is_taught), **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
-        self._taught = bool(tensors["taught"])
+        self._is_taught = bool(tensors["taught"])
 
 
 def warn_of_no_help(active: str) -> None:

@@ -366,8 +366,8 @@ class ActiveSum:
 
     def _let_go(self, present: Sequence[str], step: int) -> None:
         """Go on with these from this step on."""
-        gone = [name for name in self.present if name not in present]
-        self.left |= dict.fromkeys(gone, step)
+        leavers = [name for name in self.present if name not in present]
+        self.left |= dict.fromkeys(leavers, step)
         self.present = list(present)
 
     async def receive_sum(
@@ -521,31 +521,31 @@ class Aggregator(HelperRole):
         """Go on without those who left where the contract says so. Raises PartyLeftError: it says
         to stop, or too few are left.
         """
-        gone = [name for name in error.left or awaited if name in self.present]
+        leavers = [name for name in error.left or awaited if name in self.present]
         serves = self.contract.predicts
-        goes_on = self.contract.silent_passive == "recover"
-        if serves or (isinstance(error, RunStoppedError) and not goes_on):
+        recovers = self.contract.silent_passive == "recover"
+        if serves or (isinstance(error, RunStoppedError) and not recovers):
             raise error
-        unasked = str(error)
+        reason = str(error)
         if not error.gone:  # who left was not merely not asked
-            unasked += f"; or {self.contract.active} did not ask for it"
-        if not goes_on:
+            reason += f"; or {self.contract.active} did not ask for it"
+        if not recovers:
             remedy = (
                 "the contract says to stop when a passive falls silent: go on in a new session "
-                f"once {' and '.join(gone)} is back, or agree on rules.silent_passive: recover, "
+                f"once {' and '.join(leavers)} is back, or agree on rules.silent_passive: recover, "
                 "where the method can, with recoverable masks (secure_sum.masks)"
             )
             if self.contract.silent_passive == "wait":
-                remedy = f"the contract says to wait for {' and '.join(gone)}"
-            raise PartyLeftError(f"{unasked}; {remedy}", left=tuple(gone)) from error
-        self.present = [name for name in self.present if name not in gone]
-        if not gone or len(self.present) < self._find_threshold():
-            every = tuple(self.contract.passives)
-            missing = ", ".join(name for name in every if name not in self.present)
+                remedy = f"the contract says to wait for {' and '.join(leavers)}"
+            raise PartyLeftError(f"{reason}; {remedy}", left=tuple(leavers)) from error
+        self.present = [name for name in self.present if name not in leavers]
+        if not leavers or len(self.present) < self._find_threshold():
+            passives = tuple(self.contract.passives)
+            missing = ", ".join(name for name in passives if name not in self.present)
             raise PartyLeftError(
-                f"{unasked}; this sum needs at least {self._find_threshold()} of {len(every)} "
+                f"{reason}; this sum needs at least {self._find_threshold()} of {len(passives)} "
                 f"passives, missing: {missing}; resume once they are back",
-                left=tuple(gone),
+                left=tuple(leavers),
             ) from error
 
 
@@ -771,14 +771,14 @@ class DurableLog:
         with open_plain(self.path) as file:
             return [line for line in file.read(MOST_JSON_BYTES).splitlines() if line.strip()]
 
-    def append_line(self, what: str, instead: str = "", **fields: str | int) -> None:
+    def append_line(self, event: str, instead: str = "", **fields: str | int) -> None:
         """Add a line. Raises CheckpointError: it cannot be written."""
         if self.path is None:
             return
         try:
             add_line(self.path, fields)
         except (OSError, CheckpointError) as error:
-            raise CheckpointError(f"{self.path}: cannot note {what} ({error}){instead}") from error
+            raise CheckpointError(f"{self.path}: cannot note {event} ({error}){instead}") from error
 
 
 class RefusedSums:
@@ -792,16 +792,16 @@ class RefusedSums:
     """
 
     def __init__(self, own: PartyContext) -> None:
-        self._noted = DurableLog(own, "refused")
+        self._log = DurableLog(own, "refused")
         allowed = own.config.rules.refused_sums
-        if (refused := len(self._noted.load_lines())) > allowed:
+        if (count := len(self._log.load_lines())) > allowed:
             raise CheckpointError(
-                f"{own.name} refused {refused} sum{'s' * (refused > 1)} of this run, and "
+                f"{own.name} refused {count} sum{'s' * (count > 1)} of this run, and "
                 f"rules.refused_sums is {allowed}. Whoever altered them (the aggregator, or a "
                 "passive) may have learnt bits of the passives' numbers from which were taken, and "
                 "a resumed run computes the same numbers again. Find out who it was; then begin a "
                 "new run with another seed, among parties that you trust. If it was nobody's "
-                f"intent, resume with rules.refused_sums: {refused} in the run's config.yaml"
+                f"intent, resume with rules.refused_sums: {count} in the run's config.yaml"
             )
 
     @contextmanager
@@ -815,8 +815,8 @@ class RefusedSums:
         except LocalProtocolError:
             raise
         except Exception:
-            self._noted.append_line(
-                f"that {self._noted.me} refused the sum of step {step}",
+            self._log.append_line(
+                f"that {self._log.me} refused the sum of step {step}",
                 "; do not resume this run, which could not count it",
                 contract=contract,
                 step=step,

@@ -45,8 +45,8 @@ def derive_limits(config: RunSettings) -> RequestLimits:
         return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
         return RequestLimits(rows=config.alignment.maximum_ids, releases=config.train.epochs)
-    again = config.method.asks_again
-    return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + again)
+    extra = config.method.asks_again
+    return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + extra)
 
 
 def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
@@ -87,18 +87,18 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
     Raises ConfigError: the method has none and none is set, or another kind than the method's.
     """
     own = config.method.own_objective
-    said = settings_of(config, passive).objective
-    if own is None and said is None:
+    passive_objective = settings_of(config, passive).objective
+    if own is None and passive_objective is None:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} needs one for every "
             "passive, got none; name it there or under passives.default, or use apfed_r or apfed_c"
         )
-    if own is not None and said is not None and said.name != own.name:
+    if own is not None and passive_objective is not None and passive_objective.name != own.name:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} is {own.name} for every "
-            f"passive, got {said.name}; use method apfed to mix"
+            f"passive, got {passive_objective.name}; use method apfed to mix"
         )
-    objective = said or own
+    objective = passive_objective or own
     assert objective is not None
     return objective
 
@@ -154,12 +154,12 @@ def require_own_terms(
     """Refuse an offer that is not what a party's own settings say of representations. Raises
     RemoteProtocolError: names the sender and what differs.
     """
-    ours = expected.model_dump()
-    theirs = offered.model_dump()
+    expected_terms = expected.model_dump()
+    offered_terms = offered.model_dump()
     differ = [
-        f"{name} {theirs[name]} where {mine} is expected"
-        for name, mine in ours.items()
-        if theirs[name] != mine
+        f"{name} {offered_terms[name]} where {value} is expected"
+        for name, value in expected_terms.items()
+        if offered_terms[name] != value
     ]
     if differ:
         raise RemoteProtocolError(
@@ -219,10 +219,10 @@ def make_sum(
     if kind is PlainSum:
         return PlainSum(agreement, clip=clip is not None, quantise=noise is not None)
     # Who says rules.silent_passive: recover, or a threshold, accepts what follows from it.
-    lacks = agreement.threshold is not None and agreement.threshold < len(passives)
+    may_lack_party = agreement.threshold is not None and agreement.threshold < len(passives)
 
     def make_secure_sum(bits: int) -> SecureSum:
-        return kind(replace(agreement, bits=bits), allow_single_reader=lacks)
+        return kind(replace(agreement, bits=bits), allow_single_reader=may_lack_party)
 
     return make_secure_sum(choose_bits(make_secure_sum) if bits is None else bits)
 
@@ -256,8 +256,8 @@ def may_lack(config: RunSettings) -> bool:
     """
     silent = config.rules.silent_passive
     method = config.method
-    by_threshold = silent is None and method.averages is None
-    named = config.secure_sum.threshold is not None and by_threshold
+    uses_threshold = silent is None and method.averages is None
+    named = config.secure_sum.threshold is not None and uses_threshold
     return method.goes_on_without and (silent == "recover" or named)
 
 
@@ -277,9 +277,9 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
             "passives, and a threshold is at most their number"
         )
     if not may_lack(config):
-        said = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
+        rule = f"rules.silent_passive {silent}" if silent else f"method {config.method.name}"
         raise ConfigError(
-            f"secure_sum.threshold: under {said} no step goes on without a passive, and {least} of "
+            f"secure_sum.threshold: under {rule} no step goes on without a passive, and {least} of "
             f"{passives} would only open more to an active and an aggregator who work together; "
             "leave it out, or say rules.silent_passive: recover where the method can"
         )
@@ -292,7 +292,7 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
 
 
 def find_training_rows(
-    config: RunSettings, held: OwnData, common: Tensor
+    config: RunSettings, data: OwnData, common: Tensor
 ) -> tuple[Tensor, float, int]:
     """Return the active's rows in an epoch, the aligned share of them, and how many people are
     aligned.
@@ -301,13 +301,13 @@ def find_training_rows(
     """
     method = config.method
     # Whose passives learn from returned gradients trains on rows with a label alone.
-    rows = held.labelled_rows if method.returns_gradients else held.train_rows
+    rows = data.labelled_rows if method.returns_gradients else data.train_rows
     if not method.aligns:
         return rows, 1.0, 0
     aligned = int(torch.isin(rows, common).sum())
     # A model that needs every party to predict needs them for every row that it trains on.
-    alone = method.predicts_alone and not method.averages
-    if not (alone and config.train.trains_unaligned_rows):
+    predicts_alone = method.predicts_alone and not method.averages
+    if not (predicts_alone and config.train.trains_unaligned_rows):
         rows = rows[:aligned]
     return rows, aligned / max(1, len(rows)), len(common)
 

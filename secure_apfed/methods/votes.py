@@ -256,11 +256,17 @@ class Ballot:
 
     @classmethod
     def from_rows(
-        cls, rows_U: Tensor, labelled_n: Tensor, labels_n: Tensor, *, size: int, shown: bool = True
+        cls,
+        rows_U: Tensor,
+        labelled_n: Tensor,
+        labels_n: Tensor,
+        *,
+        size: int,
+        shows_labels: bool = True,
     ) -> "Ballot":
-        """Write the message; without `shown` it says of labels only whose they are."""
+        """Write the message; without `shows_labels` it says of labels only whose they are."""
         tensors = {"rows": rows_U, "labelled": labelled_n}
-        if shown:
+        if shows_labels:
             tensors["labels"] = labels_n
         return cls(
             rows=rows_U,
@@ -278,14 +284,16 @@ class Ballot:
         *,
         aligned: int,
         classes: int,
-        shown: bool = True,
+        shows_labels: bool = True,
     ) -> "Ballot":
         """Parse a request for votes. Raises RemoteProtocolError: rows, places or labels that are
         none, repeated or out of range.
         """
         sender = envelope.sender
         vector = TensorSpec(torch.int64, (None,))
-        expected = {"rows": vector, "labelled": vector} | ({"labels": vector} if shown else {})
+        expected = {"rows": vector, "labelled": vector} | (
+            {"labels": vector} if shows_labels else {}
+        )
         tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
         rows_U = tensors["rows"]
         labelled_n = tensors["labelled"]
@@ -374,22 +382,22 @@ class VotesActive(StudentActive):
         with cache_fits():
             weighed = weigh_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
             own = weighed.belief.baseline
-            found = weighed.help
-            assert found is not None
+            judged = weighed.help
+            assert judged is not None
             keeps = own is not None and student.has_classes
-            if found.is_in_use or not keeps:
-                told_UK = student.fit_to_labels(weighed.likely)
-                learnt = learnt_of(told_UK, weighed, student.labelled) if keeps else 0.0
-                found = replace(found, learnt=learnt)
+            if judged.is_in_use or not keeps:
+                predicted_UK = student.fit_to_labels(weighed.likely)
+                gain = learnt_of(predicted_UK, weighed, student.labelled) if keeps else 0.0
+                judged = replace(judged, learnt=gain)
             if averages:
-                found = replace(found, always=False, averaged=not found.is_sure)
-            self.help = found
-            if own is not None and keeps and not found.is_in_use:
+                judged = replace(judged, always=False, averaged=not judged.is_sure)
+            self.help = judged
+            if own is not None and keeps and not judged.is_in_use:
                 student.use_baseline(own)
             if student.has_direct_fit:
                 self._average_student()
-        if not found.is_in_use:
-            warnings.warn(f"{self.name}: {found}", NoHelpWarning, stacklevel=2)
+        if not judged.is_in_use:
+            warnings.warn(f"{self.name}: {judged}", NoHelpWarning, stacklevel=2)
 
     def finish_locally(self) -> None:
         """Average what a student that descends has learnt; any other was averaged at once."""
@@ -405,12 +413,12 @@ class VotesActive(StudentActive):
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = super().tensors()
+        tensors = super().tensors()
         if self.votes is not None:
-            kept["votes.sum"] = torch.from_numpy(self.votes)
+            tensors["votes.sum"] = torch.from_numpy(self.votes)
         if self.help is not None:
-            kept["help"] = torch.tensor(astuple(self.help), dtype=torch.float64)
-        return kept
+            tensors["help"] = torch.tensor(astuple(self.help), dtype=torch.float64)
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
@@ -720,10 +728,10 @@ class RandomisedVotesActive(VotesActive):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        kept = super().tensors()
+        tensors = super().tensors()
         if self._answers_MU is not None:
-            kept["answers"] = torch.from_numpy(self._answers_MU)
-        return kept
+            tensors["answers"] = torch.from_numpy(self._answers_MU)
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
@@ -823,22 +831,24 @@ def estimate_agreement(
     classes = response.classes
     different = 2 * p * q + (classes - 2) * q**2
     passives, rows = answers_MU.shape
-    found = {}
-    for at, name in enumerate(names):
-        same = [
-            float((answers_MU[at] == answers_MU[other]).mean())
+    agreements = {}
+    for index, name in enumerate(names):
+        same_shares = [
+            float((answers_MU[index] == answers_MU[other]).mean())
             for other in range(passives)
-            if other != at
+            if other != index
         ]
-        right = float((answers_MU[at][labelled_n] == labels_n).mean())
-        found[name] = VoteAgreement(
-            others=(float(np.mean(same)) - different) / (p - q) ** 2 if same else None,
+        right = float((answers_MU[index][labelled_n] == labels_n).mean())
+        agreements[name] = VoteAgreement(
+            others=(float(np.mean(same_shares)) - different) / (p - q) ** 2
+            if same_shares
+            else None,
             labels=(right - q) / (p - q),
             # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
             others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
             labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
         )
-    return found
+    return agreements
 
 
 # Openings whose protocol is made for one ballot: it knows before it is set up how many people are

@@ -101,10 +101,10 @@ class EncryptedVotesSettings(VoteSettings):
             candidates=self.candidates,
         )
         try:
-            each = SumOfProducts(agreed).label_bytes
+            bytes_each = SumOfProducts(agreed).label_bytes
         except LocalProtocolError:
             return 0  # which the rehearsal refuses, with what fits
-        return math.ceil(_HELD_TWICE * each * passives)
+        return math.ceil(_HELD_TWICE * bytes_each * passives)
 
     @model_validator(mode="after")
     def _cheats_are_found(self) -> Self:
@@ -294,16 +294,16 @@ class OpenAudits:
     """
 
     def __init__(self, own: PartyContext) -> None:
-        self._noted = DurableLog(own, "audits")
+        self._log = DurableLog(own, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
         """Note an audit before what it keeps is told. Raises CheckpointError: too many were left
         open, or it cannot be noted.
         """
-        noted = b"".join(self._noted.load_lines())
-        if (left := noted.count(b'"begun"') - noted.count(b'"passed"')) > _OPEN_AUDITS:
+        lines = b"".join(self._log.load_lines())
+        if (unfinished := lines.count(b'"begun"') - lines.count(b'"passed"')) > _OPEN_AUDITS:
             raise CheckpointError(
-                f"{self._noted.me}: {left} sessions ended between the word which request with "
+                f"{self._log.me}: {unfinished} sessions ended between the word which request with "
                 f"encrypted labels is kept and that request, and {_OPEN_AUDITS} may. An active "
                 "that cheats breaks off where it would be found out; find out who it was, and "
                 "begin a new run"
@@ -314,8 +314,8 @@ class OpenAudits:
         """Note that the request of this session stood the test."""
         self._add_note("passed", contract)
 
-    def _add_note(self, what: str, contract: str) -> None:
-        self._noted.append_line("an audit", audit=what, contract=contract)
+    def _add_note(self, event: str, contract: str) -> None:
+        self._log.append_line("an audit", audit=event, contract=contract)
 
 
 class EncryptedVotesAggregator(BallotAggregator):

@@ -94,7 +94,7 @@ class RehearsalActive(VotesActive):
         release = _Terms.from_contract(own, contract).release
         super().__init__(own, contract, rows, release)
         self._deviation = release.deviation / _STEPS
-        self._told = torch.zeros(0)
+        self._shares = torch.zeros(0)
 
     async def gather_votes(self, links: Links) -> Floats:
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
@@ -102,7 +102,7 @@ class RehearsalActive(VotesActive):
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
-        told = [await self._receive_share(links, name) for name in self.contract.passives]
+        shares = [await self._receive_share(links, name) for name in self.contract.passives]
         student = self.student
         silent = np.zeros((len(self.ballot.rows), self.classes))
         with cache_fits():
@@ -112,7 +112,7 @@ class RehearsalActive(VotesActive):
             else:
                 student.use_baseline(weighed.belief.baseline)
         assert weighed.help is not None
-        self._record_shares(torch.stack([*told, torch.tensor(weighed.help.alone).double()]))
+        self._record_shares(torch.stack([*shares, torch.tensor(weighed.help.alone).double()]))
         if student.has_direct_fit:
             steps.count_step(0.0)
 
@@ -122,22 +122,22 @@ class RehearsalActive(VotesActive):
         right = unpack_tensors(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
         return right / len(self.ballot.labelled)
 
-    def _record_shares(self, told: Tensor) -> None:
+    def _record_shares(self, shares: Tensor) -> None:
         """Note on which share of the labelled rows each passive is right, and itself at last; also
         after a resumption.
         """
-        self._told = told
+        self._shares = shares
         noise = self._deviation / len(self.ballot.labelled)
         noises = {**dict.fromkeys(self.contract.passives, noise), self.name: 0.0}
         self.agreement = {
             name: VoteAgreement(
                 others=None, labels=share, others_noise=0.0, labels_noise=noises[name]
             )
-            for name, share in zip(noises, told.tolist(), strict=True)
+            for name, share in zip(noises, shares.tolist(), strict=True)
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"told": self._told, **super().tensors()}
+        return {"told": self._shares, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
         super().load_tensors(tensors, next_step=next_step)
@@ -154,9 +154,12 @@ class RehearsalPassive(CountingPassive):
         right = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
         noise = self.draw_noise(ballot, votes_UK, (1, 1), repeatable=True)
         assert noise is not None
-        told = torch.tensor(round(right) * _STEPS + int(noise[0, 0]))
+        noisy_count = torch.tensor(round(right) * _STEPS + int(noise[0, 0]))
         links.send(
-            self.contract.active, Kind.RIGHT_VOTES, message.step, pack_tensors({"right": told})
+            self.contract.active,
+            Kind.RIGHT_VOTES,
+            message.step,
+            pack_tensors({"right": noisy_count}),
         )
 
 

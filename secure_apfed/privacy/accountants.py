@@ -239,11 +239,11 @@ class Accountant:
         if isinstance(mechanism, NoPrivacy):
             return math.inf
         # NumPy's small integers would make of it figures of two bytes.
-        found = self._gaussian(mechanism.noise_multiplier, index(releases), delta)
-        if self._library and not math.isfinite(found):
-            raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {found}")
+        epsilon = self._gaussian(mechanism.noise_multiplier, index(releases), delta)
+        if self._library and not math.isfinite(epsilon):
+            raise NoFigureError(f"its numerics end before delta {delta:.2g}: it says {epsilon}")
         # Where the bound of RDP falls below 0, (0, delta) holds, too, and nothing better is meant.
-        return max(0.0, found)
+        return max(0.0, epsilon)
 
 
 def _compute_gdp_epsilon(noise: float, releases: int, delta: float) -> float:

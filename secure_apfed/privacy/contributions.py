@@ -138,10 +138,10 @@ class SummedRelease:
         cut = releases * self.tail
         epsilon = zcdp_epsilon(rho, delta)
         for _ in range(8):
-            left = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
-            if left <= 0:
+            remaining = delta - (1 + math.exp(min(epsilon, 700.0))) * cut
+            if remaining <= 0:
                 return math.inf
-            grown = zcdp_epsilon(rho, left)
+            grown = zcdp_epsilon(rho, remaining)
             if grown <= epsilon:
                 return epsilon
             epsilon = grown * _MARGIN
@@ -192,15 +192,17 @@ def calibrate_noise(
 
     Raises: ConfigError, which names `asker`.
     """
-    one = SummedRelease(deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers)
+    unit_release = SummedRelease(
+        deviation=1, honest=honest, sensitivity=sensitivity, numbers=numbers
+    )
     return least_deviation(
-        lambda s: replace(one, deviation=s).epsilon_of(releases, delta) <= epsilon,
+        lambda s: replace(unit_release, deviation=s).epsilon_of(releases, delta) <= epsilon,
         f"{asker}: epsilon {epsilon:g} over {releases} releases",
         "use fewer bits of the sum, fewer epochs, smaller batches or a larger epsilon",
     )
 
 
-def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> int:
+def least_deviation(enough: Callable[[int], bool], subject: str, instead: str) -> int:
     """Return the least deviation, in steps, that is enough; ConfigError: no sum carries it."""
     low = 0
     high = 1
@@ -209,7 +211,8 @@ def least_deviation(enough: Callable[[int], bool], what: str, instead: str) -> i
         high = 2 * high
         if high > MAX_DEVIATION:
             raise ConfigError(
-                f"{what} needs noise of more than {MAX_DEVIATION} steps of fixed point; {instead}"
+                f"{subject} needs noise of more than {MAX_DEVIATION} steps of fixed point; "
+                f"{instead}"
             )
     while high - low > 1:
         middle = (low + high) // 2

@@ -162,22 +162,22 @@ class PrivateGradient:
     ) -> None:
         self._owner = owner
         self._private = private
-        every = nn.ModuleDict(dict(modules))
-        _refuse_what_mixes_examples(owner, every)
-        self._parameters = [p for p in every.parameters() if p.requires_grad]
-        self._layers = list(every.modules())
+        model = nn.ModuleDict(dict(modules))
+        _refuse_what_mixes_examples(owner, model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._layers = list(model.modules())
         # Late, as in privacy/accountants.py: Opacus takes seconds to load.
         wrapper = importlib.import_module("opacus.grad_sample").GradSampleModule
         # Its hooks hang on the layers, which the party goes on calling as before.
-        self._hooks = wrapper(every, loss_reduction="mean")
+        self._hooks = wrapper(model, loss_reduction="mean")
 
     def forget_batch(self) -> None:
         """Forget the last batch, also one whose backward pass never came."""
         self._hooks.set_grad_sample_to_none()
         for layer in self._layers:
-            for left in ("activations", "max_batch_len"):
-                if hasattr(layer, left):
-                    delattr(layer, left)
+            for attribute in ("activations", "max_batch_len"):
+                if hasattr(layer, attribute):
+                    delattr(layer, attribute)
         for parameter in self._parameters:
             parameter._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
 
@@ -223,26 +223,28 @@ def _get_grad_samples(parameter: nn.Parameter) -> Tensor | None:
     return samples
 
 
-def _refuse_what_mixes_examples(owner: str, every: nn.Module) -> None:
+def _refuse_what_mixes_examples(owner: str, model: nn.Module) -> None:
     """Ask Opacus' validators about every layer: its own walk leaves out those without parameters.
 
     A batch normalisation without parameters still mixes examples.
     """
     validators = importlib.import_module("opacus.validators").ModuleValidator.VALIDATORS
-    found = {
+    faults = {
         str(error)
-        for layer in every.modules()
+        for layer in model.modules()
         for kind, validate in validators.items()
         if isinstance(layer, kind)
         for error in validate(layer)
     }
-    held = sorted(name for name, _ in every.named_buffers())
-    if held:
-        found.add(f"it keeps {', '.join(held)}, which may carry one example into another's result")
-    if found:
+    buffers = sorted(name for name, _ in model.named_buffers())
+    if buffers:
+        faults.add(
+            f"it keeps {', '.join(buffers)}, which may carry one example into another's result"
+        )
+    if faults:
         raise ModelError(
             f"{owner}: dp_sgd cannot clip each example's gradient in these networks: "
-            f"{'; '.join(sorted(found))}. Choose another model.network, or leave dp_sgd out"
+            f"{'; '.join(sorted(faults))}. Choose another model.network, or leave dp_sgd out"
         )
 
 

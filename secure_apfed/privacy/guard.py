@@ -344,8 +344,8 @@ class FrozenGaussianGuard(GaussianGuard):
             z_BD = super().release(fresh_BD, step=step, rows=rows[new.to(rows.device)])
             z_BD = z_BD * self.compute_scale(h_BD.shape[1])
             self._frozen.update(zip(first, z_BD.cpu(), strict=True))
-        kept = [self._frozen[row] for row in rows.tolist()]
-        return torch.stack(kept).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
+        released = [self._frozen[row] for row in rows.tolist()]
+        return torch.stack(released).to(h_BD.device) + (clipped_BD - clipped_BD.detach())
 
     def repeats(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.tensor([row in self._frozen for row in rows.tolist()], dtype=torch.bool)

@@ -87,9 +87,9 @@ class Release:
     @cached_property
     def identity(self) -> bytes:
         """The same for the same bytes sent again at the same step."""
-        found = hashlib.blake2b(f"{self.step} {self.digest.hex()} ".encode(), digest_size=32)
-        found.update(self.rows.astype("<i8", copy=False).tobytes())
-        return found.digest()
+        digest = hashlib.blake2b(f"{self.step} {self.digest.hex()} ".encode(), digest_size=32)
+        digest.update(self.rows.astype("<i8", copy=False).tobytes())
+        return digest.digest()
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -139,10 +139,10 @@ class _Log:
         with FileIO(open_regular(path, create=True), "r+") as file:
             content = file.readall()
             # A line is one JSON object without objects inside: no mere beginning has a "}".
-            *lines, torn = content.split(b"\n")
-            if b"}" in torn:
-                lines = [*lines, torn]
-                torn = b""
+            *lines, unfinished = content.split(b"\n")
+            if b"}" in unfinished:
+                lines = [*lines, unfinished]
+                unfinished = b""
             for number, line in enumerate(lines, start=1):
                 fields = self._parse_line(line, number)
                 if number == 1:
@@ -159,10 +159,13 @@ class _Log:
                     raise self._make_altered_error(number) from error
                 visit(release)
             begun = _LINE if lines else self._chain_line(header)[0]
-            if not (begun.encode().startswith(torn) or (lines and torn.startswith(_LINE.encode()))):
+            if not (
+                begun.encode().startswith(unfinished)
+                or (lines and unfinished.startswith(_LINE.encode()))
+            ):
                 raise self._make_altered_error(len(lines) + 1)
-            self._size = len(content) - len(torn)
-            if torn:
+            self._size = len(content) - len(unfinished)
+            if unfinished:
                 file.truncate(self._size)
             elif lines and not content.endswith(b"\n"):
                 self._size += file.write(b"\n")
@@ -422,11 +425,11 @@ class PrivacyLedger:
         self._seeded = seeded
         self.charges = 0
         self.figure = figure
-        self._others: Callable[..., None] | None = None
+        self._ask_others: Callable[..., None] | None = None
 
-    def ask_before_charging(self, others: Callable[..., None]) -> None:
+    def ask_before_charging(self, ask: Callable[..., None]) -> None:
         """Let `others(ledger, mu=..., step=...)` refuse a charge after which mu would be that."""
-        self._others = others
+        self._ask_others = ask
 
     def charge(
         self, *, step: int, rows: torch.Tensor, digest: bytes, repeats: torch.Tensor | None = None
@@ -449,10 +452,14 @@ class PrivacyLedger:
         if not counts.has_release(release):
             different, times = np.unique(release.rows, return_counts=True)
             most = max(counts.most, int((counts.of_row_N[different] + times).max(initial=0)))
-            again = len(release.rows) > 0 and release.step in counts.steps
-            bare = self._seeded and (counts.step_repeated or again)
+            is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
+            is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
             if self._budget is not None:
-                epsilon = self._mechanism.epsilon_of(most, self._delta) if not bare else math.inf
+                epsilon = (
+                    self._mechanism.epsilon_of(most, self._delta)
+                    if not is_unprotected
+                    else math.inf
+                )
                 if epsilon > self._budget:
                     raise BudgetExhaustedError(
                         f"step {step} was not sent: release {most} of one row would cost epsilon "
@@ -460,9 +467,9 @@ class PrivacyLedger:
                         f"{self._delta:g}; stop here, or begin a run with more noise, fewer epochs "
                         "or a larger budget"
                     )
-            if self._others and len(release.rows):
-                mu = compose_mu(self._mechanism.mu, most) if not bare else math.inf
-                self._others(self, mu=mu, step=step)
+            if self._ask_others and len(release.rows):
+                mu = compose_mu(self._mechanism.mu, most) if not is_unprotected else math.inf
+                self._ask_others(self, mu=mu, step=step)
             counts.add_release(release)
         self.charges += 1
 
@@ -527,11 +534,11 @@ class PrivacyLedger:
             raise LocalProtocolError(
                 f"rows are int64 positions of shape (B,), got {rows.dtype} {tuple(rows.shape)}"
             )
-        again = torch.zeros(rows.shape, dtype=torch.bool) if repeats is None else repeats.cpu()
-        if again.dtype != torch.bool or again.shape != rows.shape:
+        repeated = torch.zeros(rows.shape, dtype=torch.bool) if repeats is None else repeats.cpu()
+        if repeated.dtype != torch.bool or repeated.shape != rows.shape:
             raise LocalProtocolError(
                 f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
-                f"got {again.dtype} {tuple(again.shape)}"
+                f"got {repeated.dtype} {tuple(repeated.shape)}"
             )
         sent = rows.cpu().numpy()
         total = len(self._counts.of_row_N)
@@ -539,13 +546,13 @@ class PrivacyLedger:
             raise LocalProtocolError(
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
             )
-        free = again.numpy() & (self._counts.of_row_N[sent] > 0)
+        free = repeated.numpy() & (self._counts.of_row_N[sent] > 0)
         return Release(index(step), digest, np.sort(sent[~free]))
 
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after that many releases of one row; charges nothing."""
-        bare = self._seeded and self._counts.step_repeated
-        return math.inf if bare else self._mechanism.epsilon_of(releases, self._delta)
+        is_unprotected = self._seeded and self._counts.step_repeated
+        return math.inf if is_unprotected else self._mechanism.epsilon_of(releases, self._delta)
 
 
 def cross_check(mechanism: Mechanism, *, releases: int, delta: float) -> dict[str, float | str]:

@@ -168,10 +168,10 @@ def _measure_distances(before_B: Tensor, after_B: Tensor) -> Tensor:
         )
     before_BD = before_B.reshape(len(before_B), -1).double()
     after_BD = after_B.reshape(len(after_B), -1).double()
-    same_BD = (before_BD == after_BD) | (before_BD.isnan() & after_BD.isnan())
-    apart_BD = torch.where(same_BD, 0.0, (before_BD - after_BD).abs())
-    apart_BD = torch.where(apart_BD.isnan(), math.inf, apart_BD)
-    return apart_BD.amax(1) if apart_BD.shape[1] else apart_BD.new_zeros(len(apart_BD))
+    is_same_BD = (before_BD == after_BD) | (before_BD.isnan() & after_BD.isnan())
+    distance_BD = torch.where(is_same_BD, 0.0, (before_BD - after_BD).abs())
+    distance_BD = torch.where(distance_BD.isnan(), math.inf, distance_BD)
+    return distance_BD.amax(1) if distance_BD.shape[1] else distance_BD.new_zeros(len(distance_BD))
 
 
 def _find_largest(values_B: Tensor) -> float:
@@ -184,9 +184,9 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
     rows = len(values_B)
     neighbour_B = values_B.roll(1, 0)
     can_be_far = values_B.is_floating_point()
-    far_B = values_B
+    far_values_B = values_B
     if can_be_far:
-        far_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
+        far_values_B = _FAR * (values_B.abs().max().clamp(min=1) - values_B)
     generator = torch.Generator().manual_seed(_SEED)
     singles = [torch.tensor([row]) for row in dict.fromkeys((0, rows // 2, rows - 1))]
     plans = [(places, is_far) for places in singles for is_far in (False, True)]
@@ -199,7 +199,7 @@ def _list_replacements(values_B: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]
         replaced_B = torch.zeros(rows, dtype=torch.bool, device=values_B.device)
         replaced_B[places.to(values_B.device)] = True
         other_B = values_B.clone()
-        other_B[replaced_B] = (far_B if is_far else neighbour_B)[replaced_B]
+        other_B[replaced_B] = (far_values_B if is_far else neighbour_B)[replaced_B]
         yield replaced_B, other_B, not is_far
 
 
@@ -288,13 +288,13 @@ def _is_mixing_layer(
     def call_layer(values_B: Tensor) -> Tensor:
         copied = _copy_module(module, training)
         assert isinstance(copied, nn.Module)
-        kept: list[Any] = []
+        captured: list[Any] = []
         copied.get_submodule(name).register_forward_hook(
-            lambda _layer, inputs, result: kept.append(inputs if of_input else result)
+            lambda _layer, inputs, result: captured.append(inputs if of_input else result)
         )
         with torch.no_grad():
             copied(values_B)
-        first = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
+        first = captured[0][0] if isinstance(captured[0], tuple) else captured[0]
         if not isinstance(first, Tensor):
             raise LocalProtocolError(f"{name} reads or gives no tensor")
         return first
@@ -341,8 +341,8 @@ def find_moved_gradient(objective: Any, z_BD: Tensor, features_B: Tensor) -> Mov
             read_BD = z_BD.detach().clone().requires_grad_()
             loss = _copy_module(objective, True)(read_BD, other_B) * len(read_BD)
             (gradient_BD,) = torch.autograd.grad(loss, read_BD)
-        found: Tensor = gradient_BD
-        return found
+        gradient: Tensor = gradient_BD
+        return gradient
 
     return find_moved_row(compute_gradient, features_B.detach())
 
@@ -361,13 +361,13 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
         PromiseError: names the class and what moved.
     """
 
-    def gradient_of(of_BK: Tensor, labelled_B: Tensor) -> Tensor:
+    def gradient_of(outputs_BK: Tensor, labelled_B: Tensor) -> Tensor:
         with torch.enable_grad():
-            read_BK = of_BK.detach().clone().requires_grad_()
-            (found,) = torch.autograd.grad(
+            read_BK = outputs_BK.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(
                 task.compute_loss(read_BK, labelled_B) * len(read_BK), read_BK
             )
-        gradient_BK: Tensor = found
+        gradient_BK: Tensor = gradient
         return gradient_BK
 
     def compute_gradient(order_B: Tensor) -> Tensor:
@@ -457,19 +457,19 @@ def _find_normaliser(order: list[Any]) -> str | None:
 
 def _reads_data(order: list[Any]) -> set[Any]:
     """Return nodes below which something without a gradient enters: results, and not parameters."""
-    found: set[Any] = set()
+    reading: set[Any] = set()
     for node in reversed(order):
-        below = [after for after, _ in node.next_functions]
-        reads = None in below or node.name().startswith(_LOOK_UPS)
-        if reads or any(after in found for after in below):
-            found.add(node)
-    return found
+        next_nodes = [after for after, _ in node.next_functions]
+        reads = None in next_nodes or node.name().startswith(_LOOK_UPS)
+        if reads or any(after in reading for after in next_nodes):
+            reading.add(node)
+    return reading
 
 
 def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
     """Name the operation that carries a weight of some rows to others; None: there is none."""
     rows = len(h_BD)
-    of_data = _reads_data(order)
+    data_nodes = _reads_data(order)
     generator = torch.Generator().manual_seed(_SEED)
     weighted_B = torch.randperm(rows, generator=generator, device="cpu") < (rows + 1) // 2
     weights_BD = torch.randn(h_BD.shape, generator=generator, dtype=torch.float64, device="cpu")
@@ -481,15 +481,17 @@ def _mixing_operation(h_BD: Tensor, order: list[Any]) -> str | None:
         arrived = waiting.pop(node, None)
         if arrived is None or not node.next_functions:
             continue
-        if node in of_data and _reaches_others(arrived, weighted_B):
+        if node in data_nodes and _reaches_others(arrived, weighted_B):
             return givers.get(node) or "its first operation"
-        for (after, at), weight in zip(
+        for (after, index), weight in zip(
             node.next_functions, _call_node(node, arrived), strict=False
         ):
             if after is not None and weight is not None:
-                of_node = waiting.setdefault(after, {})
-                arriving = _sum_broadcast_axes(weight, after, at)
-                of_node[at] = of_node[at] + arriving if at in of_node else arriving
+                node_weights = waiting.setdefault(after, {})
+                arriving = _sum_broadcast_axes(weight, after, index)
+                node_weights[index] = (
+                    node_weights[index] + arriving if index in node_weights else arriving
+                )
                 givers[after] = node.name()
     return None
 
@@ -499,18 +501,18 @@ def _call_node(node: Any, arrived: dict[int, Tensor]) -> tuple[Tensor | None, ..
     results = len(getattr(node, "_input_metadata", (None,)))
     with torch.no_grad():
         try:
-            handed = node(*(arrived.get(at) for at in range(results)))
+            gradients = node(*(arrived.get(index) for index in range(results)))
         except (RuntimeError, TypeError):
             return ()
-    return handed if isinstance(handed, tuple) else (handed,)
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
-def _sum_broadcast_axes(weight: Tensor, node: Any, at: int) -> Tensor:
+def _sum_broadcast_axes(weight: Tensor, node: Any, index: int) -> Tensor:
     """Sum over axes along which a number was broadcast, as autograd's engine does."""
     metadata = getattr(node, "_input_metadata", ())
-    if at >= len(metadata):
+    if index >= len(metadata):
         return weight
-    shape = tuple(metadata[at].shape)
+    shape = tuple(metadata[index].shape)
     if weight.shape == shape or len(shape) > weight.dim():
         return weight
     return weight.sum_to_size(shape)
@@ -568,18 +570,18 @@ def check_guard(guard: Any) -> None:
         )
     for direction_D in _make_directions():
         pair = _pair_of(guard)
-        apart, noise, error = (
+        distance, noise, error = (
             _measure_by_chance(_copy_of(guard), direction_D, mechanism.mu)
             if pair is None
             else _measure_in_pairs(*pair, _copy_of(guard), direction_D)
         )
-        reach = apart / noise if noise > 0 else math.inf
-        if reach - error > mechanism.mu or (pair and apart > _compute_allowance(guard)):
+        reach = distance / noise if noise > 0 else math.inf
+        if reach - error > mechanism.mu or (pair and distance > _compute_allowance(guard)):
             raise PromiseError(
                 f"{name} says sensitivity() {guard.sensitivity():.4g} and mechanism() {mechanism}, "
-                f"that is mu {mechanism.mu:.4g}, but two rows lie {apart:.4g} apart under noise of "
-                f"deviation {noise:.4g}: mu {reach:.4g}. Clip rows to half of the sensitivity, or "
-                "state the noise that there is"
+                f"that is mu {mechanism.mu:.4g}, but two rows lie {distance:.4g} apart under noise "
+                f"of deviation {noise:.4g}: mu {reach:.4g}. Clip rows to half of the sensitivity, "
+                "or state the noise that there is"
             )
     _check_others(guard, name)
     _check_repeats(_copy_of(guard), name)
@@ -606,14 +608,14 @@ def _copy_of(guard: Any) -> Any:
 
 def _pair_of(guard: Any) -> tuple[Any, Any] | None:
     """Return two twins that send the same noise at the same step; None: it has no such twins."""
-    one, other, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
-    if one is None or other is None or probe is None:
+    first, second, probe = (guard.twin(_KEY, repeatable=True) for _ in range(3))
+    if first is None or second is None or probe is None:
         return None
     rows = torch.arange(2)
     h_BD = torch.ones(2, _NUMBERS, dtype=torch.float64)
-    again = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
-    is_paired = torch.equal(probe.release(h_BD, step=0, rows=rows), again)
-    return (one, other) if is_paired else None
+    repeated = guard.twin(_KEY, repeatable=True).release(h_BD, step=0, rows=rows)
+    is_paired = torch.equal(probe.release(h_BD, step=0, rows=rows), repeated)
+    return (first, second) if is_paired else None
 
 
 def _make_directions() -> tuple[Tensor, Tensor]:
@@ -623,7 +625,7 @@ def _make_directions() -> tuple[Tensor, Tensor]:
 
 
 def _measure_in_pairs(
-    one: Any, other: Any, alone: Any, direction_D: Tensor
+    first: Any, second: Any, single: Any, direction_D: Tensor
 ) -> tuple[float, float, float]:
     """Return how far extreme rows lie apart, the noise's deviation, and the error of their ratio.
 
@@ -631,12 +633,14 @@ def _measure_in_pairs(
     """
     rows = torch.arange(_FEWEST)
     h_BD = (_EXTREME * direction_D).expand(_FEWEST, _NUMBERS)
-    apart_BD = one.release(h_BD, step=0, rows=rows) - other.release(-h_BD, step=0, rows=rows)
-    apart = float(apart_BD.double().norm(dim=1).max())
-    sent_BD = alone.release(h_BD, step=0, rows=rows).double()
+    difference_BD = first.release(h_BD, step=0, rows=rows) - second.release(
+        -h_BD, step=0, rows=rows
+    )
+    distance = float(difference_BD.double().norm(dim=1).max())
+    sent_BD = single.release(h_BD, step=0, rows=rows).double()
     noise = float(sent_BD.var(0).mean().sqrt())
     relative = _SURE / math.sqrt(2 * sent_BD.numel())
-    return apart, noise, (apart / noise * relative if noise > 0 else 0.0)
+    return distance, noise, (distance / noise * relative if noise > 0 else 0.0)
 
 
 def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
@@ -646,23 +650,23 @@ def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[floa
     signs_B1[half:] = -1
     sent_BD = guard.release(_EXTREME * signs_B1 * direction_D, step=0, rows=torch.arange(2 * half))
     along_B = sent_BD.double() @ direction_D.double()
-    one_B = along_B[:half]
-    other_B = along_B[half:]
-    noise = math.sqrt((float(one_B.var()) + float(other_B.var())) / 2)
-    apart = abs(float(one_B.mean() - other_B.mean()))
-    reach = apart / noise if noise > 0 else 0.0
-    return apart, noise, _SURE * math.sqrt(2 / half + reach**2 / (4 * half))
+    first_B = along_B[:half]
+    second_B = along_B[half:]
+    noise = math.sqrt((float(first_B.var()) + float(second_B.var())) / 2)
+    distance = abs(float(first_B.mean() - second_B.mean()))
+    reach = distance / noise if noise > 0 else 0.0
+    return distance, noise, _SURE * math.sqrt(2 / half + reach**2 / (4 * half))
 
 
 def _check_others(guard: Any, name: str) -> None:
     rows = torch.arange(_FEWEST)
-    near_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
-    far_BD = near_BD.clone()
-    far_BD[0] = -_EXTREME * near_BD[0]
+    usual_BD = torch.ones(_FEWEST, _NUMBERS, dtype=torch.float64) / math.sqrt(_NUMBERS)
+    extreme_BD = usual_BD.clone()
+    extreme_BD[0] = -_EXTREME * usual_BD[0]
     pair = _pair_of(guard)
-    one, other = pair or (_copy_of(guard), _copy_of(guard))
-    before_B = one.release(near_BD, step=1, rows=rows).double()[1:].sum(1)
-    after_B = other.release(far_BD, step=1, rows=rows).double()[1:].sum(1)
+    first, second = pair or (_copy_of(guard), _copy_of(guard))
+    before_B = first.release(usual_BD, step=1, rows=rows).double()[1:].sum(1)
+    after_B = second.release(extreme_BD, step=1, rows=rows).double()[1:].sum(1)
     noise = math.sqrt((float(before_B.var()) + float(after_B.var())) / 2)
     moved = abs(float((after_B - before_B).mean()))
     allowed = noise * (_EXACT if pair else _SURE * math.sqrt(2 / len(before_B)))

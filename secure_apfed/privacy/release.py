@@ -51,15 +51,15 @@ class _Charged(KeepsSecrets):
     """An account that counts its own steps; `epochs` releases of a row use its budget up."""
 
     def __init__(
-        self, one: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
+        self, release: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
         self.rows = rows
         self._step = 0
-        figure: Any = "epsilon_c" if isinstance(one, under_sum.SummedRelease) else "epsilon_x"
+        figure: Any = "epsilon_c" if isinstance(release, under_sum.SummedRelease) else "epsilon_x"
         self._ledger = PrivacyLedger(
-            one, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
+            release, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
         )
         self._lock = threading.Lock()
         self._require_own_process = ForkCheck(f"this {type(self).__name__}").require_own_process
@@ -207,8 +207,10 @@ class PrivateRelease(_Charged):
         There is no noise, no account and no `rows=`: whoever receives them reads them. The report
         says how many there were. Warns: UnsafeChoiceWarning.
         """
-        told = "PrivateRelease.off(): no noise, nothing counted; whoever receives these reads them"
-        warnings.warn(told, UnsafeChoiceWarning, stacklevel=3)
+        message = (
+            "PrivateRelease.off(): no noise, nothing counted; whoever receives these reads them"
+        )
+        warnings.warn(message, UnsafeChoiceWarning, stacklevel=3)
         token = _off.set((*_off.get(), self))
         try:
             yield
@@ -268,16 +270,20 @@ class PrivateContributions(_Charged):
         whole = {"epochs": epochs, "rows": rows, "numbers": numbers, "moved": moved}
         _require_numbers(self, epsilon=epsilon, delta=delta, honest=honest, bits=bits, **whole)
         levels = FixedPoint(clip_norm=1.0, bits=bits, contributors=1).levels
-        far = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
-        sum_of: dict[str, Any] = {"honest": honest, "sensitivity": far, "numbers": moved * numbers}
+        sensitivity = under_sum.sensitivity_in_steps(levels=levels, columns=numbers, rows=moved)
+        sum_of: dict[str, Any] = {
+            "honest": honest,
+            "sensitivity": sensitivity,
+            "numbers": moved * numbers,
+        }
         self.noise = under_sum.calibrate_noise(
             epsilon=epsilon, delta=delta, releases=epochs, asker="PrivateContributions", **sum_of
         )
         self._numbers = numbers
         self._moved = moved
         self._source = NoiseSource(fresh_key())
-        one = under_sum.SummedRelease(deviation=self.noise, **sum_of)
-        super().__init__(one, epsilon, delta, rows)
+        release = under_sum.SummedRelease(deviation=self.noise, **sum_of)
+        super().__init__(release, epsilon, delta, rows)
 
     def draw_noise(
         self, shape: tuple[int, ...], rows: object = None, *, people: object = None
@@ -330,7 +336,7 @@ class PrivateContributions(_Charged):
         asker = "PrivateContributions"
         if rows is not None and people is not None:
             raise LocalProtocolError(f"{asker}: give rows= or people=, not both")
-        each = rank > 1 and self._moved == 1 and people is None  # a row is of one person
+        by_row = rank > 1 and self._moved == 1 and people is None  # a row is of one person
         if people is not None and self._moved == 1 and count > 1:
             raise LocalProtocolError(
                 f"{asker}: moved=1 says that each of the {count} rows is of one person; name the "
@@ -340,7 +346,9 @@ class PrivateContributions(_Charged):
             rows if people is None else people, total=self.rows, asker=asker
         )
         if people is None and rank > 1 and len(positions) != count:
-            other = "" if each else "; where its rows are not people, name all who move it, people="
+            other = (
+                "" if by_row else "; where its rows are not people, name all who move it, people="
+            )
             raise LocalProtocolError(
                 f"{asker}: the contribution has {count} rows and rows= names {len(positions)}; "
                 f"name the person of each row, in order{other}"
@@ -350,7 +358,7 @@ class PrivateContributions(_Charged):
                 f"{asker}: a contribution of {count} rows is of nobody; name who stands in it"
             )
         # All that one person moves is within the sensitivity of one release.
-        return positions if each else positions.unique()
+        return positions if by_row else positions.unique()
 
     def report(self) -> str:
         return f"{super().report()}; {under_sum.contributions_statement('', seeded=False)}"
@@ -405,23 +413,23 @@ class PrivateLabels(KeepsSecrets):
                 "again; for the labels of others make another PrivateLabels"
             )
         self._answered = len(answers)
-        found = answers.reshape(true.shape).astype(true.dtype)
+        answered = answers.reshape(true.shape).astype(true.dtype)
         if isinstance(labels, Tensor):
-            return cast(Values, labels.new_tensor(found.tolist()))
-        kept = isinstance(labels, np.ndarray)
-        return cast(Values, found if kept else type(labels)(found.tolist()))
+            return cast(Values, labels.new_tensor(answered.tolist()))
+        is_array = isinstance(labels, np.ndarray)
+        return cast(Values, answered if is_array else type(labels)(answered.tolist()))
 
     def report(self) -> str:
         """Return the guarantee in words, and how many labels it covers."""
         return f"{self._answered} labels answered; {self._response.describe_guarantee()}"
 
 
-def _require_numbers(of: object, **numbers: float) -> None:
+def _require_numbers(owner: object, **numbers: float) -> None:
     for name, value in numbers.items():
         real = name in ("clip", "epsilon", "delta")
         if not (isinstance(value, Real) if real else is_whole(value) and value >= 1):
-            told = "a number" if real else "a whole number from 1 on"
-            raise ConfigError(f"{type(of).__name__}: {name} is {told}, got {value!r}")
+            expected = "a number" if real else "a whole number from 1 on"
+            raise ConfigError(f"{type(owner).__name__}: {name} is {expected}, got {value!r}")
 
 
 def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
@@ -452,8 +460,8 @@ def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
             f"{asker}: rows are positions in the table, whole numbers in one list, got "
             f"{positions.dtype} of shape {positions.shape}; of a mask give mask.nonzero()"
         )
-    given = isinstance(rows, Tensor) and rows.numel()
-    kind = rows.numpy(force=True).dtype if given else positions.dtype  # type: ignore[attr-defined]
+    has_rows = isinstance(rows, Tensor) and rows.numel()
+    kind = rows.numpy(force=True).dtype if has_rows else positions.dtype  # type: ignore[attr-defined]
     if total - 1 > np.iinfo(kind).max:
         raise LocalProtocolError(
             f"{asker}: rows of {kind} go up to {np.iinfo(kind).max} and the table to {total - 1}, "

@@ -146,8 +146,8 @@ def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
         return np.array([measure_collapse(fit_once(baseline, task), task)])
 
     name = f"apart-{fit_name(baseline, task)}"
-    (apart,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
-    return bool(apart > MOST_APART)
+    (collapse,) = score_once(name, task, compute_collapse, of_run=baseline.of_run)
+    return bool(collapse > MOST_APART)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,9 +172,9 @@ class LocalModel:
 
     def build_network(self) -> nn.Module:
         """Return it, fitted, as a network whose parameters are its own."""
-        kept = self.fit().kept
-        assert kept is not None  # every baseline has a model
-        return copy.deepcopy(kept())
+        make_model = self.fit().kept
+        assert make_model is not None  # every baseline has a model
+        return copy.deepcopy(make_model())
 
     def has_collapsed(self) -> bool:
         return has_collapsed(self.baseline, self.task)
@@ -208,20 +208,20 @@ def pick_models(
     left_out: list[str] = []
     if most is not None:
         models = _rank_models(models, left_out)
-    standing: list[ModelT] = []
+    intact: list[ModelT] = []
     collapsed: list[ModelT] = []
     for model in models:
-        if most is not None and len(standing) == most:
+        if most is not None and len(intact) == most:
             break
         try:
-            group = collapsed if model.has_collapsed() else standing
+            group = collapsed if model.has_collapsed() else intact
         except ModelError:
             left_out.append(_describe_fit_failure(model))
         else:
             group.append(model)
-    if standing:
+    if intact:
         left_out += [f"{model.name}: it collapsed" for model in collapsed]
-    usable = (standing or collapsed)[:most]
+    usable = (intact or collapsed)[:most]
     if not usable:
         raise ModelError("no local model can be fitted to the rows of this run")
     return usable, left_out
@@ -285,12 +285,12 @@ def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
     """Return the mean of the probabilities of these models, all of the same rows."""
 
     def score_rows(rows_BF: FloatArray) -> FloatArray:
-        shares = [probabilities_of(each.of_block(rows_BF)) for each in predictors]
+        shares = [probabilities_of(predictor.of_block(rows_BF)) for predictor in predictors]
         return np.asarray(np.mean(shares, axis=0), dtype=np.float64)
 
     def build_network() -> FittedModel:
         view = View.for_whole_row(features)
-        return average_of([(view, convert_predictor(each)) for each in predictors])
+        return average_of([(view, convert_predictor(predictor)) for predictor in predictors])
 
     return Predictor(score_rows, build_network)
 
@@ -298,9 +298,9 @@ def mean_of(predictors: Sequence[Predictor], *, features: int) -> Predictor:
 def convert_predictor(predictor: Predictor) -> FittedModel:
     """Return a local model as a fitted one, whose parameters are its own."""
     assert predictor.kept is not None  # every local model can be kept
-    kept = predictor.kept()
-    assert isinstance(kept, FittedModel)
-    return kept
+    model = predictor.kept()
+    assert isinstance(model, FittedModel)
+    return model
 
 
 _MEANS = (
@@ -391,21 +391,26 @@ def rank_of(scored: Scored | None, measure: Measure) -> float:
     return measure.rank_value(None if scored is None else measure.compute_value(scored))
 
 
-def surely_better(one: Scored | None, other: Scored | None, measure: Measure, *, seed: int) -> bool:
-    """Return whether `one` beats `other` on the same rows by more than the deviation of the gain.
+def surely_better(
+    first: Scored | None, second: Scored | None, measure: Measure, *, seed: int
+) -> bool:
+    """Return whether `first` beats `second` on the same rows by more than the gain's deviation.
 
     The deviation is over bootstrap resamples of the rows; those that do not define the measure are
     left out.
     """
-    if one is None or other is None:
+    if first is None or second is None:
         return False
     draw = np.random.default_rng(derive_seed(seed, "help or none"))
     gains = []
     for _ in range(_RESAMPLES):
-        rows_n = draw.integers(len(one.truth), size=len(one.truth))
-        both = (Scored(truth=of.truth[rows_n], scores=of.scores[rows_n]) for of in (one, other))
-        better, worse = (rank_of(of, measure) for of in both)
+        rows_n = draw.integers(len(first.truth), size=len(first.truth))
+        pair = (
+            Scored(truth=scored.truth[rows_n], scores=scored.scores[rows_n])
+            for scored in (first, second)
+        )
+        better, worse = (rank_of(scored, measure) for scored in pair)
         if math.isfinite(better) and math.isfinite(worse):
             gains.append(better - worse)
-    gain = rank_of(one, measure) - rank_of(other, measure)
+    gain = rank_of(first, measure) - rank_of(second, measure)
     return len(gains) > 1 and math.isfinite(gain) and gain > float(np.std(gains))

@@ -125,8 +125,8 @@ def _best_strength(rows: bytes, labels: bytes, seed: int) -> float:
     def compute_likelihood(strength: float) -> float:
         total = 0.0
         for part in parts:
-            kept = np.setdiff1d(np.arange(len(labels_n)), part)
-            model = make_logistic_regression(strength).fit(scaled_nF[kept], labels_n[kept])
+            fitted = np.setdiff1d(np.arange(len(labels_n)), part)
+            model = make_logistic_regression(strength).fit(scaled_nF[fitted], labels_n[fitted])
             table_BK = table_of(model, scaled_nF[part], int(labels_n.max()) + 1)
             total += float(np.log(table_BK[np.arange(len(part)), labels_n[part]] + 1e-12).sum())
         return total
@@ -173,8 +173,8 @@ class SelfTraining(Baseline):
             )
         labels_N = np.full(len(scaled_NF), -1)
         labels_N[task.labelled] = task.labels
-        taught = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
-        return build_regression(scale, taught.fit(scaled_NF, labels_N).estimator_, task.classes)
+        classifier = SelfTrainingClassifier(model, threshold=_SURE, max_iter=_TEACHING_ROUNDS)
+        return build_regression(scale, classifier.fit(scaled_NF, labels_N).estimator_, task.classes)
 
 
 class ExtraTrees(Baseline):
@@ -194,10 +194,12 @@ class ExtraTrees(Baseline):
         forest.fit(scale.transform(task.labelled_rows), task.labels)
 
         def build_trees() -> ModelKind:
-            said = [np.zeros((of.tree_.node_count, task.classes)) for of in forest.estimators_]
-            for said_VK, of in zip(said, forest.estimators_, strict=True):
-                said_VK[:, forest.classes_] = of.tree_.value[:, 0]
-            return convert_forest(forest, said, task.classes, scale)
+            values = [
+                np.zeros((tree.tree_.node_count, task.classes)) for tree in forest.estimators_
+            ]
+            for values_VK, tree in zip(values, forest.estimators_, strict=True):
+                values_VK[:, forest.classes_] = tree.tree_.value[:, 0]
+            return convert_forest(forest, values, task.classes, scale)
 
         return build_classifier(scale, forest, task.classes, build_trees)
 
@@ -218,11 +220,13 @@ class GradientBoosting(Baseline):
         labels_n = task.labels
         loss_R = np.zeros(_BOOSTING_ROUNDS)
         for part in split_folds(labels_n, _BOOSTING_PARTS, task.seed):
-            kept = np.setdiff1d(np.arange(len(labels_n)), part)
-            model = self._fit_booster(task, scaled_nF[kept], labels_n[kept], _BOOSTING_ROUNDS)
+            fitted = np.setdiff1d(np.arange(len(labels_n)), part)
+            model = self._fit_booster(task, scaled_nF[fitted], labels_n[fitted], _BOOSTING_ROUNDS)
             place = np.searchsorted(model.classes_, labels_n[part])
-            told = model.staged_predict_proba(scaled_nF[part])
-            loss_R -= [np.log(of[np.arange(len(part)), place] + LEAST).sum() for of in told]
+            stages = model.staged_predict_proba(scaled_nF[part])
+            loss_R -= [
+                np.log(shares_BK[np.arange(len(part)), place] + LEAST).sum() for shares_BK in stages
+            ]
         rounds = int(loss_R.argmin()) + 1 if loss_R.any() else _BOOSTING_ROUNDS
         model = self._fit_booster(task, scaled_nF, labels_n, rounds)
         return build_classifier(
@@ -255,11 +259,11 @@ class GradientBoosting(Baseline):
             if len(seen) == 2
             else (model._baseline_prediction.ravel())
         )
-        for of_round in model._predictors:
-            for at, tree in enumerate(of_round):
+        for round_trees in model._predictors:
+            for index, tree in enumerate(round_trees):
                 nodes = tree.nodes
                 values_VK = np.zeros((len(tree.nodes), task.classes))
-                values_VK[:, seen[1] if len(of_round) == 1 else seen[at]] = nodes["value"]
+                values_VK[:, seen[1] if len(round_trees) == 1 else seen[index]] = nodes["value"]
                 leaf = nodes["is_leaf"].astype(bool)
                 left, right = (nodes[side].astype(np.int64) for side in ("left", "right"))
                 trees.append(
@@ -378,12 +382,14 @@ class Spreading(Baseline):
         nearest.fit(rows_RF)
 
         def score_rows(features_BF: FloatArray) -> FloatArray:
-            found = nearest.kneighbors(features_BF, return_distance=False)
-            return np.asarray(reached_RK[found].mean(axis=1), dtype=np.float64)
+            neighbours = nearest.kneighbors(features_BF, return_distance=False)
+            return np.asarray(reached_RK[neighbours].mean(axis=1), dtype=np.float64)
 
         def build_network() -> FittedModel:
-            near = [nearest.n_neighbors]
-            return FittedModel(Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": near}))
+            neighbour_count = [nearest.n_neighbors]
+            return FittedModel(
+                Nearest({"rows": rows_RF, "shares": reached_RK, "neighbours": neighbour_count})
+            )
 
         return Predictor(score_rows, build_network)
 
@@ -410,26 +416,26 @@ def _spread_labels(task: SoloTask) -> FloatArray:
         lambda: nearest_of(features_NF, max(_NEAR)).astype(np.float64),
         labels=False,
     ).astype(np.int64)
-    graphs = {near: graph_of(nearest_NN[:, :near]) for near in _NEAR}
-    near = _NEIGHBOURS
+    graphs = {count: graph_of(nearest_NN[:, :count]) for count in _NEAR}
+    count = _NEIGHBOURS
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
 
-        def rate_predictions(said_nK: FloatArray) -> tuple[int, float]:
+        def rate_predictions(scores_nK: FloatArray) -> tuple[int, float]:
             """Return how many labels the others predict, and how likely: a large alpha makes shares
             flat.
             """
-            right = int((said_nK.argmax(axis=1) == task.labels)[said_nK.any(axis=1)].sum())
-            said_nK = (1 - _BLIND) * said_nK + _BLIND / task.classes
-            return right, float(np.log(said_nK[known_nK > 0]).sum())
+            right = int((scores_nK.argmax(axis=1) == task.labels)[scores_nK.any(axis=1)].sum())
+            scores_nK = (1 - _BLIND) * scores_nK + _BLIND / task.classes
+            return right, float(np.log(scores_nK[known_nK > 0]).sum())
 
         worth = {
-            (near, alpha): rate_predictions(said_nK)
-            for near, graph_NN in graphs.items()
-            for alpha, said_nK in zip(
+            (count, alpha): rate_predictions(scores_nK)
+            for count, graph_NN in graphs.items()
+            for alpha, scores_nK in zip(
                 _ALPHAS, spread_without_own(graph_NN, task.labelled, known_nK, _ALPHAS), strict=True
             )
         }
-        near, alpha = max([(near, alpha), *worth], key=worth.__getitem__)
+        count, alpha = max([(count, alpha), *worth], key=worth.__getitem__)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
-    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graphs[near], placed_NK))
+    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graphs[count], placed_NK))

@@ -57,7 +57,7 @@ class Simple(ModelKind):
             raise ModelError(f"a model of {type(self).__name__} holds {', '.join(self.names)}")
         for name in self.names:
             self.register_buffer(name, torch.as_tensor(tensors[name], dtype=torch.float64))
-        if not all(bool(of.isfinite().all()) for of in self.buffers()):
+        if not all(bool(buffer.isfinite().all()) for buffer in self.buffers()):
             raise ModelError(f"a model of {type(self).__name__} holds what is not finite")
         self._check_tensors()
 
@@ -72,7 +72,9 @@ class Layers(Simple):
     """
 
     def __init__(self, tensors: Mapping[str, ArrayLike | Tensor]) -> None:
-        self.names = tuple(f"{of}{at}" for at in range(len(tensors) // 2) for of in ("w", "b"))
+        self.names = tuple(
+            f"{kind}{index}" for index in range(len(tensors) // 2) for kind in ("w", "b")
+        )
         super().__init__(tensors)
 
     @classmethod
@@ -80,20 +82,20 @@ class Layers(Simple):
         """Build layers from weights (out, in) and biases (out,)."""
         return cls(
             {
-                f"{name}{at}": of
-                for at, layer in enumerate(layers)
-                for name, of in zip("wb", layer, strict=True)
+                f"{name}{index}": array
+                for index, layer in enumerate(layers)
+                for name, array in zip("wb", layer, strict=True)
             }
         )
 
     def _check_tensors(self) -> None:
-        shapes = [tuple(of.shape) for of in self.buffers()]
+        shapes = [tuple(buffer.shape) for buffer in self.buffers()]
         widths = [shape[0] for shape in shapes[1::2]]
         pairs = list(zip(shapes[::2], shapes[1::2], strict=True))
         before = [0, *widths]
         if not pairs or any(
-            len(w) != 2 or b != w[:1] or (at and w[1] != before[at])
-            for at, (w, b) in enumerate(pairs)
+            len(w) != 2 or b != w[:1] or (index and w[1] != before[index])
+            for index, (w, b) in enumerate(pairs)
         ):
             raise ModelError(f"layers of shapes {shapes} do not follow each other")
 
@@ -103,8 +105,10 @@ class Layers(Simple):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         parts = list(self.buffers())
-        for at in range(0, len(parts), 2):
-            x_BF = nn.functional.linear(x_BF.relu() if at else x_BF, parts[at], parts[at + 1])
+        for index in range(0, len(parts), 2):
+            x_BF = nn.functional.linear(
+                x_BF.relu() if index else x_BF, parts[index], parts[index + 1]
+            )
         return x_BF.softmax(1)
 
 
@@ -144,9 +148,9 @@ class Nearest(Simple):
     neighbours: Tensor
 
     def _check_tensors(self) -> None:
-        held = len(self.rows)
-        fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == held
-        if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= held:
+        rows = len(self.rows)
+        fits = self.rows.ndim == self.shares.ndim == 2 and len(self.shares) == rows
+        if not fits or self.neighbours.numel() != 1 or not 1 <= float(self.neighbours) <= rows:
             raise ModelError("remembered rows and their shares do not belong together")
         self._number = int(self.neighbours)
 
@@ -156,11 +160,11 @@ class Nearest(Simple):
     def forward(self, x_BF: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
             # ONNX has no cdist. Squares by a product of matrices, of the same order but for ties.
-            apart_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
+            distance_BR = self.rows.square().sum(1) - 2 * x_BF @ self.rows.T
         else:
-            apart_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
-        near_BN = apart_BR.topk(self._number, dim=1, largest=False).indices
-        return self.shares[near_BN].mean(1)
+            distance_BR = torch.cdist(x_BF, self.rows, compute_mode="donot_use_mm_for_euclid_dist")
+        nearest_BN = distance_BR.topk(self._number, dim=1, largest=False).indices
+        return self.shares[nearest_BN].mean(1)
 
 
 class Trees(Simple):
@@ -206,22 +210,24 @@ class Trees(Simple):
         nodes = len(self.feature)
         features = len(self.centre)
         inside = all(
-            bool(((of >= 0) & (of < below)).all())
-            for of, below in (
+            bool(((buffer >= 0) & (buffer < limit)).all())
+            for buffer, limit in (
                 (self.feature, features),
                 (self.left, nodes),
                 (self.right, nodes),
                 (self.roots, nodes),
             )
         )
-        shapes = {of.shape for of in (self.threshold, self.left, self.right)}
+        shapes = {buffer.shape for buffer in (self.threshold, self.left, self.right)}
         fits = shapes == {(nodes,)} and self.values.shape == (nodes, *self.bias.shape)
         flags = (self.levels, self.raw, self.single)
         fits = fits and self.roots.ndim == 1 and len(self.roots) > 0
-        fits = fits and self.scale.shape == (features,) and {of.numel() for of in flags} == {1}
+        fits = (
+            fits and self.scale.shape == (features,) and {buffer.numel() for buffer in flags} == {1}
+        )
         if not fits or not inside or not 0 <= float(self.levels) <= _DEEPEST:
             raise ModelError("these tensors make no trees")
-        self._number, self._raw, self._single = (int(of) for of in flags)
+        self._number, self._raw, self._single = (int(buffer) for buffer in flags)
 
     def get_shape(self) -> tuple[int, int]:
         return len(self.centre), len(self.bias)
@@ -233,12 +239,12 @@ class Trees(Simple):
         feature_V = self.feature.long()
         left_V = self.left.long()
         right_V = self.right.long()
-        at_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
+        node_BT = self.roots.long()[None] + torch.zeros_like(x_BF[:, :1], dtype=torch.int64)
         for _ in range(self._number):
-            is_left_BT = x_BF.gather(1, feature_V[at_BT]) <= self.threshold[at_BT]
-            at_BT = torch.where(is_left_BT, left_V[at_BT], right_V[at_BT])
-        said_BK = self.values[at_BT].sum(1) + self.bias
-        return said_BK.softmax(1) if self._raw else said_BK
+            is_left_BT = x_BF.gather(1, feature_V[node_BT]) <= self.threshold[node_BT]
+            node_BT = torch.where(is_left_BT, left_V[node_BT], right_V[node_BT])
+        scores_BK = self.values[node_BT].sum(1) + self.bias
+        return scores_BK.softmax(1) if self._raw else scores_BK
 
 
 def shares_of_one(shares_BK: Tensor) -> Tensor:
@@ -330,12 +336,12 @@ class Average(ModelKind):
 
     def forward(self, x_BF: Tensor) -> Tensor:
         members = self.list_members()
-        said_MBK = torch.stack([member(x_BF) for member in members])
+        scores_MBK = torch.stack([member(x_BF) for member in members])
         weights = [member.share for member in members]
         if len(set(weights)) == 1:
-            return said_MBK.mean(0)
+            return scores_MBK.mean(0)
         weights_M = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-        return (said_MBK * weights_M[:, None, None]).sum(0)
+        return (scores_MBK * weights_M[:, None, None]).sum(0)
 
 
 SIMPLE: Mapping[str, type[Simple]] = {
@@ -451,7 +457,7 @@ class FittedModel(nn.Module):
 
     def __init__(self, kind: ModelKind) -> None:
         super().__init__()
-        self.kind = next(name for name, of in KINDS.items() if type(kind) is of)
+        self.kind = next(name for name, model_class in KINDS.items() if type(kind) is model_class)
         self.add_module(self.kind, kind)
 
     @classmethod
@@ -587,9 +593,9 @@ def build_regression_layers(
 def layers_of(network: nn.Module, scale: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the linear layers of a network that reads standardised rows."""
     layers = [
-        (of.weight.detach().double().numpy(), of.bias.detach().double().numpy())
-        for of in network.modules()
-        if isinstance(of, nn.Linear)
+        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
+        for layer in network.modules()
+        if isinstance(layer, nn.Linear)
     ]
     return [unscale_layer(scale, *layers[0]), *layers[1:]]
 
@@ -627,7 +633,7 @@ def assemble_trees(
         parts["values"].append(tree["values"])
     return Trees(
         {
-            **{name: np.concatenate(of).astype(np.float64) for name, of in parts.items()},
+            **{name: np.concatenate(arrays).astype(np.float64) for name, arrays in parts.items()},
             "roots": starts[:-1].astype(np.float64),
             "bias": bias,
             "levels": [max(_compute_depth(tree) for tree in trees)],
@@ -652,13 +658,13 @@ def convert_forest(
     """Return scikit-learn's forest as trees; `values` holds each tree's shares (V, K) by node."""
     trees = [
         {
-            "feature": of.tree_.feature,
-            "threshold": of.tree_.threshold,
-            "left": of.tree_.children_left,
-            "right": of.tree_.children_right,
+            "feature": tree.tree_.feature,
+            "threshold": tree.tree_.threshold,
+            "left": tree.tree_.children_left,
+            "right": tree.tree_.children_right,
             "values": shares / len(forest.estimators_),
         }
-        for of, shares in zip(forest.estimators_, values, strict=True)
+        for tree, shares in zip(forest.estimators_, values, strict=True)
     ]
     return assemble_trees(
         trees,

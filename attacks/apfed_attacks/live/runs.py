@@ -433,7 +433,7 @@ class VotesRun(LiveSession[VotesActive]):
                 Tensor([place[position] for position in labels]).long(),
                 Tensor(list(labels.values())).long(),
                 size=honest.size,
-                shown=exchange_of(self.config).labels == "shown",
+                shows_labels=exchange_of(self.config).labels == "shown",
             )
         if not self._step:
             self.session.transcript.begin_epoch(0)
