@@ -353,7 +353,7 @@ class VotesActive(StudentActive):
             torch.from_numpy(student.labelled),
             torch.from_numpy(student.labels),
             size=contract.batch_size,
-            shown=config.method.sends_labels,
+            shows_labels=config.method.sends_labels,
         )
         self.votes: Floats | None = None
 
@@ -461,7 +461,7 @@ class VotesPassive(HelperRole):
             self.contract,
             aligned=len(self.held_N),
             classes=self.classes,
-            shown=self._method.sends_labels,
+            shows_labels=self._method.sends_labels,
         )
         if self._asked:
             raise RemoteProtocolError(
