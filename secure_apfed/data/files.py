@@ -308,7 +308,7 @@ class DataSet:
             number of steps in use, then step after step (`secure_apfed.data.encoding`).
         split: whether the set has an official test split.
         subfolders: names of folders in which the files usually lie.
-        downloads: what `fetch` gets; empty where nothing can or need be fetched.
+        downloads: what `fetch_dataset` downloads; empty if nothing can or need be downloaded.
     """
 
     name: str

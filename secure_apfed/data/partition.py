@@ -91,7 +91,9 @@ def choose_labelled_rows(
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels that a passive knows: as many as `choose_labelled`, else `UNLABELLED`."""
+    """Return the labels that a passive knows: those `choose_labelled_rows` takes, else
+    `UNLABELLED`.
+    """
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
         return labels_N

@@ -129,10 +129,10 @@ def warn_of_labels(
     numbers: bool = False,
     advice: Advice | None = None,
 ) -> None:
-    """Warn of a column that alone tells every known label: by its values, or by cuts between them.
+    """Warn of a column that alone predicts every known label, by its values or cuts between them.
 
-    A column of as many values as rows tells them, too, and is taken by its order alone; labels that
-    are `numbers` rise or fall in that order. An empty cell is a value, or its row is left out.
+    A column of as many values as rows predicts them, too, and is judged by its order alone; labels
+    that are `numbers` rise or fall in that order. An empty cell is a value, or its row is left out.
     """
     known = np.array([row for row, text in enumerate(labels) if text is not None], dtype=np.int64)
     if len(known) < _FEWEST_ROWS:

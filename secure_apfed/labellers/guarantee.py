@@ -68,8 +68,8 @@ def build_vote_release(
     """Return one release of the sum of all votes under discrete noise, as one person moves it.
 
     One row moves. The others' rows and their noise have the same law in both worlds and are
-    independent, so that K numbers count and not U K. Votes that went through `labellers.hard` first
-    have no signs, and are not rounded where L is an integer.
+    independent, so that K numbers count and not U K. Votes that went through
+    `labellers.harden_votes` first have no signs, and are not rounded where L is an integer.
     """
     exact = integers or (hard and float(steps).is_integer())
     signed = labeller.signed and not hard
@@ -138,7 +138,7 @@ def table_guarantee(labeller: Labeller, opening: Opening, *, delta: float) -> Ta
 
     The labeller's facts decide whom a row moves. The opening is what is done to votes before
     somebody reads them: `VoteResponse`, or a sum of votes under discrete noise
-    (`summed_votes`).
+    (`build_vote_release`).
     """
     if not 0 < delta < 1:
         raise ConfigError(f"expected 0 < delta < 1, got {delta}")
@@ -161,7 +161,8 @@ def calibrate_votes(
 ) -> int:
     """Return the least noise deviation of each honest party that keeps one vote within epsilon.
 
-    It is in steps, with the labeller held fixed. `release` maps a deviation to `summed_votes`.
+    It is in steps, with the labeller held fixed. `release` maps a deviation to
+    `build_vote_release`.
     """
     return least_deviation(
         lambda deviation: release(deviation).epsilon_of(1, delta) <= epsilon,

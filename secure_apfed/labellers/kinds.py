@@ -88,7 +88,7 @@ class Labeller(ABC):
     def label_without_own(
         self, features_UF: Features, labelled_n: Integers, labels_n: Integers, classes: int
     ) -> Floats:
-        """Return votes as `label` does, but for each labelled row without its own label.
+        """Return votes as `label_rows` does, but for each labelled row without its own label.
 
         So a party that knows the labels can measure what votes are worth on rows without labels. At
         most `MOST_JUDGES` labelled rows receive votes.

@@ -39,10 +39,10 @@ def check_votes(
     votes on all others are looked at. Takes four ballots of 60 rows at most.
 
     Args:
-        features_UF, labelled_n, labels_n, classes: as `Labeller.vote` takes them.
+        features_UF, labelled_n, labels_n, classes: as `Labeller.label_rows` takes them.
         owner: whose it is, for the message.
-        is_judge: whether labelled rows are voted on without their own label (`vote`), or as the
-            labeller labels them (`label`).
+        is_judge: whether labelled rows are voted on without their own label
+            (`label_without_own`), or as the labeller labels them (`label_rows`).
 
     Raises:
         PromiseError: names the class, the word and what moved.

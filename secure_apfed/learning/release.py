@@ -6,7 +6,7 @@ uncharged or in another order. What the guard gives, and against whom, says the 
 under a sum gives, `secure_apfed.privacy.contributions`.
 
 Run by whoever receives representations, before it computes anything from them, and by the active
-before it sends: `read_representations`, `check_spread`. Protects from: a malicious sender that
+before it sends: `parse_representations`, `check_spread`. Protects from: a malicious sender that
 probes with chosen rows. Duplicates, tiny batches, and zero or huge norms read single rows out of
 sums and gradients. So do queries in one direction or in a few: under a contrastive loss all rows of
 such a query have equal softmax weights, so differences between their gradients are differences

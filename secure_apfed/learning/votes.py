@@ -1,10 +1,11 @@
-"""From votes to labels that the active's model learns: how far they are believed, if at all.
+"""From votes to labels that the active's model learns: the weight of the votes, and whether they
+are used.
 
-Run by: the active, on what it opened of the passives' votes, on what its own model says of the
-rows, and on its labels. Votes on labelled rows were cast without the row's own label
-(`Labeller.vote`), and what its own model says of them was learnt without it, so that labelled rows
-tell what either is worth for rows without a label. Letters: U rows, n labelled rows, J of them that
-judge, K classes, D features.
+Run by: the active, on the decoded votes of the passives, its own model's predictions for the
+rows, and its labels. Votes on labelled rows were cast without the row's own label
+(`Labeller.label_without_own`), and its own model predicts them without it, so that labelled rows
+estimate what either is worth on rows without a label. Letters: U rows, n labelled rows, J of them
+that judge, K classes, D features.
 """
 
 from collections.abc import Callable

@@ -126,11 +126,12 @@ class CodeStudent(Student):
         return _encoder_of(self.networks)
 
     def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
-        """Learn from what all passives told of its rows, or alone, as held-out labels say.
+        """Learn from the sum of all passives, or from own columns alone, as held-out labels decide.
 
         Held out are labelled rows, of which then neither label nor sum is known, as of new people:
-        whoever judges by rows whose sums it knows is flattered. Help has to be better than the best
-        solo model by more than the standard deviation of that, over resamples of these rows.
+        validation on rows whose sums are known would be too optimistic. Help has to be better than
+        the best solo model by more than the standard deviation of that, over resamples of these
+        rows.
         """
         with one_thread(), cache_fits():
             local = LocalModel.choose_best(self.task_alone(seed))
@@ -291,7 +292,7 @@ class CodeActive(StudentActive):
 
 
 class CodePassive(SumHelper):
-    """A passive: adds its projections of all common people, once a session; see `Helper`."""
+    """A passive: adds its projections of all common people, once a session; see `HelperRole`."""
 
     asks = (Kind.REQUEST,)
 

@@ -1,15 +1,15 @@
 """H-FedMV and S-FedMV: parties with the same views of other people average their weights.
 
 Nothing is aligned: every party has labels and all views of people of its own. A step is one round
-of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.step`: the active sends the
+of FedMV's Algorithm 3, or 4, in three scripts. `AveragingActive.train_step`: the active sends the
 average, trains from it meanwhile, and takes the sum of all parties' weights, each by its share of
-rows, for the next. `AveragingPassive.answer`: a passive trains from the average, and contributes
-its weights by its share. There is no server as in the paper: the aggregator adds what it cannot
-read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties, averages.
-Views may be sequences (`model.network: gru`), whose last states under GRUs are the views. S-FedMV
-averages these GRUs first, `rounds` rounds long. Under H-FedMV each party trains its own before the
-first average: FedMV's baseline "Local Sequential H-FedMV" (Table 3), whose parties average weights
-of features that mean something else at each of them.
+rows, for the next. `AveragingPassive.answer_message`: a passive trains from the average, and
+contributes its weights by its share. There is no server as in the paper: the aggregator adds what
+it cannot read (`secure_apfed.methods.sum_end`), and the active, which is one of the parties,
+averages. Views may be sequences (`model.network: gru`), whose last states under GRUs are the views.
+S-FedMV averages these GRUs first, `rounds` rounds long. Under H-FedMV each party trains its own
+before the first average: FedMV's baseline "Local Sequential H-FedMV" (Table 3), whose parties
+average weights of features that mean something else at each of them.
 
 The active emits the average of each round; a passive its part of a secure sum without noise.
 
@@ -133,7 +133,7 @@ class SFedMvSettings(AveragingSettings):
 
 
 class AveragingActive(ViewsActive):
-    """The active: trains like the others, averages, and sends the average; see `Learner`."""
+    """The active: trains like the others, averages, and sends the average; see `ActiveRole`."""
 
     guarantee = "no guarantee: sums of weights are opened without noise"
     smallest_batch = 1
@@ -180,8 +180,8 @@ class AveragingActive(ViewsActive):
 
 
 class AveragingPassive(SumHelper):
-    """A passive: trains on people and labels of its own; see `Helper`. `sum_end`: its end of the
-    sum; clip: the longest row that it carries, None: any.
+    """A passive: trains on people and labels of its own; see `HelperRole`. `sum_end`: its end of
+    the sum; clip: the longest row that it carries, None: any.
     """
 
     asks = (Kind.REQUEST,)

@@ -43,11 +43,15 @@ class ChargedAccount(BaseModel):
     mu: Annotated[float, Field(ge=0)] = math.inf
 
     def to_account(self, party: str) -> dict[str, Any]:
-        """Return the account as `PrivacyLedger.account` does, with the party that reported it."""
+        """Return the account as `PrivacyLedger.summarise_cost` does, with the party that reported
+        it.
+        """
         return {**self.model_dump(exclude={"mu"}), "trace": [self._describe_report(party)]}
 
     def to_privacy_cost(self, party: str) -> PrivacySpent:
-        """Return the cost as `PrivacyLedger.spent` does, with the party that reported it."""
+        """Return the cost as `PrivacyLedger.get_privacy_spent` does, with the party that reported
+        it.
+        """
         return PrivacySpent(
             epsilon_x=self.epsilon,
             delta=self.delta,
@@ -116,7 +120,7 @@ def collect_accounts(
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Read what `pack_charged` made. Raises RemoteProtocolError: it is something else."""
+    """Read what `pack_accounts` made. Raises RemoteProtocolError: it is something else."""
     try:
         if len(payload) > _MOST_BYTES:
             raise ValueError("too long")
@@ -175,7 +179,7 @@ class Statement(BaseModel):
 def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Sign what `pack_charged` makes, for the contract of this digest, before this step."""
+    """Sign what `pack_accounts` makes, for the contract of this digest, before this step."""
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
     packed: bytes = msgpack.packb([accounts, signature])
@@ -185,7 +189,7 @@ def sign_accounts(
 def parse_statement(
     payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
 ) -> Statement:
-    """Read what `sign_charged` made for this contract and step, and verify it. Raises
+    """Read what `sign_accounts` made for this contract and step, and verify it. Raises
     RemoteProtocolError: it is something else.
     """
     accounts = signature = b""

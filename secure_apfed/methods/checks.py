@@ -1,6 +1,6 @@
 """Whether the settings of a run fit its method: what it does not take is refused, with what does.
 
-What a method alone knows it checks itself (`MethodSettings.check`); here are the checks of what
+What a method alone knows it checks itself (`MethodSettings.check_run`); here are the checks of what
 every method says of itself, by which the others are named that would take the same.
 """
 

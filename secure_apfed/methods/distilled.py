@@ -337,9 +337,9 @@ class VFedTransActive(StudentActive):
 
 
 class VFedTransPassive(HelperRole):
-    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `Helper`. `rows`:
-    of its table by position of the alignment, (N,). `owner`: its end of the decomposition; None: in
-    a session that decomposes nothing any more.
+    """A passive of VFedTrans: it masks its rows once, and gets nothing back; see `HelperRole`.
+    `rows`: of its table by position of the alignment, (N,). `owner`: its end of the decomposition;
+    None: in a session that decomposes nothing any more.
     """
 
     asks = (Kind.REQUEST,)
@@ -392,7 +392,7 @@ class VFedTransPassive(HelperRole):
 
 
 class VFedTransAggregator(HelperRole):
-    """The aggregator of VFedTrans: decomposes the sum of all masked tables, once; see `Helper`."""
+    """The aggregator of VFedTrans: decomposes the sum of masked tables, once; see `HelperRole`."""
 
     name = AGGREGATOR
 

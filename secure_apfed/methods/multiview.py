@@ -7,13 +7,13 @@ All forms (FedMV's other two stand in `secure_apfed.methods.averaging`) minimise
     its Eq. 10 is the minimiser of it taken once: we take it once).
 
 |W|_21 is the sum of the Euclidean norms of W's rows, one a feature. A step is one iteration of
-MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.step`: the active
-sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1 meanwhile, and
-makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer`: a passive updates its
-own, and contributes zeta_k Z_k. There is no server as in the papers: the aggregator adds what it
-cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours: under
-`rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait for the
-slowest (section 5.2).
+MMVFL's Algorithm 1 or FedMV's Algorithm 2 in three scripts. `MultiviewActive.train_step`: the
+active sends the common pseudo-labels Z, updates its own weights W_1 and pseudo-labels Z_1
+meanwhile, and makes Z the mean of all Z_k, weighted by zeta_k. `MultiviewPassive.answer_message`: a
+passive updates its own, and contributes zeta_k Z_k. There is no server as in the papers: the
+aggregator adds what it cannot read (`secure_apfed.methods.sum_end`), and the active averages. Ours:
+under `rules.silent_passive: recover` the mean is of those who answered, where MMVFL's rounds wait
+for the slowest (section 5.2).
 
 Under V-FedMV a party's view may be sequences (`model.network: gru`), of which a GRU of its own
 makes X_k (FedMV, section 6). There all parties have the labels to train it by, and do so first.
@@ -255,7 +255,7 @@ class VFedMvSettings(RecurrentSettings, OneViewSettings):
 
 
 class ViewsActive(SumLearner):
-    """An active that predicts alone by one linear layer over its views; see `Learner`."""
+    """An active that predicts alone by one linear layer over its views; see `ActiveRole`."""
 
     sum: ActiveSum
 
@@ -296,8 +296,8 @@ class ViewsActive(SumLearner):
 
 
 class MultiviewActive(ViewsActive):
-    """The active: holds the labels and Z, and has a view of its own; see `Learner`. `rows`: of its
-    table by position of the alignment, (N,).
+    """The active: holds the labels and Z, and has a view of its own; see `ActiveRole`. `rows`: of
+    its table by position of the alignment, (N,).
     """
 
     guarantee = "no guarantee: sums of pseudo-labels are opened without noise"
@@ -383,8 +383,8 @@ class MultiviewActive(ViewsActive):
 
 
 class MultiviewPassive(SumHelper):
-    """A passive: has a view, and may have labels of its own; see `Helper`. `sum_end`: its end of
-    the sum; clip: the longest row that it carries, None: any.
+    """A passive: has a view, and may have labels of its own; see `HelperRole`. `sum_end`: its end
+    of the sum; clip: the longest row that it carries, None: any.
     """
 
     asks = (Kind.REQUEST,)

@@ -218,13 +218,13 @@ class Student:
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
     def use_baseline(self, baseline: Baseline) -> None:
-        """Be the model of this baseline: help is not used, and none of its own is as good."""
+        """Use the model of this baseline: help is disabled, and no own model is as good."""
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._stored = self._model_by(baseline.name, all_U)
 
     def average_with_local_models(self) -> None:
-        """Predict from now on by the average of what was learnt and of the best local models.
+        """Predict from now on by the average of the trained model and of the best local models.
 
         Those are the three that its baselines average (`secure_apfed.solo.COMBINATIONS`).
         """
@@ -262,11 +262,11 @@ class Student:
         return networks_of(model)
 
     def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
-        """Take how likely each class is of all rows, and fit it where it has a best fit.
+        """Take the class probabilities of all rows, and fit the network where a best fit exists.
 
-        A row of zeros says nothing, and has no part in a fit; labelled rows keep their labels.
-        Returns what some of the rows were told by a student that was not taught them, (U, K), and
-        zeros of the others; None: it descends, or learns numbers.
+        A row of zeros has no target and no part in a fit; labelled rows keep their labels. Returns
+        held-out predictions of some rows, (U, K), and zeros for the others; None if the network is
+        trained by descent, or learns numbers.
         """
         has_target_U = np.asarray(likely_UK.any(axis=1))
         has_target_U[self.labelled] = True
@@ -295,8 +295,7 @@ class Student:
     def _predict_held_out(
         self, encoded_UD: Numbers, targets_UT: Floats, rows_V: Integers
     ) -> Mapping[str, Floats]:
-        """Return predictions of ridge regression and trees for rows they were not taught, (U, K)
-        each.
+        """Return held-out predictions of ridge regression and of trees, (U, K) each.
 
         No label of the active's is read.
         """
@@ -345,7 +344,7 @@ class Student:
         targets_UT: Floats,
         has_target_U: NDArray[np.bool_],
     ) -> None:
-        """Fit a linear layer to what is said of the rows that it is taught."""
+        """Fit a linear layer to the targets of these rows."""
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
         fit_linear(linear, encoded_UD, targets_UT, taught_V=rows_V, labelled_n=labelled_n)
@@ -362,7 +361,7 @@ class Student:
         return encoded_UD.numpy()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> float:
-        """Descend once on what is said of these rows of the table; return the loss."""
+        """Train one step on the targets of these rows of the table; return the loss."""
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
     def score_rows(self, rows: Tensor) -> Scored:
@@ -445,7 +444,7 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
 
 
 def believe_best_baseline(task: SoloTask) -> Belief:
-    """Return what the active would do alone, by the baseline that its held-out labels choose."""
+    """Return the belief of the baseline that the active's held-out labels choose."""
     return make_baseline_prior(choose_baseline(task))(task)
 
 
@@ -571,8 +570,8 @@ class StudentModel(Protocol):
 
 
 class StudentActive(ActiveRole):
-    """The active's role where it asks others once, and then trains alone; see `Learner`. `student`:
-    that will predict alone; headline: what its accuracy is called.
+    """The active's role where it asks others once, and then trains alone; see `ActiveRole`.
+    `student`: that will predict alone; headline: what its accuracy is called.
     """
 
     def __init__(

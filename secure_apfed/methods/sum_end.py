@@ -157,14 +157,14 @@ class Admitted:
 
 
 class PassiveSum:
-    """A passive's end: `admit` a question, compute, `send` the answer.
+    """A passive's end: `admit_request`, compute, `send_answer`.
 
     Args:
         noise: what it adds, with its account; None: nothing.
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
             tells nothing new.
-        contributed: see `Own`.
+        contributed: see `PartyContext`.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class PassiveSum:
         return self._admitted
 
     async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
-        """Answer what was admitted last; see `contribution`."""
+        """Answer what was admitted last; see `protect_answer`."""
         step = admitted.step
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.protect_answer(admitted, values_BD))
         if self.rounds == 2:
@@ -291,8 +291,8 @@ class PassiveSum:
 
 
 class SumHelper(HelperRole):
-    """A passive that answers under the session's sum; see `Helper`. `kept`: of its state beside the
-    count of its answers.
+    """A passive that answers under the session's sum; see `HelperRole`. `kept`: of its state beside
+    the count of its answers.
     """
 
     def __init__(self, sum_end: PassiveSum, kept: Mapping[str, CheckpointPart] = {}) -> None:
@@ -313,7 +313,7 @@ class SumHelper(HelperRole):
 
 
 class ActiveSum:
-    """The active's end: `ask` those who are left, `read` the sum of what they answer.
+    """The active's end: `send_request` to those present, `receive_sum` of their answers.
 
     Args:
         rounding: the largest error of one number.
@@ -401,7 +401,7 @@ class ActiveSum:
 
 
 class SumLearner(ActiveRole):
-    """An active that reads the session's sum; see `Learner`."""
+    """An active that reads the session's sum; see `ActiveRole`."""
 
     def __init__(self, sum_end: ActiveSum | None) -> None:
         super().__init__()

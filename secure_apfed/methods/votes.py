@@ -1,13 +1,13 @@
-"""Votes: every party labels the active's rows alone; the active learns from what all say together.
+"""Votes: every party labels the active's rows locally; the active learns from all votes.
 
 One round trip before training. The active says which rows to label, and which of them have which
-label (`VotesActive.gather`). A passive labels them from its own features, once a session, and emits
-its votes (`answer`) as the active may open them: into a secure sum (`votes`), or each answer under
-randomised response (`votes_randomised`); two more openings are files of their own, and what these
-two share stands last here. The active's student then learns alone; the prior is what the active
-believes without votes (`prior`: by default the solo baseline that its held-out labels choose). Help
-is worth most where few rows have a label and many more are aligned. What a vote tells of a
-passive's features, and what noise on it costs, says `secure_apfed.labellers.guarantee`.
+label (`VotesActive.gather_votes`). A passive labels them from its own features, once a session, and
+emits its votes (`answer_message`) as the active may open them: into a secure sum (`votes`), or each
+answer under randomised response (`votes_randomised`); two more openings are files of their own, and
+what these two share stands last here. The active's student then learns alone; the prior is what the
+active believes without votes (`prior`: by default the solo baseline that its held-out labels
+choose). Help is worth most where few rows have a label and many more are aligned. What a vote tells
+of a passive's features, and what noise on it costs, says `secure_apfed.labellers.guarantee`.
 
 Letters: N positions of the alignment, U rows to vote on, n of them labelled, B rows at once, M
 passives, K classes.
@@ -677,8 +677,8 @@ class CountingPassive(VotesPassive):
 
         Each session counts anew, since its request, or its noise, is another one, unless what is
         answered is `repeatable`. Raises
-        RemoteProtocolError: see `count`; BudgetExhaustedError: answering would exceed its budget;
-        nothing may be sent.
+        RemoteProtocolError: see `count_answers`; BudgetExhaustedError: answering would exceed its
+        budget; nothing may be sent.
         """
         digests = self.count_answers(ballot, values_U, repeatable=repeatable)
         digest = hashlib.sha256(b"".join(digests)).digest()

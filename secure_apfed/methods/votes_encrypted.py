@@ -429,7 +429,7 @@ class _Terms(VoteTerms):
 
     @staticmethod
     async def receive_size(links: Links, contract: Contract, *, most: int) -> BallotSize:
-        """See `BallotSize.heard`; of no more labels than a sum of products takes."""
+        """See `BallotSize.receive_size`; of no more labels than a sum of products takes."""
         size = await BallotSize.receive_size(links, contract, most=most)
         if size.labelled > _MOST_LABELLED:
             raise RemoteProtocolError(

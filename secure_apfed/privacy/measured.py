@@ -644,7 +644,7 @@ def _measure_in_pairs(
 
 
 def _measure_by_chance(guard: Any, direction_D: Tensor, mu: float) -> tuple[float, float, float]:
-    """Return what `_measured_in_pairs` does, for a guard whose noise cannot be repeated."""
+    """Return what `_measure_in_pairs` does, for a guard whose noise cannot be repeated."""
     half = min(_MOST, max(_FEWEST, math.ceil((_NUMBERS / mu) ** 2)))
     signs_B1 = torch.ones(2 * half, 1, dtype=torch.float64)
     signs_B1[half:] = -1

@@ -15,7 +15,8 @@ noise at all, which ledgers know, and whoever knows the seed can take the noise 
 
 Floating point. A bound of Gaussian DP is about real numbers, and the low bits of a sum of floats
 tell what was added (Mironov 2012, On Significance of the Least Significant Bits). So guards
-round the noisy numbers to a grid of width g, about sigma / 10, far above those bits: `on_grid`.
+round the noisy numbers to a grid of width g, about sigma / 10, far above those bits:
+`round_to_grid`.
 
 Were the noise exact, that would be post-processing of an exact Gaussian release. What is
 computed differs from it only where its error crosses one of the borders between two points of

@@ -353,7 +353,7 @@ class VoteResponse:
         """Return one class a row; the same arguments give the same answers.
 
         Args:
-            votes_UK: unit vectors, or zeros for no vote; see `labellers.hard`.
+            votes_UK: unit vectors, or zeros for no vote; see `labellers.harden_votes`.
             key: 32 secret bytes; whoever has them can tell what was kept.
             about: what names the people and the question: where answers about others, or to another
                 question, shared their chance, equal answers would tell that votes are equal.

@@ -159,7 +159,7 @@ class LocalModel:
 
     @classmethod
     def choose_best(cls, task: SoloTask, *, among: Iterable[Baseline] | None = None) -> Self:
-        """Return the best of a task by its held-out labels; see `chosen`."""
+        """Return the best of a task by its held-out labels; see `choose_baseline`."""
         return cls(baseline=choose_baseline(task, among=among), task=task.few)
 
     @property
@@ -167,7 +167,7 @@ class LocalModel:
         return self.baseline.name
 
     def fit(self) -> Predictor:
-        """Fit it, or return what was fitted before within `fits_kept_meanwhile`."""
+        """Fit it, or return what was fitted before within `cache_fits`."""
         return fit_once(self.baseline, self.task)
 
     def build_network(self) -> nn.Module:

@@ -530,7 +530,7 @@ def modules_in(
 
     A fitted model stands in the place of both, or behind an encoder, or behind the row and an
     encoder (`WithFeatures`), or behind the row and the scores of a whole network
-    (`scored_beside`). All else is as `fresh` makes it from the state of encoder and head.
+    (`join_scores_to_row`). All else is as `fresh` makes it from the state of encoder and head.
 
     Raises:
         ModelError: a damaged fitted model.
@@ -557,7 +557,9 @@ def _network_beside(
     represented: Mapping[str, Tensor],
     fresh: Callable[[Mapping[str, Tensor]], tuple[nn.Module, nn.Module]],
 ) -> nn.Module:
-    """Return what gives the row and the scores of a network in this state; see `scored_beside`."""
+    """Return what gives the row and the scores of a network in this state; see
+    `join_scores_to_row`.
+    """
     head_state = remove_prefix(STUDENT_HEAD, represented)
     encoder_state = remove_prefix(STUDENT_ENCODER, represented)
     encoder, head = fresh(add_prefix("encoder", encoder_state) | add_prefix("head", head_state))
