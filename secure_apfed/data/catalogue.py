@@ -114,7 +114,7 @@ _FASHION_MNIST = _make_idx_files(
 )
 _CIFAR10 = tuple(
     DataFile(name, size=10_000 * 3073)
-    for name in (*(f"data_batch_{at}.bin" for at in range(1, 6)), "test_batch.bin")
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 )
 _CIFAR100 = (DataFile("train.bin", 50_000 * 3074), DataFile("test.bin", 10_000 * 3074))
 # Of each view its columns, and what its file is.

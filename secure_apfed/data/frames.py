@@ -171,9 +171,9 @@ def require_dense(frame: Any, *, party: str) -> None:
             return
         name = frame.columns[places[0]]
         dtype = frame.dtypes.iloc[places[0]]
-        others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        rest = f" and {len(places) - 1} more" if len(places) > 1 else ""
         raise SparseRowsError(
-            f"{party}: column {name!r}{others}: expected dense cells, got {dtype}; make them "
+            f"{party}: column {name!r}{rest}: expected dense cells, got {dtype}; make them "
             "dense: frame = frame.astype({name: kind.subtype for name, kind in "
             "frame.dtypes.items() if isinstance(kind, pd.SparseDtype)})"
         )
@@ -544,9 +544,9 @@ def _check_names(
     heads: Sequence[CsvHead] = (),
 ) -> None:
     """Check the columns of each file; all files of one table must have the same."""
-    for path, own, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
-        refuse_names(own, path, source, separator=head.separator)
-        if parts := {*map(str, own)} ^ {*map(str, names[0])}:
+    for path, file_names, head in zip(files, names, heads or [CsvHead()] * len(files), strict=True):
+        refuse_names(file_names, path, source, separator=head.separator)
+        if parts := {*map(str, file_names)} ^ {*map(str, names[0])}:
             raise DataError(
                 f"{source}: {path} and {files[0]} differ in the columns "
                 f"{', '.join(sorted(parts)[:5])}; files of one table have the same"
@@ -569,7 +569,9 @@ def stream_blocks(path: Path, *, source: str, rows: int) -> Iterator[pd.DataFram
             frame = next(blocks, None)
         if frame is None:
             return
-        frame.index = pd.RangeIndex(first, first := first + len(frame))
+        end = first + len(frame)
+        frame.index = pd.RangeIndex(first, end)
+        first = end
         frame.columns = pd.Index(list(map(column_name, frame.columns)))
         _refuse_nested_cells(frame, path, source)
         yield frame

@@ -91,9 +91,7 @@ def choose_labelled_rows(
 def passive_labels(
     labels_N: Rows, wanted: float | None, *, seed: int, choice: str, party: str
 ) -> Rows:
-    """Return the labels that a passive knows: those `choose_labelled_rows` takes, else
-    `UNLABELLED`.
-    """
+    """Return the labels that a passive knows; `UNLABELLED` for rows that are not chosen."""
     chosen = choose_labelled_rows(labels_N, wanted, seed=seed, choice=choice, party=party)
     if chosen is None:
         return labels_N

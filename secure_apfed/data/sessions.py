@@ -71,10 +71,10 @@ def _flatten_steps(steps_TC: _Floats) -> NDArray[np.float32]:
 
 def _draw_autoregressive(steps: int, memory: float, draw: np.random.Generator) -> _Floats:
     """Return (T,) of mean 0 and variance 1, each step `memory` times the last and news."""
-    news_T = draw.normal(size=steps)
-    values_T = np.array(news_T)
+    noise_T = draw.normal(size=steps)
+    values_T = np.array(noise_T)
     for step in range(1, steps):
-        values_T[step] = memory * values_T[step - 1] + np.sqrt(1 - memory**2) * news_T[step]
+        values_T[step] = memory * values_T[step - 1] + np.sqrt(1 - memory**2) * noise_T[step]
     return values_T
 
 

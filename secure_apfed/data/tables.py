@@ -639,12 +639,12 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     faults = FaultList()
     unnamed = list[ConfigError]()
     passives = list[PartyTable]()
-    own: OwnData | None = None
+    active_data: OwnData | None = None
     for name in party_names(settings):
         try:
             with faults.gather_faults():
                 if name == settings.active:
-                    own = _load_active(settings, seed=seed)
+                    active_data = _load_active(settings, seed=seed)
                 else:
                     passives.append(_load_passive(settings, name, seed=seed)[0])
         except ConfigError as error:
@@ -652,9 +652,9 @@ def load_tables(settings: DataSettings, *, seed: int) -> VerticalData:
     faults.raise_faults()
     if unnamed:
         raise unnamed[0]
-    assert own is not None
+    assert active_data is not None
     return VerticalData(
-        **vars(own),
+        **vars(active_data),
         passives=tuple(passives),
         labels_at=settings.labels_at,
         horizontal=settings.horizontal,
@@ -804,12 +804,12 @@ def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
             "tables), or let the party's file say which prepared table is its own"
         )
     if name == settings.active:
-        own = _load_active(settings, seed=seed)
+        data = _load_active(settings, seed=seed)
     else:
         table, classes = _load_passive(settings, name, seed=seed)
-        own = OwnData.for_passive(table, classes)
+        data = OwnData.for_passive(table, classes)
     default_memory_pool().release_unused()  # of the columns as they were read
-    return own
+    return data
 
 
 def _load_passive(

@@ -424,7 +424,8 @@ def spread_without_own(
     each other, too, since most of the time is spent on fetching them (Cuthill and McKee 1969),
     and some of this process's cores share the work, which changes nothing.
     """
-    rows, count = graph_UU.shape[0], len(labelled_n)
+    rows = graph_UU.shape[0]
+    count = len(labelled_n)
     alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     scores_AnK = np.zeros((len(alphas), *known_nK.shape))
     is_large = rows > _EXACT

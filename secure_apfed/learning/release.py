@@ -117,12 +117,12 @@ def spread_of(z_BD: Tensor) -> float:
     total = 0.0
     nearest = []
     # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
-    for own in torch.arange(rows, device=flat_BD.device).split(max(1, _MOST_PAIRS // rows)):
-        sine_OB = (unit_BD[own] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
+    for block in torch.arange(rows, device=flat_BD.device).split(max(1, _MOST_PAIRS // rows)):
+        sine_OB = (unit_BD[block] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
         if bool(zero_B.any()):
-            sine_OB[zero_B[own]] = 0
+            sine_OB[zero_B[block]] = 0
             sine_OB[:, zero_B] = 0
-        own_place = torch.arange(len(own), device=own.device), own
+        own_place = torch.arange(len(block), device=block.device), block
         sine_OB[own_place] = 0
         total += float(sine_OB.sum())
         sine_OB[own_place] = 1

@@ -135,20 +135,21 @@ def pool_opinions(
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)
     size = float(np.sqrt((votes_UK**2).mean()))
     votes_UK /= size if size > 0 else 1.0
-    log_f_K, labels_n = np.log(frequencies), len(judges.labels)
+    log_f_K = np.log(frequencies)
+    judge_count = len(judges.labels)
 
     def compute_evidence(own_BK: Floats) -> Floats:
         """Return log p / f; a model that is sure of everything is only as sure as its labels
         allow.
         """
-        weight = max(labels_n, 1)
+        weight = max(judge_count, 1)
         floored_BK = (weight * own_BK + frequencies) / (weight + 1)
         return np.asarray(np.log(floored_BK) - log_f_K)
 
     pool = _Pool(log_f_K, compute_evidence(judges.own_JK), votes_UK[judges.places], judges.labels)
     judged = pool.measure_help(seed, right=read_UK[judges.places].argmax(1))
     help_ = replace(judged, always=always)
-    weights = pool.fit_weights(pool.every) if labels_n else _START
+    weights = pool.fit_weights(pool.every) if judge_count else _START
     a, b = weights if help_.is_in_use else (1.0, 0.0)
     return np.exp(pool.log_q(compute_evidence(own_UK), votes_UK, a, b)), help_
 
@@ -242,7 +243,8 @@ def fit_linear(
     unlabelled_V = np.setdiff1d(taught_V, labelled_n)
     strength = _STRENGTHS[1]
     if len(unlabelled_V) and len(labelled_n):
-        truth_nK, fitted = targets_UK[labelled_n], _fit_ridge(phi_UD, targets_UK, unlabelled_V)
+        truth_nK = targets_UK[labelled_n]
+        fitted = _fit_ridge(phi_UD, targets_UK, unlabelled_V)
         phi_nD = phi_UD[labelled_n].astype(np.float64)
 
         def compute_error(strength: float) -> float:
@@ -257,7 +259,8 @@ def fit_linear(
 def _fit_ridge(phi_UD: Numbers, targets_UK: Floats, rows_V: Integers) -> Callable[[float], Floats]:
     """Return the ridge regression of these rows by strength; rows are copied a block at a time."""
     size = phi_UD.shape[1]
-    gram_DD, moment_DK = np.zeros((size, size)), np.zeros((size, targets_UK.shape[1]))
+    gram_DD = np.zeros((size, size))
+    moment_DK = np.zeros((size, targets_UK.shape[1]))
     for start in range(0, len(rows_V), BLOCK):
         part_V = rows_V[start : start + BLOCK]
         phi_VD = phi_UD[part_V].astype(np.float64)

@@ -171,12 +171,12 @@ class OneViewSettings(MultiviewSettings):
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
         """Refuse weights that nothing reads. Raises ConfigError: names the key."""
-        for name, own in self.parties.items():
+        for name, overrides in self.parties.items():
             if name not in names:
                 raise ConfigError(
                     f"method.parties.{name}: no party has that name; there are {', '.join(names)}"
                 )
-            if "eta" in own and not config.data.holds_labels(name):
+            if "eta" in overrides and not config.data.holds_labels(name):
                 raise ConfigError(
                     f"method.parties.{name}.eta: {name} holds no labels to be drawn to; leave it "
                     "out, or name the party in data.labels_at where the method takes that"
@@ -489,11 +489,14 @@ class ViewTrainer:
         """Return its state; what counts by position of the alignment stands apart from the
         weights.
         """
-        tensors = self.view.tensors()
-        own = {"weights": tensors["weights"], "pseudo_labels.own": tensors["labels"]}
+        view_tensors = self.view.tensors()
+        tensors = {
+            "weights": view_tensors["weights"],
+            "pseudo_labels.own": view_tensors["labels"],
+        }
         if self.sequence is None:
-            return own
-        return own | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
+            return tensors
+        return tensors | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
@@ -703,8 +706,8 @@ class ViewModel:
 
     def compute_loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
         labels_BC = self.labels_NC[rows_B]
-        own = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
-        return (own + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
+        own_loss = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
+        return (own_loss + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
 
 
 def own_labels(

@@ -68,12 +68,12 @@ class _TeacherInputs:
     @classmethod
     def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
         """Put the sums that came back for these rows of a task beside their features."""
-        own = task.select_rows(answered)
+        task_of_answered = task.select_rows(answered)
         inputs_TC = np.hstack(
-            [_standardise_rows(own.features), _standardise_rows(received_UD[answered])]
+            [_standardise_rows(task_of_answered.features), _standardise_rows(received_UD[answered])]
         )
         return cls(
-            task=replace(own, features=inputs_TC, shape=inputs_TC.shape[1:]),
+            task=replace(task_of_answered, features=inputs_TC, shape=inputs_TC.shape[1:]),
             answered=answered,
             is_answered_n=np.isin(task.labelled, answered),
             rows=len(task.features),

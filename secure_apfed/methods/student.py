@@ -368,7 +368,8 @@ class Student:
         predict = self.trainer.predict
         model = self._averaged or self._stored
         if model is not None:
-            features_N, dtype = self.trainer.features_N, next(model.parameters()).dtype
+            features_N = self.trainer.features_N
+            dtype = next(model.parameters()).dtype
 
             @torch.no_grad()
             def predict(rows_B: Tensor) -> Tensor:
@@ -526,11 +527,11 @@ def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: In
     if predicted_UK is None:
         return 0.0
     rows_V = np.setdiff1d(np.flatnonzero(predicted_UK.any(axis=1)), labelled_n)
-    student, own = (
+    student_right, own_right = (
         weighed.likely[rows_V, class_scores_UK[rows_V].argmax(axis=1)].sum()
         for class_scores_UK in (predicted_UK, weighed.own)
     )
-    return float(student - own) / max(1, len(rows_V))
+    return float(student_right - own_right) / max(1, len(rows_V))
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

@@ -86,19 +86,23 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
 
     Raises ConfigError: the method has none and none is set, or another kind than the method's.
     """
-    own = config.method.own_objective
+    own_objective = config.method.own_objective
     passive_objective = settings_of(config, passive).objective
-    if own is None and passive_objective is None:
+    if own_objective is None and passive_objective is None:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} needs one for every "
             "passive, got none; name it there or under passives.default, or use apfed_r or apfed_c"
         )
-    if own is not None and passive_objective is not None and passive_objective.name != own.name:
+    if (
+        own_objective is not None
+        and passive_objective is not None
+        and passive_objective.name != own_objective.name
+    ):
         raise ConfigError(
-            f"passives.{passive}.objective: method {config.method.name} is {own.name} for every "
-            f"passive, got {passive_objective.name}; use method apfed to mix"
+            f"passives.{passive}.objective: method {config.method.name} is {own_objective.name} "
+            f"for every passive, got {passive_objective.name}; use method apfed to mix"
         )
-    objective = passive_objective or own
+    objective = passive_objective or own_objective
     assert objective is not None
     return objective
 

@@ -381,10 +381,10 @@ class VotesActive(StudentActive):
         always = averages or self._help == "always"
         with cache_fits():
             weighed = weigh_votes(votes_UK, student, self._prior, seed=self._seed, always=always)
-            own = weighed.belief.baseline
+            own_baseline = weighed.belief.baseline
             judged = weighed.help
             assert judged is not None
-            keeps = own is not None and student.has_classes
+            keeps = own_baseline is not None and student.has_classes
             if judged.is_in_use or not keeps:
                 predicted_UK = student.fit_to_labels(weighed.likely)
                 gain = learnt_of(predicted_UK, weighed, student.labelled) if keeps else 0.0
@@ -392,8 +392,8 @@ class VotesActive(StudentActive):
             if averages:
                 judged = replace(judged, always=False, averaged=not judged.is_sure)
             self.help = judged
-            if own is not None and keeps and not judged.is_in_use:
-                student.use_baseline(own)
+            if own_baseline is not None and keeps and not judged.is_in_use:
+                student.use_baseline(own_baseline)
             if student.has_direct_fit:
                 self._average_student()
         if not judged.is_in_use:

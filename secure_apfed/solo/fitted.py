@@ -269,15 +269,15 @@ class Member(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        own = {name: tensor for name, tensor in tensors.items() if "." not in name}
+        own_tensors = {name: tensor for name, tensor in tensors.items() if "." not in name}
         kinds = {name.partition(".")[0] for name in tensors if "." in name}
-        named = set(own) - {"weight"}
+        named = set(own_tensors) - {"weight"}
         if named != {"columns", "centre", "scale"} or len(kinds) != 1 or kinds - set(SIMPLE):
             raise ModelError(
                 "a model that is averaged with others holds columns, centre, scale and one of "
                 f"{', '.join(SIMPLE)}"
             )
-        for name, tensor in own.items():
+        for name, tensor in own_tensors.items():
             own_tensor = torch.as_tensor(tensor, dtype=torch.float64).clone()  # a file of its own
             self.register_buffer(name, own_tensor)
         if not all(bool(tensor.isfinite().all()) for tensor in self.buffers()):
@@ -626,12 +626,12 @@ def assemble_trees(
     starts = np.cumsum([0, *(len(tree["feature"]) for tree in trees)])
     parts: dict[str, list[np.ndarray]] = {name: [] for name in Trees.names[:5]}
     for start, tree in zip(starts, trees, strict=False):
-        own = np.arange(len(tree["feature"]))
+        positions = np.arange(len(tree["feature"]))
         leaf = tree["left"] < 0
         parts["feature"].append(np.where(leaf, 0, tree["feature"]))
         parts["threshold"].append(np.where(leaf, 0.0, tree["threshold"]))
-        parts["left"].append(np.where(leaf, own, tree["left"]) + start)
-        parts["right"].append(np.where(leaf, own, tree["right"]) + start)
+        parts["left"].append(np.where(leaf, positions, tree["left"]) + start)
+        parts["right"].append(np.where(leaf, positions, tree["right"]) + start)
         parts["values"].append(tree["values"])
     return Trees(
         {
