@@ -1,4 +1,4 @@
-"""Measures what a labeller says of its votes, on a few rows of the first ballot.
+"""Measurements of a labeller's declared facts, on a few rows of the first ballot.
 
 Run by: every passive, before it votes, where an epsilon is counted for its votes; by authors of
 labellers through `secure_apfed.testing`. What a vote costs rests on three words (`guarantee`):

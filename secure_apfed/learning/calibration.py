@@ -1,7 +1,7 @@
-"""Two classes of which one is rare: probabilities that are met.
+"""Calibrated probabilities for two classes of which one is rare.
 
-Run by: the active, on its own rows. No test row is read: how far scores tell labelled rows apart is
-judged by scores of models that had not seen their labels, and how frequent the second class is by
+Run by: the active, on its own rows. No test row is read: how well scores separate labelled rows is
+measured by scores of models that had not seen their labels, and how frequent the second class is by
 the labels. Both are drawn to what is usual by how few labels say it, so that two positives make
 nobody sure of anything.
 
@@ -85,7 +85,7 @@ class PlattLine:
     def from_scores(
         cls, scores_N: Floats, unseen_n: Floats, labels_n: Integers, others: Floats, *, rate: float
     ) -> "PlattLine":
-        """Calibrate a model by what others say of rows that they had not seen.
+        """Calibrate a model by held-out scores of other models.
 
         Applied to what it calibrated it changes nothing but by rounding.
 

@@ -5,7 +5,7 @@ Run by: the active, on the decoded votes of the passives, its own model's predic
 rows, and its labels. Votes on labelled rows were cast without the row's own label
 (`Labeller.label_without_own`), and its own model predicts them without it, so that labelled rows
 estimate what either is worth on rows without a label. Letters: U rows, n labelled rows, J of them
-that judge, K classes, D features.
+for validation, K classes, D features.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 BLOCK = 2**16
 """Rows of which as many numbers as there are features may lie beside each other."""
 _PARTS = 5
-"""Of the rows that judge; fewer rows than these judge nothing."""
+"""Folds of the validation rows; fewer rows than these measure nothing."""
 _OF_ONESELF = 0.5
 _OF_VOTES = 1.0
 """Deviations of a about 1, and of b about 0, before a labelled row is looked at."""
@@ -40,7 +40,7 @@ _START = (1.0, 0.3)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ValidationRows:
-    """The labelled rows that measure what votes are worth.
+    """The labelled rows that validate votes.
 
     Attributes:
         places: (J,), among the U rows, of rows on which votes were cast without their own label.
@@ -55,17 +55,16 @@ class ValidationRows:
 
 @dataclass(frozen=True)
 class Help:
-    """The measured worth of help on labelled rows, each judged without its own label.
+    """The measured value of help on labelled rows, each predicted without its own label.
 
     Attributes:
-        rows: that judge, J.
+        rows: validation rows, J.
         gain: log-likelihood of their labels that votes add, nats a row; deviation: of that mean.
-            Both are found on rows that took no part in weighing; 0 where too few rows judge.
+            Both are measured on rows that took no part in weighing; 0 with too few rows.
         right, alone: share of these rows on which the votes, and the active's own model, are right.
-        learnt: by what is believed with votes, how much oftener a student that learns it from the
-            active's own columns is right than the active's own model, on rows that it was not
-            taught; 0: not asked.
-        always: help is used whatever these say.
+        learnt: how much more often a student is right than the active's own model, by the weighed
+            votes, on rows that it was not trained on; 0: not measured.
+        always: help is enabled whatever these figures are.
         averaged: what is learnt with votes is averaged with the best three local models.
     """
 
@@ -122,14 +121,15 @@ def pool_opinions(
         q(c) proportional to f(c) (p(c) / f(c))^a exp(b v(c)),    0 <= a <= 2, 0 <= b.
 
     v are the votes about the mean of all rows and of the row, of mean square 1 with what noise
-    there is in them; a and b are the most likely, by the labels of the rows that judge, with normal
-    priors about 1 and 0 (no help). Noise lowers b by itself: it is in the votes that judge, too.
+    there is in them; a and b are the most likely, by the labels of the validation rows, with normal
+    priors about 1 and 0 (no help). Validation votes are equally noisy, so noisy votes get less
+    weight.
 
     Args:
         read_UK: estimate of the sum of the passives' votes on each row, without bias.
         own_UK: probabilities that the active's own model gives all rows.
-        frequencies: (K,), above 0, adding up to 1; seed: of the parts by which the gain is told;
-            always: whatever that is.
+        frequencies: (K,), above 0, adding up to 1; seed: of the folds that measure the gain;
+            always: enable help whatever the gain is.
     """
     votes_UK = read_UK - read_UK.mean(axis=0)
     votes_UK -= votes_UK.mean(axis=1, keepdims=True)

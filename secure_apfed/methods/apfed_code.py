@@ -1,4 +1,4 @@
-"""APFed at a public code: passives help once, and the active tells nothing of what it holds.
+"""APFed at a public code: passives help once, and the active reveals nothing of its data.
 
 In APFed-R (Eq. 12) a passive answers each row's representation z with the gradient of the squared
 error of its decoder, which is 2 W^T (W z + b - x_p) / F for a linear one. What helps the active in
@@ -107,12 +107,12 @@ class ApfedCodeSettings(MethodSettings):
 
 
 class CodeStudent(Student):
-    """The active's model: what it foretells of the passives' sum beside its own features, taught
-    labels that a teacher gives all rows to learn from, the strongest that its labelled rows find.
+    """The active's model: a forecast of the passives' sum beside its own features, trained on the
+    labels that the best teacher, by validation on labelled rows, gives all training rows.
 
     Attributes:
-        helped: what the teacher read beside its own features: the sum itself ("told") or what was
-            foretold of it; None: help is not used, and it is taught as the active would do alone.
+        helped: what the teacher read beside its own features: the sum itself ("told") or its
+            forecast ("foretold"); None: help is disabled, and the model is a local one.
     """
 
     helped: str | None = None
@@ -173,7 +173,7 @@ class CodeStudent(Student):
         )
 
     def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
-        """Return held-out scores of labelled rows, taught by this teacher without them.
+        """Return held-out scores of labelled rows, after training by this teacher without them.
 
         None if no rows can be held out.
         """
@@ -197,8 +197,8 @@ class CodeStudent(Student):
     def _forecast_sums(self, sum_UD: Floats) -> None:
         """Fit the forecast of the sum, each number about its mean and of deviation 1, to all rows.
 
-        What is foretold of a row is kept as it is where its own sum is not known (cross-fitting):
-        else it would be nearer to the truth than that of new people.
+        Each row's forecast is computed without its own sum (cross-fitting): otherwise it would be
+        more accurate than the forecast for new people.
         """
         encoder = self.encoder
         deviation_D = sum_UD.std(axis=0)

@@ -203,7 +203,7 @@ def keep_to_circle(contract: Contract, step: int, present: Sequence[str]) -> lis
 def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
     """Warn (LeftOutWarning) of steps that are played again without whom they were answered before.
 
-    The active is told where it plays them alone, else the passive that is left out of them.
+    The warning is given to the active where it repeats them alone, else to the passive left out.
     """
     answered = contract.resumes.answered if contract.resumes else ()
     absent = {

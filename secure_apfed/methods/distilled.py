@@ -1,13 +1,13 @@
 """APC-VFL and VFedTrans: asked once, the others help an autoencoder of the active's own.
 
-The active reads something of its aligned training rows that all parties' tables tell together, and
+The active receives a summary of its aligned training rows computed from all parties' tables, and
 fits an autoencoder to all of its rows whose code resembles that. It classifies by this code, and
 predicts alone. No label leaves it, and no gradient goes either way.
 
 APC-VFL (section 4, Figures 3 and 4). Every passive fits an autoencoder g1 to its aligned rows, and
 releases each row's code, behind its guard, once for each person. The active's g2 reads the codes of
 all parties, and its g3 is drawn to the code of g2 (`ApcVflActive`, `ApcVflPassive`). At the end the
-aligned test rows are asked for, once each, to tell what the parties would predict together: the
+aligned test rows are asked for, once each, to measure the joint prediction: the
 paper's variant for rows that are all aligned (Figure 4). Fitting g1 adds no noise: a person's
 features move everybody's codes a little, so that a guard's epsilon, of one row's release with the
 encoder held fixed, is none for the passive's whole table.
@@ -16,7 +16,7 @@ VFedTrans (Huang et al. 2023, with FedSVD of Chai et al. 2022, as APC-VFL compar
 E.3). The dealer hands out orthogonal masks; every party sends the aggregator its masked table; the
 aggregator decomposes their sum; the active takes the mask off the left singular vectors, as many as
 `model.representation`, to which its code is drawn (`VFedTransActive`, `VFedTransPassive`,
-`VFedTransAggregator`). Nothing of this has noise: what masks and vectors tell stands in
+`VFedTransAggregator`). Nothing of this has noise: what masks and vectors reveal stands in
 docs/papers.md. Ours: the vectors times the root of the number of rows, so that their numbers
 are about as large as the features', whatever that number; and the classifier reads the own features
 beside the code itself, where the release puts the decoder's output.
@@ -455,7 +455,7 @@ class DistilledTrainer:
         heads: by name, what classifies; "alone" predicts.
 
     Attributes:
-        rows_U: of its table, of which it is told something.
+        rows_U: of its table, for which others' codes or vectors arrive.
         strongest: the local model that predicts instead of logistic regression, once it is fitted.
     """
 

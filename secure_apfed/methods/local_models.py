@@ -234,11 +234,11 @@ def choose_reader(task: SoloTask) -> LocalModel:
 
 
 def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
-    """Return whether help is better than the best alone, by more than chance may do.
+    """Return whether help beats the best local model by more than chance may do.
 
     Args:
-        with_help: what a model that uses help says of the labels held out.
-        alone: the best of the active's own features; its task's measure decides.
+        with_help: held-out predictions of a model that uses help.
+        local: the best of the active's own features; its task's measure decides.
     """
     task = local.task
     return surely_better(with_help, local.score_held_out(), task.measure, seed=task.seed)

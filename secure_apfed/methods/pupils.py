@@ -7,8 +7,8 @@ training rows; and a pupil, a ridge regression of the features alone, learns the
 Lopez-Paz et al., "Unifying distillation and privileged information", ICLR 2016). Nothing is sent:
 this is post-processing of what came back.
 
-Held-out labels judge a pupil as new rows would: it learns nothing of a row whose label is held out,
-neither the label nor the sum.
+Held-out labels measure a pupil as new rows would: neither label nor sum of a held-out row is used
+to train it.
 
 Letters: U training rows, T of them for which something came back, n labelled rows, F features, D
 numbers of a sum, K classes.
@@ -42,7 +42,7 @@ class Pupil:
     Attributes:
         taught_by: the name of the teacher.
         predictor: predicts from the features, (B, F) -> (B, K).
-        held_out: what it says of the labels held out, taught without them; None: none are.
+        held_out: its predictions of held-out labels, trained without them; None: none are held out.
     """
 
     taught_by: str
@@ -85,7 +85,7 @@ class _TeacherInputs:
         return place_n[part[self.is_answered_n[part]]]
 
     def label_by(self, teacher: Predictor) -> FloatArray:
-        """Return what a teacher says of all rows, (U, K)."""
+        """Return a teacher's class scores for all rows, (U, K)."""
         likely_UK = np.zeros((self.rows, self.task.classes))
         likely_UK[self.answered] = label_rows(teacher, self.task)
         return likely_UK

@@ -7,8 +7,8 @@ brings the network that it kept. A session: agree, set the sum up, then
 
 1. passive -> active: its IDs blinded, in a random order (see `apfed_protocols.psi.lookup`);
 2. active -> passive: blinded IDs of a block of rows; passive -> active: their tags, and the places
-   of people about whom it answers no more, as far as it has not named them yet. Who a passive does
-   not know, it is not told;
+   of people about whom it answers no more, as far as it has not named them yet. A passive does
+   not learn which people it does not know;
 3. active -> passives: places of the people about whom all answer; each counts them against its
    limits, charges where noise was agreed, and answers: its representations, behind its guard, or
    its part of the secure sum, of which the active reads the sum alone. Parts are bound to the

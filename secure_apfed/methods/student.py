@@ -1,4 +1,4 @@
-"""The active's student: learns what others say of the rows, and predicts from its own features.
+"""The active's student: learns labels that others suggest, and predicts from its own features.
 
 Run by: the active, where labels come from votes or a joint teacher. Random
 features under a linear head are fitted in one go; every other network descends. Labelled rows keep
@@ -68,14 +68,14 @@ Integers = NDArray[np.int64]
 _GROWN = 60
 _RIDGE = "ridge"
 _LEAVES = {"trees": 5, "fine trees": 1}
-"""Rows of a leaf at least, by what else than ridge regression may learn what rows are taught."""
+"""Least rows of a leaf, by the tree models that compete with ridge regression."""
 _AVERAGED_WITH = "mean_of_three"
 _COMPARED = 3_000
 _LEARNT = 10_000
 _PARTS = 3
 """Rows at most, by which trees are compared, and from which they learn."""
 RANGES = 8
-"""K. More tell a target finer, and each of them from fewer labelled rows."""
+"""K. More ranges describe a target more finely, each with fewer labelled rows."""
 
 
 # Targets of a regression as classes that can be voted for: ranges of about as many labelled rows.
@@ -239,7 +239,7 @@ class Student:
         assert isinstance(local, FittedModel)
         features = self.features_UF.shape[1]
         student = copy.deepcopy(student).cpu().double()
-        if isinstance(student.encoder, FittedModel):  # trees that learnt what rows are taught
+        if isinstance(student.encoder, FittedModel):  # trees fitted to the rows' targets
             return networks_of(blend_models(View.for_whole_row(features), student.encoder, local))
         are_shares = isinstance(student.encoder, RandomFeatures)  # which a regression learnt
         view, scores = scores_of_network(features, self.classes, are_shares=are_shares)
@@ -485,8 +485,8 @@ def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> Validation
 class WeighedVotes:
     """Attributes:
     likely: the probability of each class for each row, (U, K).
-    own: the same by the active's own model; belief: whose that is.
-    help: whether votes were used for the first; None: nobody voted.
+    own: the same by the active's own model; belief: where those come from.
+    help: whether votes were used for `likely`; None: there are no votes.
     """
 
     likely: Floats
@@ -498,10 +498,10 @@ class WeighedVotes:
 def weigh_votes(
     votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
 ) -> WeighedVotes:
-    """Weigh votes with what the active believes by itself.
+    """Weigh votes against the active's own predictions.
 
-    `votes_UK`: their sum on the rows that the student learns from; None: nobody voted. `seed`: of
-    the folds that tell how often the prior is right; always: whatever labelled rows say of help.
+    `votes_UK`: their sum on the rows that the student learns from; None: there are none. `seed`: of
+    the folds that measure the prior's accuracy; always: use votes whatever validation says.
     """
     task = student.task_alone(seed)
     with one_thread(), cache_fits():
@@ -521,8 +521,8 @@ def weigh_votes(
 def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
     """Return how much more often a student is right than the active's own model.
 
-    By what is believed, this is over rows without a label that the student was not taught
-    (`predicted_UK`: its predictions of them); 0: there are none.
+    Both are measured by the weighed votes, on rows without a label that the student was not trained
+    on (`predicted_UK`: its predictions of them); 0: there are none.
     """
     if predicted_UK is None:
         return 0.0

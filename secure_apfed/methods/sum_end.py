@@ -163,7 +163,7 @@ class PassiveSum:
         noise: what it adds, with its account; None: nothing.
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
-            tells nothing new.
+            reveals nothing new.
         contributed: see `PartyContext`.
     """
 
@@ -191,7 +191,7 @@ class PassiveSum:
         self._held_N = held_N
         self._gate = StepGate(name)
         self._admitted: Admitted | None = None
-        # The same answer tells nothing new only where all passives repeat theirs. They may not
+        # The same answer reveals nothing new only where all passives repeat theirs. They may not
         # where a batch moves other passives and leaves this one as it is (people that it does not
         # know), nor where a sum may lack passives: the difference of two sums is then the others'
         # alone. And noise that others draw anew averages theirs away. So there, an answer is its

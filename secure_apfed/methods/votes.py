@@ -6,8 +6,9 @@ emits its votes (`answer_message`) as the active may open them: into a secure su
 answer under randomised response (`votes_randomised`); two more openings are files of their own, and
 what these two share stands last here. The active's student then learns alone; the prior is what the
 active believes without votes (`prior`: by default the solo baseline that its held-out labels
-choose). Help is worth most where few rows have a label and many more are aligned. What a vote tells
-of a passive's features, and what noise on it costs, says `secure_apfed.labellers.guarantee`.
+choose). Help is worth most where few rows have a label and many more are aligned. What a vote
+reveals of a passive's features, and what noise on it costs, says
+`secure_apfed.labellers.guarantee`.
 
 Letters: N positions of the alignment, U rows to vote on, n of them labelled, B rows at once, M
 passives, K classes.
@@ -264,7 +265,9 @@ class Ballot:
         size: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Write the message; without `shows_labels` it says of labels only whose they are."""
+        """Write the message; without `shows_labels` it names the labelled rows and not their
+        labels.
+        """
         tensors = {"rows": rows_U, "labelled": labelled_n}
         if shows_labels:
             tensors["labels"] = labels_n
@@ -472,7 +475,7 @@ class VotesPassive(HelperRole):
         return ballot
 
     def cast_votes(self, ballot: Ballot) -> Floats:
-        """Return its votes_UK; zeros for people that it does not know, or cannot tell. Raises
+        """Return its votes_UK; zeros for people that it does not know or cannot label. Raises
         PromiseError: the labeller breaks its word where an epsilon rests on it.
         """
         known_U = self.held_N[ballot.rows].numpy()
@@ -818,8 +821,8 @@ def estimate_agreement(
     is spent. A passive that votes against what its features say agrees less than it should. So does
     one whose features say little: the figure finds votes that do not fit, and proves no ill will.
     Where votes are summed there is no such figure: an active that has the total, and the total
-    without one passive, has that passive's votes; and a count that a passive gives of itself is
-    worth its word.
+    without one passive, has that passive's votes; and a count that a passive reports of itself
+    is not verified.
 
     Two answers are the same with probability s = p^2 + (K - 1) q^2 where the votes are, and with
     d = 2 p q + (K - 2) q^2 where they are not, so (share - d) / (s - d) is the share of equal votes
@@ -852,9 +855,9 @@ def estimate_agreement(
 
 
 # Openings whose protocol is made for one ballot: it knows before it is set up how many people are
-# voted on. So the active tells everybody; what it says names the ballot by its digest, and with it
-# the protocol's agreement, so that votes on other people or other labels never add up. All passives
-# must vote.
+# voted on. So the active announces it to all; the announcement names the ballot by its digest,
+# and with it the protocol's agreement, so that votes on other people or other labels never add up.
+# All passives must vote.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -909,7 +912,7 @@ class BallotSize:
         return size
 
     def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
-        """Raise RemoteProtocolError on another ballot than was told."""
+        """Raise RemoteProtocolError on another ballot than was announced."""
         if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"
@@ -945,7 +948,7 @@ class VoteTerms(ABC):
     @property
     def honest(self) -> int:
         """Passives whose noise is counted. Raises ConfigError: there is none, or a single passive's
-        votes would be opened unasked.
+        votes would be revealed.
         """
         config = self.own.config
         passives = len(self.contributors)

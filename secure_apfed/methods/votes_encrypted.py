@@ -229,7 +229,7 @@ class EncryptedVotesPassive(CountingPassive):
         )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Multiply the labels of the ballot that was told, and contribute block by block."""
+        """Multiply the labels of the announced ballot, and contribute block by block."""
         asked, request = _parse_request(message)
         ballot = self.admit_ballot(replace(message, payload=asked))
         contributor = self._contributor
@@ -297,8 +297,8 @@ class OpenAudits:
         self._log = DurableLog(own, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
-        """Note an audit before what it keeps is told. Raises CheckpointError: too many were left
-        open, or it cannot be noted.
+        """Note an audit before it reveals which request is kept. Raises CheckpointError: too many
+        were left open, or it cannot be noted.
         """
         lines = b"".join(self._log.load_lines())
         if (unfinished := lines.count(b'"begun"') - lines.count(b'"passed"')) > _OPEN_AUDITS:

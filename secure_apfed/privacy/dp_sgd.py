@@ -252,7 +252,7 @@ class WholeTraining:
     """One budget over the releases and the updates of the same records.
 
     Their ledgers' largest counts are taken as one record's. The budget is the largest
-    epsilon_model; None never stops. Noise that is derived from the run's seed (`seeded`) is said.
+    epsilon_model; None never stops. Noise derived from the run's seed (`seeded`) is reported.
     """
 
     def __init__(

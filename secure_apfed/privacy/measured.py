@@ -542,7 +542,7 @@ _KEY = bytes(31) + b"m"  # of noise that nobody is ever sent
 
 
 def check_guard(guard: Any) -> None:
-    """Refuse a guard whose releases tell more of a row than its mechanism says.
+    """Refuse a guard whose releases reveal more of a row than its mechanism states.
 
     Releases of made-up rows are compared, under keys of their own: two extreme rows may lie no
     further apart, in deviations of the noise, than mu; a row that is replaced may not move others;

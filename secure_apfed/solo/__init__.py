@@ -98,12 +98,12 @@ _ALL: tuple[Baseline, ...] = (
 BASELINES: Mapping[str, Baseline] = MappingProxyType({baseline.name: baseline for baseline in _ALL})
 """In the order in which equals are preferred."""
 TEACHERS = tuple(baseline for name, baseline in BASELINES.items() if name != "network")
-"""Who may learn from others' numbers beside its own features: all but the run's own network."""
+"""Baselines that may read others' numbers beside own features: all but the run's own network."""
 _RESAMPLES = 200
 MOST_APART = 0.4
 """Total variation between the classes that a model predicts and those of the labels, at most."""
 _FEWEST_UNLABELLED = 30
-"""Rows by which a collapse can be told."""
+"""Rows needed to detect a collapse."""
 _LEAST_LIKELY = 1e-6
 """Below it a probability counts as this one: a single row that is sure and wrong decides no tie."""
 
@@ -136,7 +136,7 @@ def every_baseline() -> dict[str, Baseline]:
 def has_collapsed(baseline: Baseline, task: SoloTask) -> bool:
     """Return whether a baseline, fitted to this task, predicts other classes than the labels have.
 
-    Where a store of fits is named it is told once: whoever asks again fits nothing.
+    Where a store of fits is named, the answer is computed once and stored.
 
     Raises:
         ModelError: it cannot be fitted to these rows.
@@ -243,7 +243,7 @@ def _describe_fit_failure(model: LocalModel) -> str:
 
 
 def average_held_out(models: Iterable[LocalModel]) -> Scored | None:
-    """Return the mean of what models of one task say of the labels held out; None: none are."""
+    """Return the mean held-out predictions of models of one task; None: nothing is held out."""
     scored = [model.score_held_out() for model in models]
     known = [scores for scores in scored if scores is not None]
     if not known:
@@ -277,7 +277,7 @@ class MeanOfModels(Baseline):
         return mean_of(predictors, features=task.features.shape[1])
 
     def score_held_out(self, task: SoloTask) -> Scored | None:
-        """Average what the models say of the labels held out."""
+        """Average the held-out predictions of the members."""
         return average_held_out(self.pick_members(task))
 
 

@@ -208,7 +208,7 @@ class GradientBoosting(Baseline):
     """A boosting of trees whose leaves hold n / (4 K) rows or more, up to 20: few would never be
     cut else.
 
-    It stops after as many rounds as are the most likely to tell held-out labels.
+    It stops after the number of rounds with the best held-out log-likelihood.
     """
 
     name = "gradient_boosting"
@@ -366,7 +366,7 @@ class Spreading(Baseline):
 
     Source: D. Zhou et al., NeurIPS 2004. It labels the rows of its graph; rows to predict, which
     are not among them, take the mean label of their nearest training rows. Alpha and how many rows
-    are near are those whose labels tell each other best, each left out.
+    are near are chosen by leave-one-out prediction of the labels.
     """
 
     name = "label_spreading"
