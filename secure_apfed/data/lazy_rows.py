@@ -7,6 +7,7 @@ order of the alignment cost no memory.
 Letters: N rows, B rows of a batch.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +19,8 @@ from torch import Tensor
 from secure_apfed.errors import DataError
 
 _THREADS = 4
+_NUMBERS_AT_ONCE = 2**23
+"""Numbers of lazy rows that are in memory together: 32 MiB of float32."""
 
 
 class MapDataset(Protocol):
@@ -143,6 +146,14 @@ class LazyRows:
 
 def is_lazy(features: object) -> bool:
     return isinstance(features, LazyRows)
+
+
+def score_in_parts(score: Callable[[Tensor], Tensor], features: Any, rows: Tensor) -> Tensor:
+    """Return the scores (B, K) of these rows; of lazy rows only a few are in memory together."""
+    if not is_lazy(features):
+        return score(features[rows])
+    at_once = max(1, _NUMBERS_AT_ONCE // math.prod(features.shape[1:]))
+    return torch.cat([score(features[part]) for part in rows.split(at_once)])
 
 
 def select_rows(features: Any, rows: Tensor) -> Any:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
-from secure_apfed.data.lazy_rows import select_rows
+from secure_apfed.data.lazy_rows import score_in_parts, select_rows
 from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import ModelError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
@@ -686,7 +686,10 @@ class ActiveTrainer(Trainer):
 
     def _predict_rows(self, rows_B: Tensor) -> Tensor:
         with self.forward_pass("predict"):
-            scores_BK: Tensor = self.networks(self.features_N[rows_B], None)[0]
+            return score_in_parts(self._score_features, self.features_N, rows_B)
+
+    def _score_features(self, features_B: Tensor) -> Tensor:
+        scores_BK: Tensor = self.networks(features_B, None)[0]
         return scores_BK
 
 

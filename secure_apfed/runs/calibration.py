@@ -14,12 +14,14 @@ Letters: N training rows, n of them labelled.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
 from secure_apfed.data import OwnData
+from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import SKEWED, PlattLine, is_rare, standardise_scores
 from secure_apfed.learning.descent import ActiveNetworks, predictor_of
@@ -113,7 +115,13 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
     network = predictor_of(networks)
     assert network is not None
     dtype = next(network.parameters()).dtype
-    scores_NK = outputs_of(lambda rows_B: network(data.table.features[rows_B].to(dtype)), rows)
+
+    def score_features(features_B: torch.Tensor) -> torch.Tensor:
+        scores_BK: torch.Tensor = network(features_B.to(dtype))
+        return scores_BK
+
+    score_rows = partial(score_in_parts, score_features, data.table.features)
+    scores_NK = outputs_of(score_rows, rows)
     return np.asarray((scores_NK[:, 1] - scores_NK[:, 0]).numpy())
 
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from apfed_protocols.errors import RunStoppedError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import OwnData
+from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
 from secure_apfed.files import own_subfolder, write_atomically
@@ -224,10 +226,11 @@ def _score_training_rows(
     assert labels_N is not None
     dtype = next((parameter.dtype for parameter in network.parameters()), torch.float32)
 
-    def predict(rows_B: Tensor) -> Tensor:
-        scores_BK: Tensor = network(features_N[rows_B].to(dtype))
+    def score_features(features_B: Tensor) -> Tensor:
+        scores_BK: Tensor = network(features_B.to(dtype))
         return scores_BK
 
+    predict = partial(score_in_parts, score_features, features_N)
     asked = data.labelled_rows if rows is None else rows
     return score_rows(task_of(session.entered.own), predict, asked, labels_N)
 
