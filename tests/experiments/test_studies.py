@@ -118,8 +118,8 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
     points = {point.line.key: point for point in main_job.points_of(base, tmp_path)}
     ablated = {key: main_job.ablation_of(point) for key, point in points.items()}
     assert [key for key, point in ablated.items() if point] == [
-        "apfed_r",
         "apfed_c",
+        "apfed_r",
         "votes-randomised",
     ]
     ablation = ablated["apfed_c"]
