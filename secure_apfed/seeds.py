@@ -98,7 +98,7 @@ def derive_seed(seed: int, *purpose: str | int) -> int:
 
 
 class Draws(TorchFunctionMode):
-    """The random numbers of one purpose: from `on(device)`, or of draws within `with draws:`.
+    """The random numbers of one purpose: from `get_generator`, or of draws within `with draws:`.
 
     On the CPU they are what torch's own generator would draw at the same seed, dropout included. A
     block costs two microseconds for each of its calls of torch in this thread, so that a training

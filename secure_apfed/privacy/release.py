@@ -103,8 +103,9 @@ class PrivateRelease(_Charged):
     alone; calibrated by `calibrate_sigma`. z stays in the autograd graph; its gradient is that of
     the clip. Under `torch.no_grad` it costs the same.
 
-    Batch normalisation in training, or attention over the batch, breaks that. `guard.check(encoder,
-    X[batch])` measures it, once before training. Without it the first h with a graph is looked at,
+    Batch normalisation in training, or attention over the batch, breaks that.
+    `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the first
+    h with a graph is looked at,
     which does not find all (`check_graph`), and the report says what was measured.
 
     Args:
@@ -208,7 +209,8 @@ class PrivateRelease(_Charged):
         says how many there were. Warns: UnsafeChoiceWarning.
         """
         message = (
-            "PrivateRelease.off(): no noise, nothing counted; whoever receives these reads them"
+            "PrivateRelease.disable_noise(): no noise, nothing counted; whoever receives these "
+            "reads them"
         )
         warnings.warn(message, UnsafeChoiceWarning, stacklevel=3)
         token = _off.set((*_off.get(), self))
@@ -221,14 +223,14 @@ class PrivateRelease(_Charged):
         passed = ""
         if self._passed:
             passed = (
-                f"no guarantee for the {self._passed} rows that went through off(), unprotected; "
-                "of the others: "
+                f"no guarantee for the {self._passed} rows that went through disable_noise(), "
+                "unprotected; of the others: "
             )
         return (
             f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
             f"{self._guard.describe_guarantee()}: what a row teaches the encoder moves other rows, "
             "and labels have no guarantee; that the encoder mixes no rows of a batch is "
-            f"{self._measured or 'not measured: call check(encoder, x)'}"
+            f"{self._measured or 'not measured: call check_encoder(encoder, x)'}"
         )
 
 
@@ -442,7 +444,7 @@ def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
         raise LocalProtocolError(
             f"{asker}: say with rows= which of the {total} rows these are: their positions in the "
             "table, as TensorDataset(X, y, torch.arange(len(X))) hands them out with each batch; "
-            "for rows that are only evaluated there is PrivateRelease.off()"
+            "for rows that are only evaluated there is PrivateRelease.disable_noise()"
         )
     if isinstance(rows, slice):
         try:

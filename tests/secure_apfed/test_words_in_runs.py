@@ -397,7 +397,7 @@ def test_the_first_h_with_a_graph_is_refused_before_it_is_charged(name: str) -> 
 def test_a_mean_of_the_features_is_found_by_the_check_alone_and_the_report_says_so() -> None:
     encoder = nn.Sequential(Centre(), nn.Linear(6, 8))
     guard = release()
-    assert "is not measured: call check(encoder, x)" in guard.report()
+    assert "is not measured: call check_encoder(encoder, x)" in guard.report()
     guard(encoder(torch.randn(32, 6)), rows=range(32))
     assert "looked for in the graph of the first batch alone" in guard.report()
     with pytest.raises(PromiseError, match="mixes the rows of a batch"):

@@ -329,13 +329,13 @@ class SumSession(KeepsSecrets):
     def make_combiner(self) -> SumCombiner | ReceivingCombiner:
         """Return the role of who combines.
 
-        Raises LocalProtocolError: the receiver combines; take `receiver()`.
+        Raises LocalProtocolError: the receiver combines; take `make_receiver()`.
         """
         agreement = self.described.agreement
         if agreement.combiner == agreement.receiver:
             raise LocalProtocolError(
-                f"{agreement.combiner} receives and combines in one role, that of `receiver()`; "
-                "two of them would not know each other's keys"
+                f"{agreement.combiner} receives and combines in one role, that of "
+                "`make_receiver()`; two of them would not know each other's keys"
             )
         self._require_clip()
         return self.described.make_combiner()
