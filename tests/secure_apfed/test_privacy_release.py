@@ -88,7 +88,7 @@ def test_off_is_of_one_guard_in_one_thread_counts_nothing_and_says_so() -> None:
     assert elsewhere[0].std() > 0.1
     assert guard.get_privacy_spent().releases == 1
     report = guard.report()
-    assert report.startswith("no guarantee for the 2 rows that went through disable_noise(), unprotected")
+    assert report.startswith("no guarantee for the 2 rows that went through disable_noise(), ")
     assert "nothing was released yet" in made(epochs=40).report()
 
 
