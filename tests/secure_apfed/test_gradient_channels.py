@@ -95,7 +95,7 @@ TRAINED: dict[str, Channel] = {
     "a weighted mean": mean_of_doubled,
     "a tree": nested,
     "PrivateRelease": released,
-    "PrivateRelease.off": released_off,
+    "PrivateRelease.disable_noise": released_off,
     "NoGuard": guarded(NoGuard()),
     "GaussianGuard": guarded(GaussianGuard(clip=64, sigma=1, key=KEY)),
     "FrozenGaussianGuard": guarded(FrozenGaussianGuard(clip=64, sigma=1, key=KEY)),

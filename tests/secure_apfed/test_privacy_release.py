@@ -29,7 +29,7 @@ from tests.secure_apfed.test_privacy_guards import scale_fits, within
 N = 512
 BUDGET: dict[str, Any] = {"epsilon": 8, "delta": 1e-5, "epochs": 3, "rows": N}
 SUMMED: dict[str, Any] = {"numbers": 6, "moved": 1, "honest": 3}
-quiet = pytest.mark.filterwarnings("ignore:PrivateRelease.off")
+quiet = pytest.mark.filterwarnings("ignore:PrivateRelease.disable_noise")
 
 
 def made(**changed: Any) -> PrivateRelease:
