@@ -19,7 +19,7 @@ from torch import Tensor
 from apfed_attacks.foreign import evaluate
 from apfed_attacks.interface import AttackResult
 from apfed_attacks.run import ALL, expand_choices
-from apfed_attacks.table import ATTACKS
+from apfed_attacks.table import ATTACKS, find_attack
 from apfed_attacks.view import AttackError, Role
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
@@ -80,7 +80,7 @@ def _attack_batches(
         reasons |= {
             name: reason
             for name, reason in evaluation.lacking.items()
-            if ATTACKS[name].target in (truth[0], "membership")
+            if find_attack(name).target in (truth[0], "membership")
         }
         for finding in evaluation.findings:
             yield replace(
@@ -121,7 +121,7 @@ def _select_batches(
 
 def _may_concern(record: OwnRecord, name: str) -> bool:
     """Return whether this attack reads what the party has, and is mounted by somebody else."""
-    kind = ATTACKS[name]
+    kind = find_attack(name)
     if kind.target == "labels":
         return record.held is not None and record.held.table.labels is not None
     return bool(_readers_of(record, name))
@@ -130,13 +130,13 @@ def _may_concern(record: OwnRecord, name: str) -> bool:
 def _readers_of(record: OwnRecord, name: str) -> list[Role]:
     """Return the roles that mount an attack, without the active's where the party is that one."""
     is_active = record.me == record.active
-    return [role for role in ATTACKS[name].roles if role != "active" or not is_active]
+    return [role for role in find_attack(name).roles if role != "active" or not is_active]
 
 
 def _make_inapplicable_result(
     record: OwnRecord, name: str, adversary: str, reason: str, seed: int
 ) -> AttackResult:
-    kind = ATTACKS[name]
+    kind = find_attack(name)
     readers = _readers_of(record, name) or list(kind.roles)
     return AttackResult(
         attack=name,

@@ -20,6 +20,7 @@ from apfed_attacks.interface import Attack, AttackResult, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack
 from apfed_attacks.people.membership import AveragedMembership
 from apfed_attacks.scoring import Truth, make_inapplicable_result, score_guess
+from apfed_attacks.table import find_attack
 from apfed_attacks.view import (
     AdversaryView,
     AttackError,
@@ -34,7 +35,6 @@ from secure_apfed.learning.descent import find_device
 from secure_apfed.models import threads_for
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.seeds import derive_seed, isolate_torch_modes, shuffle_rows
-from secure_apfed.settings import unknown_name
 from secure_apfed.tasks import TASKS
 from secure_apfed.working import report_work
 
@@ -80,9 +80,7 @@ def expand_choices(choices: Iterable[AttackChoice]) -> tuple[AttackChoice, ...]:
 
 def prepare_attack(choice: AttackChoice) -> Attack:
     """Return the attack of a config's entry. ConfigError: an option is unknown or out of range."""
-    if choice.name not in ATTACKS:
-        raise ConfigError(f"attacks: {unknown_name(choice.name, ATTACKS)}")
-    kind = ATTACKS[choice.name]
+    kind = find_attack(choice.name)
     try:
         return kind.model_validate(choice.options)
     except ValidationError as error:

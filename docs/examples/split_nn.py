@@ -53,7 +53,9 @@ def train(seed, send, off=nullcontext, record=lambda step: None):
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message="PrivateRelease.disable_noise")  # test rows stay in one process
+    warnings.filterwarnings(
+        "ignore", message="PrivateRelease.disable_noise"
+    )  # test rows stay in one process
     for seed in range(5):
         guard = PrivateRelease(clip=1, epsilon=8, delta=1e-5, epochs=EPOCHS, rows=len(y))
         exchanged = []
