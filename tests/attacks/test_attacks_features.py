@@ -127,8 +127,8 @@ def test_sums_that_are_zero_hide_no_others(make_recording: Any) -> None:
     epoch = {item.step for item in recording.transcript.kept[1]}
     opened = {step: sums * (step not in epoch) for step, sums in opened.items()}
     assert mounted(opened)[0].advantage > 0.3
-    for result in mounted({step: 0 * sums for step, sums in opened.items()}):
-        assert "zero everywhere" in result.reason
+    empty_sums = mounted({step: 0 * sums for step, sums in opened.items()})
+    assert [one.reason for one in empty_sums if "zero everywhere" not in one.reason] == []
 
 
 # Unpaired inversion, of skewed features, whose shapes say which is which.
@@ -197,11 +197,11 @@ def test_rounds_of_few_columns_add_up_beneath_the_pseudo_labels_sent(make_record
     sent = [normal(len(whole), 3, seed=epoch) for epoch in range(2)]
     opened = [z + whole @ normal(6, 3, seed=7 + epoch) / 100 for epoch, z in enumerate(sent)]
     recording = ask(empty, "mmvfl", z=sent, opened=opened)
-    for result in attacked(recording, "sum_regression", shadow_rows=40, iterations=20):
-        reached = {name: figures["r2"] for name, figures in result.variants.items()}
-        assert reached["ridge on all epochs"] > 0.95
-        assert reached["ridge on rest of the sums"] < 0.9
-        assert reached["ridge on sums"] < 0.5
+    results = attacked(recording, "sum_regression", shadow_rows=40, iterations=20)
+    reached = [{name: one["r2"] for name, one in result.variants.items()} for result in results]
+    assert min(one["ridge on all epochs"] for one in reached) > 0.95
+    assert max(one["ridge on rest of the sums"] for one in reached) < 0.9
+    assert max(one["ridge on sums"] for one in reached) < 0.5
 
 
 def test_own_labels_are_no_news(make_recording: Any) -> None:

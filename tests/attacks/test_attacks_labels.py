@@ -139,7 +139,7 @@ def _mount(recording: Any, **options: Any) -> Any:
 
 
 def _labels_of(recording: Any) -> torch.Tensor:
-    """Of the rows of passive-1's table."""
+    """Return the labels of the rows of passive-1's table."""
     return torch.tensor([int(name.split("-")[1]) % 3 for name in recording.data.passives[0].ids])
 
 
@@ -267,7 +267,7 @@ def _told(strength: float, width: int, seed: int = 1) -> Array:
 
 
 def _probed(columns: Array) -> Any:
-    """What a probe finds with the known rows."""
+    """Return what a probe finds with the known rows."""
     return LogisticRegression().fit(columns[:KNOWN], LABELS[:KNOWN]).predict_proba(columns)
 
 
@@ -314,8 +314,12 @@ def test_a_class_that_nobody_knows_is_not_guessed() -> None:
     ids=["sure", "none", "wide", "outlier"],
 )
 def test_scores_are_probabilities(released: Array) -> None:
-    for prior in (TRUTH, np.full((ROWS, CLASSES), 1 / CLASSES)):
-        for known in (_known(), _known(0), _known(ROWS)):
-            found = correct_priors(prior, released, known, max(TRUST))
-            assert np.isfinite(found).all()
-            np.testing.assert_allclose(found.sum(axis=1), 1)
+    found = np.stack(
+        [
+            correct_priors(prior, released, known, max(TRUST))
+            for prior in (TRUTH, np.full((ROWS, CLASSES), 1 / CLASSES))
+            for known in (_known(), _known(0), _known(ROWS))
+        ]
+    )
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found.sum(axis=2), 1)

@@ -136,10 +136,11 @@ def test_representations_are_those_of_the_epoch_by_position(make_recording: Any)
     recording = make_recording(remember, epochs=3)
     view = _view(recording, "passive-2")
     assert view.epochs == (0, 1, 2)
-    for epoch, z in enumerate(sent):
-        seen = collect_representations(view, epoch)
-        assert torch.equal(seen.positions, truth_of(recording).trained)
-        assert torch.equal(seen.z, z[seen.positions].flatten(1))
+    trained = truth_of(recording).trained
+    seen = [collect_representations(view, epoch) for epoch in range(3)]
+    assert [torch.equal(one.positions, trained) for one in seen] == [True] * 3
+    expected = [z[trained].flatten(1) for z in sent]
+    assert [torch.equal(one.z, z) for one, z in zip(seen, expected, strict=True)] == [True] * 3
 
 
 def test_colluders_hold_tvfls_representations_side_by_side_and_apfeds_once(
@@ -172,8 +173,8 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
     del recording.transcript._epochs[2].sent[-3:]  # the last epoch lost its last batch
     view = _view(recording, "passive-1")
     seen = combine_epochs(collect_representations, view, view.epochs)
-    for found in seen.values():
-        assert torch.equal(found.positions, truth_of(recording).trained)
+    trained = truth_of(recording).trained
+    assert [name for name, one in seen.items() if not torch.equal(one.positions, trained)] == []
     last = seen["last"].z[:, 0]
     assert set(last.tolist()) == {1.0, 2.0}
     assert set(seen["first"].z[:, 0].tolist()) == {0.0}
@@ -181,14 +182,18 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
     assert set(combine_epochs(collect_representations, view, view.epochs[:2])) == {"first", "last"}
 
 
+@pytest.mark.parametrize("per_class", [0, 4])
+def test_so_many_labels_of_training_rows_are_revealed(recording: Any, per_class: int) -> None:
+    truth = truth_of(recording)
+    known = reveal_labels(recording, per_class, 3)
+    assert torch.equal(known.values, truth.labels[known.positions])
+    assert known.values.bincount(minlength=3).tolist() == [per_class] * 3
+    assert torch.isin(known.positions, truth.trained).all()
+    assert len(set(known.positions.tolist())) == len(known)
+
+
 def test_labels_of_training_rows_are_revealed_by_class_and_seed(recording: Any) -> None:
     truth = truth_of(recording)
-    for per_class in (0, 4):
-        known = reveal_labels(recording, per_class, 3)
-        assert torch.equal(known.values, truth.labels[known.positions])
-        assert known.values.bincount(minlength=3).tolist() == [per_class] * 3
-        assert torch.isin(known.positions, truth.trained).all()
-        assert len(set(known.positions.tolist())) == len(known)
     few, more, others = (reveal_labels(recording, *how) for how in ((2, 0), (9, 0), (2, 1)))
     assert torch.isin(few.positions, more.positions).all()
     assert not torch.equal(few.positions, others.positions)
@@ -279,12 +284,12 @@ def test_own_columns_of_unknown_people_are_means_and_say_so(
     view = _view(pairwise, "passive-1", "passive-2")
     own_A = pairwise.data.passives[0].features[pairwise.alignment["passive-1"]]
     mean = own_A[_held(pairwise, "passive-1")].mean(dim=0)
-    for positions in (SOME, SOME[:2]):
-        columns = own_columns(view, positions)
-        assert columns.shape == (len(positions), 4 + 1 + 2 + 1)
-        assert torch.allclose(columns[:, :4], mean.expand(len(positions), 4))
-        assert columns[:, 4].tolist() == [1.0] * len(positions)
-        assert columns[:, 7].tolist() == [0.0] * len(positions)
+    columns = own_columns(view, SOME)
+    assert columns.shape == (len(SOME), 4 + 1 + 2 + 1)
+    assert torch.allclose(columns[:, :4], mean.expand(len(SOME), 4))
+    assert columns[:, 4].tolist() == [1.0] * len(SOME)
+    assert columns[:, 7].tolist() == [0.0] * len(SOME)
+    assert torch.equal(own_columns(view, SOME[:2]), columns[:2])
     known = torch.hstack([own_A[OTHERS], torch.zeros(len(OTHERS), 1)])
     assert torch.equal(own_columns(view, OTHERS)[:, :5], known)
     # Where all hold everybody nothing is filled; who holds nobody has columns without content.
@@ -394,8 +399,8 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     rest = observed[~torch.isin(observed, trained)]
     assert len(rest)
     decoy, stands_for = _decoy(view)
-    for group in (trained, rest):
-        assert torch.equal(stands_for[group].sort().values, group)
+    assert torch.equal(stands_for[trained].sort().values, trained)
+    assert torch.equal(stands_for[rest].sort().values, rest)
     assert torch.equal(collect_gradients(decoy, 0).positions, trained)
     # And those whom the victim holds among themselves.
     held = _held(pairwise, "passive-1")
@@ -443,8 +448,9 @@ def _guess(positions: list[int], value: float) -> Guess:
 def test_rows_that_both_guess_are_kept() -> None:
     both = add_decoys(_guess([2, 5, 7, 8], 0.25), _guess([9, 8, 1, 5, 2], 0.5))
     assert both.positions.tolist() == [2, 5, 8]
-    for kept in (both.attacks, both.baselines, both.references):
-        assert kept["attack"].values.flatten().tolist() == [2.25, 5.25, 8.25]
+    kept = (both.attacks, both.baselines, both.references)
+    values = [of["attack"].values.flatten().tolist() for of in kept]
+    assert values == [[2.25, 5.25, 8.25]] * 3
     assert both.decoys["attack"].values.flatten().tolist() == [2.5, 5.5, 8.5]
     assert both.decoys["attack"].clusters
     none = add_decoys(_guess([1, 2], 0.0), _guess([3], 0.0))

@@ -84,10 +84,10 @@ def test_an_advantage_of_nothing_is_nothing_found(advantage: float) -> None:
     assert headline.short == f"{advantage:+.3f}"
 
 
-def test_not_applicable_names_what_is_not_sent() -> None:
+@pytest.mark.parametrize("kind", [ACTIVE_READS, PASSIVE_READS, LABELS_READ])
+def test_not_applicable_names_what_is_not_sent(kind: str) -> None:
     found = worst_by_kind(headlines_by_direction([], small_config("single_view")))
-    for kind in (ACTIVE_READS, PASSIVE_READS, LABELS_READ):
-        assert found[kind].text.startswith("not applicable: nothing that depends on the "), kind
+    assert found[kind].text.startswith("not applicable: nothing that depends on the "), kind
 
 
 # By message, of what kind of direction it lets its receiver read, where it is not merely names.
@@ -125,8 +125,8 @@ def test_what_who_learns_tells_is_attacked_or_said_not_to_be(method: str) -> Non
     headlines = worst_by_kind(headlines_by_direction([], small_config(method)))
     told = told_by_who_learns(method)
     assert told <= set(headlines)
-    for kind in told:
-        assert headlines[kind].state == "not attacked", kind
+    states = {kind: headlines[kind].state for kind in told}
+    assert states == dict.fromkeys(told, "not attacked")
     if method != "single_view":
         assert ACTIVE_READS in told, "or this test reads nothing"
 

@@ -45,7 +45,7 @@ def test_the_examples_in_a_module_run(name: str) -> None:
 
 
 def missing(code: str) -> list[str]:
-    """What the code imports of us that is not there; read from sources, since extras may lack."""
+    """List imports of ours that do not exist; read from sources, since extras may lack."""
     offences = []
     modules = the_tree(ROOT)
     for node in ast.walk(ast.parse(code)):
@@ -100,8 +100,8 @@ def test_the_start_page_runs_as_printed(
     monkeypatch.setenv("COLUMNS", "160")
     lines = [line for block in blocks(START, "sh") for line in block.splitlines()]
     calls = [line.split("#")[0].split() for line in lines if line.startswith("secure-apfed")]
-    for program, *arguments in calls:
-        assert (program, execute(arguments)) == ("secure-apfed", 0)
+    ended = [(program, execute(arguments)) for program, *arguments in calls]
+    assert ended == [("secure-apfed", 0)] * len(calls)
     told = capsys.readouterr().out
     assert "epsilon_v of passive-1, one person's votes" in told
     assert "best alone" in told
@@ -168,20 +168,29 @@ def test_the_command_line_takes_every_call(document: str) -> None:
         parse(arguments, whole=whole)
 
 
-def test_there_are_calls_and_a_wrong_one_would_be_found() -> None:
+def test_there_are_calls() -> None:
     calls = [call for document in DOCUMENTS for call in command_lines(document, "secure-apfed")]
     assert len(calls) > 50
-    for wrong, whole in (
+
+
+@pytest.mark.parametrize(
+    ("wrong", "whole"),
+    [
         ("run run.yaml --outptu x", True),
         ("run --outptu x", False),
         ("run", True),
         ("study main --jobs many", True),
-    ):
-        with pytest.raises(UsageError):
-            parse(wrong.split(), whole=whole)
-    for wrong in ("trian run.yaml", "study trian"):
-        with pytest.raises(AssertionError, match="has no trian"):
-            parse(wrong.split(), whole=False)
+    ],
+)
+def test_a_wrong_call_would_be_found(wrong: str, whole: bool) -> None:
+    with pytest.raises(UsageError):
+        parse(wrong.split(), whole=whole)
+
+
+@pytest.mark.parametrize("wrong", ["trian run.yaml", "study trian"])
+def test_a_call_of_no_command_would_be_found(wrong: str) -> None:
+    with pytest.raises(AssertionError, match="has no trian"):
+        parse(wrong.split(), whole=False)
 
 
 DEPLOY = DOCS / "deploy"
@@ -200,10 +209,12 @@ def test_services_and_the_unit_say_commands_that_there_are() -> None:
 
 def test_no_two_parties_share_a_network_or_a_folder() -> None:
     parties = {name: one for name, one in SERVICES.items() if name != "relay"}
-    for what in ("networks", "volumes"):
-        places = [place for one in parties.values() for place in one[what]]
-        assert len(places) == len(set(places))
-        assert all(len(one[what]) == 1 for one in parties.values())
+    networks = [network for one in parties.values() for network in one["networks"]]
+    volumes = [volume for one in parties.values() for volume in one["volumes"]]
+    assert len(networks) == len(set(networks)) == len(parties)
+    assert len(volumes) == len(set(volumes)) == len(parties)
+    assert {len(one["networks"]) for one in parties.values()} == {1}
+    assert {len(one["volumes"]) for one in parties.values()} == {1}
     assert set(SERVICES["relay"]["networks"]) == {one["networks"][0] for one in parties.values()}
 
 
@@ -227,7 +238,7 @@ def _links(document: str) -> list[str]:
 
 
 def _anchors(path: Path) -> set[str]:
-    """Of a page's headings, as MkDocs and GitHub name them."""
+    """Return the anchors of a page's headings, as MkDocs and GitHub name them."""
     text = _FENCED.sub("", path.read_text(encoding="utf-8"))
     headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
@@ -235,7 +246,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def broken_links(document: str, links: list[str]) -> list[str]:
-    """Those of the document's links that lead nowhere."""
+    """List the document's links that lead nowhere."""
     broken = []
     for link in links:
         name, _, anchor = link.partition("#")
@@ -279,10 +290,14 @@ def test_another_figure_would_be_found() -> None:
 @pytest.mark.parametrize("path", sorted((DOCS / "data").glob("*.json")), ids=lambda path: path.stem)
 def test_every_stored_table_is_whole_and_shown_somewhere(path: Path) -> None:
     shown = "".join(map(text_of, DOCUMENTS))
-    for name, table in json.loads(path.read_bytes()).items():
-        assert f"<!-- table: {path.stem}.{name} -->" in shown
-        if "of" not in table:
-            assert {len(row) for row in table["rows"]} == {len(table["columns"])}
+    tables = json.loads(path.read_bytes())
+    assert [n for n in tables if f"<!-- table: {path.stem}.{n} -->" not in shown] == []
+    widths = {
+        name: ({len(row) for row in table["rows"]}, {len(table["columns"])})
+        for name, table in tables.items()
+        if "of" not in table
+    }
+    assert [name for name, (rows, columns) in widths.items() if rows != columns] == []
 
 
 # Figures in sentences.
@@ -377,8 +392,8 @@ def test_every_key_of_a_run_and_every_epsilon_is_told() -> None:
     assert len(rows) > 140
     assert [row for row in rows if len(row.split(" | ")[2].split()) < 2] == []
     words = text_of("docs/glossary.md")
-    for of in ("x", "y", "v", "w", "c", "model"):
-        assert f"| epsilon_{of} |" in words
+    kinds = ("x", "y", "v", "w", "c", "model")
+    assert [of for of in kinds if f"| epsilon_{of} |" not in words] == []
 
 
 # The site and the notebooks.
@@ -456,11 +471,12 @@ def test_every_public_name_stands_in_the_reference_and_in_prose(package: ModuleT
     pages = "".join(text_of(f"docs/api/{path.name}") for path in (DOCS / "api").glob("*.md"))
     described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
     prose = text_of("docs/python.md")
-    for name in package.__all__:
-        home = getattr(getattr(package, name), "__module__", None)  # of a table there is none
-        place = f"{home}.{name}."
-        assert not home or any(place.startswith(f"{part}.") for part in described), name
-        assert f"`{name}`" in prose, name
+    # Of a table there is no module.
+    homes = {name: getattr(getattr(package, name), "__module__", "") for name in package.__all__}
+    places = {name: f"{home}.{name}." for name, home in homes.items() if home}
+    parts = tuple(f"{part}." for part in described)
+    assert [name for name, place in places.items() if not place.startswith(parts)] == []
+    assert [name for name in package.__all__ if f"`{name}`" not in prose] == []
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", secure_apfed.__version__)
 
 

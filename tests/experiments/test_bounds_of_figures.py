@@ -102,10 +102,10 @@ def test_what_has_no_bounds_keeps_its_interval() -> None:
     assert leak_of("r2").cut_advantage == WIDE
     assert cut_difference(WIDE, "a metric of somebody's") == WIDE
     assert Interval(0.5, math.nan, math.nan).clip_ends(0.0, 1.0).format_text() == "0.5"
-    for is_difference in (False, True):
-        ends = (-3.0, 130.0)
-        table = paper_table("points of accuracy")
-        assert _cut_limits(ends, table, is_difference=is_difference) == ends
+    ends = (-3.0, 130.0)
+    table = paper_table("points of accuracy")
+    assert _cut_limits(ends, table, is_difference=False) == ends
+    assert _cut_limits(ends, table, is_difference=True) == ends
 
 
 def test_an_interval_within_its_bounds_stays_as_it_is() -> None:

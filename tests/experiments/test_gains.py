@@ -59,14 +59,12 @@ def test_intervals_of_one_of_equal_and_of_several_values() -> None:
     assert split.high - 2.0 == pytest.approx(4.3027 * math.sqrt(2 / 3), rel=1e-4)
 
 
-def test_seeds_share_the_rows_that_are_split_again() -> None:
-    for dataset, shared in (
-        ("digits", 0.25),  # Nadeau and Bengio's test / (test + train)
-        ("tables", 0.25),
-        ("mnist", 0.0),  # its own test rows
-    ):
-        settings = DataSettings.model_construct(dataset=dataset)
-        assert estimate_seed_correlation(settings, train=75, test=25) == pytest.approx(shared)
+@pytest.mark.parametrize(
+    ("dataset", "shared"), [("digits", 0.25), ("tables", 0.25), ("mnist", 0.0)]
+)
+def test_seeds_share_the_rows_that_are_split_again(dataset: str, shared: float) -> None:
+    settings = DataSettings.model_construct(dataset=dataset)
+    assert estimate_seed_correlation(settings, train=75, test=25) == pytest.approx(shared)
 
 
 def test_two_seeds_covary_by_the_people_who_test_both() -> None:
@@ -109,8 +107,9 @@ def test_the_epsilon_of_a_line_is_that_of_what_its_method_sends() -> None:
         leakage={},
         epsilon_passives=2.0,
     )
-    for method, epsilon in {**sent, **summed}.items():
-        assert line.epsilon_of(METHODS[method].public_facts) == epsilon
+    expected = {**sent, **summed}
+    shown = {method: line.epsilon_of(METHODS[method].public_facts) for method in expected}
+    assert shown == expected
 
 
 def rows_of(accuracies: list[float], **baselines: list[tuple[float, float]]) -> pd.DataFrame:
@@ -151,38 +150,38 @@ def test_the_baseline_is_chosen_by_held_out_labels_and_hindsight_is_told() -> No
     assert (beside.control, beside.over_control.mean) == pytest.approx((0.85, 0.0))
 
 
-def test_a_sentence_says_whether_help_paid() -> None:
+@pytest.mark.parametrize(
+    ("reached", "told"),
+    [
+        pytest.param([0.8, 0.82, 0.81], "Help paid", id="better"),
+        pytest.param([0.71, 0.69, 0.7], "No help shown", id="near"),
+        pytest.param([0.5, 0.52, 0.51], "Help cost", id="worse"),
+        pytest.param([0.8], "One seed", id="one seed"),
+    ],
+)
+def test_a_sentence_says_whether_help_paid(reached: list[float], told: str) -> None:
     near = [(0.7, 0.70), (0.7, 0.71), (0.7, 0.69)]
-    for reached, told in (
-        ([0.8, 0.82, 0.81], "Help paid"),
-        ([0.71, 0.69, 0.7], "No help shown"),
-        ([0.5, 0.52, 0.51], "Help cost"),
-        ([0.8], "One seed"),
-    ):
-        gain = Gain.from_rows(rows_of(reached, alone=near[: len(reached)]))
-        assert gain is not None
-        assert gain.sentence.partition(":")[0] == told
+    gain = Gain.from_rows(rows_of(reached, alone=near[: len(reached)]))
+    assert gain is not None
+    assert gain.sentence.partition(":")[0] == told
 
 
-def test_every_case_is_a_run_and_its_control_the_same_without_help() -> None:
-    for case in CASES.values():
-        assert case.config.data.labelled == case.labelled
-        assert case.solo_config.data == case.config.data
-        ours = case.config
-        control = case.control.config
-        assert case.control.solo_config == case.solo_config
-        assert control.data == ours.data
-        if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
-            # its control has rows of others
-            assert control == ours.model_copy(update={"name": control.name})
-        elif case.method.startswith("apfed") and "code" not in case.method:
-            assert {passive.weight for passive in control.passives.values()} == {0.0}
-            assert (control.model, control.train) == (ours.model, ours.train)
-        else:
-            assert (control.model, control.train) == (
-                case.solo_config.model,
-                case.solo_config.train,
-            )
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_every_case_is_a_run_and_its_control_the_same_without_help(case: GainCase) -> None:
+    assert case.config.data.labelled == case.labelled
+    assert case.solo_config.data == case.config.data
+    ours = case.config
+    control = case.control.config
+    assert case.control.solo_config == case.solo_config
+    assert control.data == ours.data
+    if case.method in ("apfed_code", "apfed_code-64") or "-after" in case.method:
+        # its control has rows of others
+        assert control == ours.model_copy(update={"name": control.name})
+    elif case.method.startswith("apfed") and "code" not in case.method:
+        assert {passive.weight for passive in control.passives.values()} == {0.0}
+        assert (control.model, control.train) == (ours.model, ours.train)
+    else:
+        assert (control.model, control.train) == (case.solo_config.model, case.solo_config.train)
 
 
 def test_the_control_of_a_code_has_the_same_rows_of_other_people() -> None:

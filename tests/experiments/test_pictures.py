@@ -231,10 +231,9 @@ def test_a_picture_of_attacks_fits_a_phone_with_all_names_in_it(case: str, tmp_p
     whole = figure.bbox
     names = [text for axes in figure.axes for text in axes.texts]
     boxes = [text.get_window_extent() for text in names]
-    for box in boxes:
-        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other)
+    assert [box for box in boxes if not whole.x0 <= box.x0 < box.x1 <= whole.x1] == []
+    pairs = itertools.combinations(boxes, 2)
+    assert [(one, other) for one, other in pairs if one.overlaps(other)] == []
 
 
 def test_the_curve_of_membership_names_attack_adversary_and_variant() -> None:

@@ -267,19 +267,27 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
-def test_what_protects_and_what_does_not_is_told_of_each_run() -> None:
-    for run, received, says, never in TOLD:
-        text = told(run, received)
-        assert [said for said in says if said not in text] == [], run
-        assert [said for said in never if said in text] == [], run
+@pytest.mark.parametrize(("run", "received", "says", "never"), TOLD)
+def test_what_protects_and_what_does_not_is_told_of_each_run(
+    run: Any, received: str, says: tuple[str, ...], never: tuple[str, ...]
+) -> None:
+    text = told(run, received)
+    assert [said for said in says if said not in text] == []
+    assert [said for said in never if said in text] == []
+
+
+def test_who_learns_what_with_another_party_is_told() -> None:
     assert "exactly" in coalitions_in(SVD)["aggregator and dealer"]
     assert "dealer" not in " ".join(coalitions_in(voting("sum")))
 
 
 @pytest.mark.parametrize("method", ["apfed", "tvfl", "single_view"])
-def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(method: str) -> None:
-    for guarded, private in product([True, False], [True, False]):
-        run = facts(method, guarded=guarded, private=private)
-        used = private or (guarded and method != "single_view")
-        assert told(run).count("what floating point leaves") == used
-        assert told(run).count("of this run alone, and of one row") == 1
+@pytest.mark.parametrize("guarded", [True, False])
+@pytest.mark.parametrize("private", [True, False])
+def test_computed_noise_is_told_once_wherever_a_figure_rests_on_it(
+    method: str, guarded: bool, private: bool
+) -> None:
+    run = facts(method, guarded=guarded, private=private)
+    used = private or (guarded and method != "single_view")
+    assert told(run).count("what floating point leaves") == used
+    assert told(run).count("of this run alone, and of one row") == 1

@@ -265,7 +265,7 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
     assert len(links) == 2  # learning curves and attacks
     assert all(value.startswith("data:image/png;base64,") for value in links)
     assert not re.search(r"https?://|url\(|@import|<script|<link", text)
-    for part in (
+    parts = (
         "91.2\u202f%",
         "7.98",
         "+0.220",
@@ -279,8 +279,8 @@ def test_the_page_is_well_formed_and_holds_everything_itself(guarded: Path) -> N
         "torch 2.13.0",
         "a passive receives no label gradient in APFed",
         "The hub learns its pairwise intersection with every member",
-    ):
-        assert part in text, part
+    )
+    assert [part for part in parts if part not in text] == []
     flows = json.loads((guarded / "transcript.json").read_text())
     sent = sum(one["messages"] for one in flows if one["receiver"] == "aggregator")
     rows = re.findall(r'data-name="messages">([^<]*)<', text.split("<h3>Aggregator</h3>")[1])
@@ -339,9 +339,10 @@ def test_a_damaged_folder_names_the_file(
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    for folder, says in ((tmp_path, "it is no run folder"), (tmp_path / "x", "no such run folder")):
-        with pytest.raises(CheckpointError, match=says):
-            write_report(folder)
+    with pytest.raises(CheckpointError, match="it is no run folder"):
+        write_report(tmp_path)
+    with pytest.raises(CheckpointError, match="no such run folder"):
+        write_report(tmp_path / "x")
 
 
 def test_the_settings_say_what_each_defence_does(tmp_path: Path) -> None:

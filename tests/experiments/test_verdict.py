@@ -91,12 +91,12 @@ def test_every_method_has_four_lines_that_name_every_promise(method: str) -> Non
     lines = lines_of(run)
     assert tuple(lines) == ANSWERS
     protected = lines[ANSWERS[0]]
-    for promise in promises_in(config, run.outcome):
-        assert FIGURES[promise.figure][0] in protected
+    named = [FIGURES[promise.figure][0] for promise in promises_in(config, run.outcome)]
+    assert [name for name in named if name not in protected] == []
     assert "Cost: 1.5" in protected
     assert lines[ANSWERS[2]] == "Not known: no attack ran."
-    for headline in run.headlines:
-        assert headline.direction.title in lines[ANSWERS[3]]
+    titles = [headline.direction.title for headline in run.headlines]
+    assert [title for title in titles if title not in lines[ANSWERS[3]]] == []
     assert "outsider reads who trained" in lines[ANSWERS[3]]
 
 

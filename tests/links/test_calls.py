@@ -252,13 +252,24 @@ def test_what_is_revoked_is_listed_as_it_is_shown(
     assert "name files of certificates that are there, or hex" in refused["error"]["message"]
 
 
-def test_a_relay_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    for listen, more, reads, code in (
-        ("127.0.0.1:7001", [], "needs --ca, --certificate and --key", 2),
-        ("0.0.0.0:7001", ["--insecure-plaintext-on-loopback"], "for loopback alone", 2),
-        ("7001", [], "an address is host:port", 4),
-    ):
-        assert reads in json.dumps(told(capsys, "relay", "--listen", listen, *more, code=code))
+@pytest.mark.parametrize(
+    ("listen", "more", "reads", "code"),
+    [
+        pytest.param("127.0.0.1:7001", [], "needs --ca, --certificate and --key", 2, id="keys"),
+        pytest.param(
+            "0.0.0.0:7001",
+            ["--insecure-plaintext-on-loopback"],
+            "for loopback alone",
+            2,
+            id="loopback",
+        ),
+        pytest.param("7001", [], "an address is host:port", 4, id="host"),
+    ],
+)
+def test_a_relay_says_what_it_lacks(
+    capsys: pytest.CaptureFixture[str], listen: str, more: list[str], reads: str, code: int
+) -> None:
+    assert reads in json.dumps(told(capsys, "relay", "--listen", listen, *more, code=code))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +291,7 @@ def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
     folders = ("protocols/apfed_protocols", "secure_apfed/exchange", "secure_apfed/between")
     files = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     source = "".join(path.read_text(encoding="utf-8") for path in files)
-    for words in (
+    sentences = (
         "nobody listens there",
         "its certificate has expired",
         "it ended the connection; where",
@@ -290,6 +301,6 @@ def test_what_the_page_says_people_read_is_what_the_source_says() -> None:
         "has not yet ended a session before this one",
         "began anew: its process ended and was started again",
         "was altered, lost or repeated on",
-    ):
-        assert words in page
-        assert words in source
+    )
+    assert [words for words in sentences if words not in page] == []
+    assert [words for words in sentences if words not in source] == []

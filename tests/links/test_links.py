@@ -50,6 +50,7 @@ from tests.links.pair import (
     say_and_hear,
     until_somebody_listens,
 )
+from tests.refusals import list_unrefused
 from tests.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
@@ -270,11 +271,11 @@ def test_a_refusal_is_read_though_the_connection_broke_under_a_write() -> None:
     with pytest.raises(EOFError):
         prove_identity(calls, bob, "ann")
     (hello,) = calls.sent
-    for writes in range(3):
-        with pytest.raises(ConnectionRefusedError, match="why not"):
-            prove_identity(
-                HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset)
-            )
+    come = lambda writes: prove_identity(  # noqa: E731
+        HungUp(hello, b"refused why not", writes=writes), replace(ann, revoked=frozenset)
+    )
+    cases = [("why not", writes) for writes in range(3)]
+    assert list_unrefused(ConnectionRefusedError, come, cases) == []
     refusing = HungUp(hello, b"is not read any more", writes=2)
     with pytest.raises(RemoteProtocolError, match="the identity of bob is revoked"):
         prove_identity(refusing, ann)
@@ -299,10 +300,16 @@ def test_what_proved_it_once_proves_nothing_again_nor_at_another_door() -> None:
     calling.join()
     with pytest.raises(RemoteProtocolError, match="what bob signed does not fit"):
         prove_identity(HungUp(*said, writes=9), ann)
-    for sender, receiver in (("bob", "cid"), ("ann", "bob")):
+
+    def come(sender: str, receiver: str) -> object:
         hello = msgpack.packb([3, sender, receiver, bytes(32), ""])
-        with pytest.raises(RemoteProtocolError, match=f"'{sender}' comes to '{receiver}', but"):
-            prove_identity(HungUp(hello, writes=9), ann)
+        return prove_identity(HungUp(hello, writes=9), ann)
+
+    cases = [
+        ("'bob' comes to 'cid', but", "bob", "cid"),
+        ("'ann' comes to 'bob', but", "ann", "bob"),
+    ]
+    assert list_unrefused(RemoteProtocolError, come, cases) == []
 
 
 def test_of_a_peer_that_dials_again_and_again_the_newest_connection_is_taken() -> None:
@@ -356,13 +363,13 @@ LOCAL: dict[str, tuple[Callable[[Pair], object], str]] = {
 }
 
 
-def test_own_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
-    for case, (spoil, reads) in LOCAL.items():
-        (tmp_path / case).mkdir()
-        pair = Pair(tmp_path / case)
-        spoil(pair)
-        with pytest.raises(ConfigError, match=reads):
-            pair.connect("ann")
+@pytest.mark.parametrize("case", LOCAL)
+def test_own_files_are_checked_before_anything_is_sent(case: str, tmp_path: Path) -> None:
+    spoil, reads = LOCAL[case]
+    pair = Pair(tmp_path)
+    spoil(pair)
+    with pytest.raises(ConfigError, match=reads):
+        pair.connect("ann")
 
 
 def call(pair: Pair, credentials: Credentials | None, name: str | None, me: LocalEnd) -> None:
@@ -415,9 +422,9 @@ CALLERS: dict[str, tuple[Callable[[Pair], Any], str]] = {
 def test_a_caller_without_the_right_papers_gets_nowhere(pair: Pair) -> None:
     coming = pair.come("ann")
     until_somebody_listens(pair)
-    for make, reads in CALLERS.values():
-        with pytest.raises((OSError, EOFError, RemoteProtocolError), match=reads):
-            call(pair, *make(pair))
+    cases = [(reads, make) for make, reads in CALLERS.values()]
+    call_with = lambda make: call(pair, *make(pair))  # noqa: E731
+    assert list_unrefused((OSError, EOFError, RemoteProtocolError), call_with, cases) == []
     for thread in (coming, pair.come("bob")):
         thread.join()
     say_and_hear(pair)
@@ -463,15 +470,22 @@ _NO_ADDRESSES = "a:\u0661,,host,:1,host:,host:0,host:65536,host:x,[]:1,[::1]"
 _BARE = "::1:7001,2001:db8::7:7001,[127.0.0.1]:7001,[host]:1,[::1:1,::1"
 
 
-def test_an_address_is_spelt_as_it_is_read_and_what_is_none_is_told() -> None:
-    for text in ("127.0.0.1:1", "bank.example:7001", "[::1]:7001", "[::]:65535"):
-        assert spell_address(parse_address(text)) == text
-        assert "[" not in parse_address(text)[0]
-    bare = "an IPv6 address stands in brackets"
-    for texts, says in ((_NO_ADDRESSES, "an address is host:port"), (_BARE, bare)):
-        for text in texts.split(","):
-            with pytest.raises(LocalProtocolError, match=says):
-                parse_address(text)
+@pytest.mark.parametrize("text", ["127.0.0.1:1", "bank.example:7001", "[::1]:7001", "[::]:65535"])
+def test_an_address_is_spelt_as_it_is_read(text: str) -> None:
+    assert spell_address(parse_address(text)) == text
+    assert "[" not in parse_address(text)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        *((text, "an address is host:port") for text in _NO_ADDRESSES.split(",")),
+        *((text, "an IPv6 address stands in brackets") for text in _BARE.split(",")),
+    ],
+)
+def test_what_is_no_address_is_told(text: str, says: str) -> None:
+    with pytest.raises(LocalProtocolError, match=says):
+        parse_address(text)
 
 
 SECRET = b"the plain text of a greeting, which is not a secret but nobody else's business"
@@ -715,7 +729,7 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 
 
 def hellos() -> list[bytes]:
-    """What somebody may say who would like to get in."""
+    """Return what somebody may say who would like to get in."""
     key = os.urandom(32)
     other = fresh_identity()
     return [

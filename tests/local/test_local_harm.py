@@ -342,22 +342,22 @@ def unreceived_of_every_link(folder: Path) -> int:
 
 def test_the_logs_of_a_run_are_signed_and_agree_on_every_link(whole: Path) -> None:
     assert unreceived_of_every_link(whole) == 0
-    for party in (whole / "parties").iterdir():
-        summary = verify_log(party)
-        assert summary.has_final_signature
-        assert (summary.opened, summary.agreed) == (1, 1)
-        # The active writes its results before it says that the session ends.
-        sent = {
-            (flow.peer, flow.kind): (flow.envelopes, flow.size)
-            for flow in summary.flows
-            if flow.event == "sent" and flow.kind is not Kind.END
-        }
-        flows = json.loads((party / "transcript.json").read_bytes())
-        assert sent == {
-            (flow["receiver"], Kind(flow["kind"])): (flow["messages"], flow["wire_bytes"])
-            for flow in flows
-            if flow["sender"] == party.name
-        }
+    logs = {party: verify_log(party) for party in (whole / "parties").iterdir()}
+    assert {log.has_final_signature for log in logs.values()} == {True}
+    assert {(log.opened, log.agreed) for log in logs.values()} == {(1, 1)}
+    # The active writes its results before it says that the session ends.
+    sent = {
+        (party.name, flow.peer, flow.kind): (flow.envelopes, flow.size)
+        for party, log in logs.items()
+        for flow in log.flows
+        if flow.event == "sent" and flow.kind is not Kind.END
+    }
+    flows = [(p, flow) for p in logs for flow in json.loads((p / "transcript.json").read_bytes())]
+    assert sent == {
+        (party.name, flow["receiver"], Kind(flow["kind"])): (flow["messages"], flow["wire_bytes"])
+        for party, flow in flows
+        if flow["sender"] == party.name
+    }
 
 
 @pytest.mark.slow
@@ -413,7 +413,7 @@ def accounted() -> Config:
 
 @pytest.fixture(scope="module")
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What an uninterrupted run spent."""
+    """Return what an uninterrupted run spent."""
     parties = Parties(accounted(), tmp_path_factory.mktemp("accounted") / "run")
     nobody_failed(parties.play())
     passives = [f"{log}-passive-{n}.jsonl" for log in ("answers", "ledger") for n in (1, 2)]
@@ -537,9 +537,8 @@ def test_all_wait_for_who_was_killed_and_end_with_the_same_models(
     assert model_digests(parties.run.path) == model_digests(whole)
     stopped = [one["restarts"] for other, one in said.items() if other != name]
     assert any(stopped)
-    for reasons in stopped:
-        for reason in reasons:
-            assert any(f"{phase}: " in reason for phase in PHASES), reason
+    reasons = [reason for each in stopped for reason in each]
+    assert [why for why in reasons if not any(f"{phase}: " in why for phase in PHASES)] == []
 
 
 def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
@@ -547,9 +546,9 @@ def test_who_stays_away_is_waited_for_as_long_as_agreed(tmp_path: Path) -> None:
         changed(config_of(), WAIT | {"patience_s": 5.0}), tmp_path / "run", meet_s=5.0
     )
     said = parties.play({"passive-1": Harm(Kind.CONTRIBUTION, 4)})
-    for name in ("active", "aggregator", "passive-2"):
-        assert said[name]["kind"] == "PartyLeftError", said
-        assert len(said[name]["restarts"]) == 1
+    others = [said[name] for name in ("active", "aggregator", "passive-2")]
+    assert [one["kind"] for one in others] == ["PartyLeftError"] * 3, said
+    assert [len(one["restarts"]) for one in others] == [1] * 3
     assert "active has no link to passive-1" in said["active"]["message"]
     assert "it did not come to active in time" in said["active"]["message"]
 

@@ -20,7 +20,7 @@ RARE = 1e-5
 
 
 def fits(sample: NDArray[np.int64], deviation: float) -> bool:
-    """Chi-square of the values, those expected fewer than ten times taken together."""
+    """Test the values by chi-square, those expected fewer than ten times taken together."""
     most = math.ceil(14 * deviation)
     weight = np.exp(-(np.arange(-most, most + 1) ** 2) / (2 * deviation**2))
     expected = weight / weight.sum() * sample.size
@@ -32,7 +32,7 @@ def fits(sample: NDArray[np.int64], deviation: float) -> bool:
 
 
 def scale_fits(sample: NDArray[np.int64], deviation: float) -> bool:
-    """The sum of squares lies where chi-square says (for deviations far above 1)."""
+    """Test whether the sum of squares lies where chi-square says (for deviations far above 1)."""
     low, high = chi2.ppf([RARE, 1 - RARE], df=sample.size)
     return bool(low < float((sample.astype(np.float64) ** 2).sum()) / deviation**2 < high)
 
@@ -56,7 +56,7 @@ def test_large_deviations_have_the_right_scale_and_no_other(deviation: int) -> N
 
 
 def test_low_bits_are_uniform() -> None:
-    """What floating-point noise gives away: with wide noise every residue is as likely."""
+    """Floating-point noise gives them away: with wide noise every residue is as likely."""
     sample = discrete_gaussian(KEY, b"bits", deviation=10**6, shape=(64_000,))
     assert chisquare(np.bincount(sample % 64, minlength=64)).pvalue > RARE
 
@@ -110,7 +110,7 @@ def test_noise_differs_under_another_key_or_context(key: bytes, context: tuple[b
 
 @pytest.mark.parametrize("deviation", [1, 2, 5, 50])
 def test_the_tail_bound_is_one(deviation: int) -> None:
-    """What lies beyond has less than the stated probability, computed exactly at small scales."""
+    """Values beyond have less than the stated probability, computed exactly at small scales."""
     most = largest_noise(deviation)
     x = np.arange(0, 60 * deviation)
     weight = np.exp(-(x.astype(np.float64) ** 2) / (2 * deviation**2))

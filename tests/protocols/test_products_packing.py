@@ -186,7 +186,7 @@ class CuriousActive:
         return self._centred(numbers).astype(np.float64)
 
     def noise(self, rows: Floats) -> Integers:
-        """Of the coefficients that are sent, for integers `rows` of one passive: (C, U, K)."""
+        """Return the noise of what is sent for integers `rows` of one passive: (C, U, K)."""
         role = self.played.contributors["passive_1"]
         labels = vars(role)["_labels"]
         c0, c1 = role._compute_ciphertexts(rows.astype(np.int64), labels)
@@ -249,7 +249,7 @@ def correlation_of(noise: Integers, expected: Floats) -> float:
 
 
 def guesses(curious: CuriousActive, trials: int) -> tuple[int, float]:
-    """How often it guesses which of two was multiplied, and its mean score of the true one."""
+    """Return how often it guesses which of two was multiplied, and the true one's mean score."""
     options = candidates(curious.played.sum.fixed_point.levels)
     templates = [curious.expected(option) for option in options]
     difference = templates[0] - templates[1]

@@ -358,7 +358,7 @@ COMBINATIONS = [
 
 
 def opened(aligner: Aligner) -> dict[str, object]:
-    """All that a party's result gives."""
+    """Return all that a party's result gives."""
     found: dict[str, object] = {}
     for what in ("rows", "size", "membership"):
         try:

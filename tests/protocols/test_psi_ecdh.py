@@ -45,7 +45,7 @@ class Played:
         (self.tags,) = (out.body for out in self.member.receive("hub", self.to_member))
 
     def told(self, *bodies: bytes) -> list[bytes]:
-        """What the hub answers to these messages of the member."""
+        """Return what the hub answers to these messages of the member."""
         return [out.body for body in bodies for out in self.hub.receive("p", body)]
 
 
@@ -132,7 +132,7 @@ def test_the_digests_that_give_points_of_low_order() -> None:
 
 
 def reached(u: int) -> bool:
-    """Whether Elligator 2 gives u: -2 u (u + A) is a square other than 0."""
+    """Return whether Elligator 2 gives u: -2 u (u + A) is a square other than 0."""
     return pow(-2 * u * (u + 486662), (PRIME - 1) // 2, PRIME) == 1
 
 

@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 
 def trees() -> Iterator[tuple[Any, Any]]:
-    """Values of a contributor, and three times that."""
+    """Yield values of a contributor, and three times that."""
     halves = np.full((2, 3, 2), 0.5)
     ones = np.ones((2, 3), np.int16)
     yield halves, halves * 3

@@ -30,14 +30,14 @@ def played() -> Parties:
 
 
 def seals(played: Parties, name: str) -> StepSeals:
-    """What one party seals and opens with."""
+    """Return what one party seals and opens with."""
     role = played.receiver if name == "active" else played.contributors[name]
     found: StepSeals = vars(role)["_seals"]
     return found
 
 
 def sealing_again(played: Parties, liar: str) -> StepSeals:
-    """What it seals with, as one that lies has it: the nonce is its own loss."""
+    """Return what it seals with, as one that lies has it: the nonce is its own loss."""
     found = seals(played, liar)
     vars(found)["_last"] = dict.fromkeys((*played.names, "active"), -1)
     return found
@@ -55,7 +55,7 @@ def _sealed(frame: bytes) -> tuple[bytes, ...]:
 def shares_of_the_sum(
     played: Parties, values: list[Any], bound: StepBinding
 ) -> list[NDArray[np.uint64]]:
-    """What the active opens, one share of each passive."""
+    """Return what the active opens, one share of each passive."""
     active = seals(played, "active")
     return [
         np.frombuffer(active.open(name, bound, SHAPE, _sealed(body)[0]), "<u8")

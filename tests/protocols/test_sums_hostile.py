@@ -176,7 +176,7 @@ def described(request: pytest.FixtureRequest) -> HomomorphicSum:
 
 
 def taken(described: HomomorphicSum, key: bytes | Residues) -> Encrypter:
-    """A passive to which the active sent this key."""
+    """Return a passive to which the active sent this key."""
     key = key if isinstance(key, bytes) else key.astype("<u8").tobytes()
     passive = Encrypter(described, "passive_1")
     passive.receive("active", setup_with(described, key))
@@ -184,7 +184,7 @@ def taken(described: HomomorphicSum, key: bytes | Residues) -> Encrypter:
 
 
 def filled(rows: slice, columns: slice = slice(None), like: Any = 0) -> Any:
-    """A change of a key: these residues are one number, or others of the key."""
+    """Make a change of a key: these residues are one number, or others of the key."""
 
     def change(residues: Residues) -> Residues:
         residues[rows, columns] = like(residues) if callable(like) else like
@@ -198,7 +198,7 @@ HALVES = {4: (slice(2), slice(2, None)), 2: (slice(1), slice(1, None))}
 
 
 def degenerate(rows: int, columns: int) -> dict[str, Callable[[Residues], Residues]]:
-    """All-zero keys and the like, for so many rows of residues."""
+    """Return changes to all-zero keys and the like, for so many rows of residues."""
     b, a = HALVES[rows]
     return {
         "zeroed": filled(ALL),
@@ -262,7 +262,7 @@ def powers_of_x(degree: int, modulus: int) -> tuple[int, ...]:
 
 
 def transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
-    """The polynomial with these coefficients by power of X, as SEAL keeps it."""
+    """Return the polynomial with these coefficients by power of X, as SEAL keeps it."""
     values = [
         sum(factor * pow(x, power, modulus) for power, factor in terms.items()) % modulus
         for x in powers_of_x(degree, modulus)
@@ -272,7 +272,7 @@ def transformed(terms: dict[int, int], degree: int, modulus: int) -> Residues:
 
 @cache
 def small(degree: int, modulus: int, *, bits: int, seed: int) -> Residues:
-    """A polynomial with coefficients of a few bits, of either sign: by the transform's inverse.
+    """Return a polynomial of coefficients of few bits, either sign: by the transform's inverse.
 
     The inverse of the inverse: it is linear, so a basis of powers would do; this is quicker.
     """

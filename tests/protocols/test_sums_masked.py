@@ -20,7 +20,7 @@ MASKED = ["plain + pairwise masks", "plain + recoverable masks", "bfv + pairwise
 
 
 def numbers(played: Parties, frame: bytes) -> NDArray[np.uint64]:
-    """What lies under the masks, to whoever holds the active's key."""
+    """Return what lies under the masks, to whoever holds the active's key."""
     blobs = Frame.parse(frame, sender="peer").blobs
     if isinstance(played.sum, MaskedBfvSum):
         context = vars(played.receiver)["_context"]

@@ -42,35 +42,35 @@ class Session(Parties):
         self.present = list(self.names)
 
     def next(self) -> StepBinding:
-        """The next step, with a question of its own."""
+        """Return the next step, with a question of its own."""
         step = super().next().step
         return binding(step, message=step)
 
     def asked(
         self, values: Mapping[str, NDArray[Any]], bound: StepBinding
     ) -> tuple[dict[str, bytes], Mapping[str, bytes]]:
-        """Contributions of those who have values, and what they are asked."""
+        """Return contributions of those who have values, and what they are asked."""
         frames = self.frames(bound, values)
         return frames, self.combiner.ask(frames, bound.digest)
 
     def frames(
         self, bound: StepBinding, values: Mapping[str, NDArray[Any]] | None = None
     ) -> dict[str, bytes]:
-        """Contributions of these passives, or of all."""
+        """Return contributions of these passives, or of all."""
         values = self.values(self.names) if values is None else values
         return {me: self.contributors[me].contribute(values[me], bound) for me in values}
 
     def answers(
         self, requests: Mapping[str, bytes], names: Collection[str] | None = None
     ) -> dict[str, bytes]:
-        """Answers of those who were asked, or of some of them."""
+        """Return answers of those who were asked, or of some of them."""
         asked = requests if names is None else names
         return {me: self.contributors[me].answer(requests[me]) for me in asked}
 
     def step(
         self, values: Mapping[str, NDArray[Any]], *, never_answer: Collection[str] = ()
     ) -> NDArray[Any]:
-        """The sum of what these passives contribute; the others fell silent before."""
+        """Return the sum of what these passives contribute; the others fell silent before."""
         bound = self.next()
         _, requests = self.asked(values, bound)
         answers = self.answers(requests, [me for me in requests if me not in never_answer])
@@ -303,7 +303,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 def taken(session: Session, what: str, sent: Mapping[str, bytes]) -> object:
-    """What whoever gets these frames makes of them."""
+    """Return what whoever gets these frames makes of them."""
     if what == "request":
         return session.contributors["passive_2"].answer(sent["passive_2"])
     return session.combiner.ask(sent) if what == "contribution" else session.combiner.combine(sent)
