@@ -19,7 +19,7 @@ from secure_apfed.data.lazy_rows import LazyRows
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, DataError, ModelError, PromiseError
 from secure_apfed.own_code import CodeSettings, OwnCode, import_code, refuse_code, split_code
-from secure_apfed.runs.run import run_in_memory
+from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.training import _make_data, train
 from tests.secure_apfed.small_runs import small_config
 
@@ -334,6 +334,26 @@ def test_a_stored_model_takes_its_code_from_the_caller(beside: Path) -> None:
     encode, score = (import_code(f"my_own_nets:{name}", key="") for name in ("encode", "score"))
     loaded = load_model(beside / "run", encoder=encode, head=score)
     assert loaded.classes == ("malignant", "benign")
+
+
+@pytest.mark.slow
+def test_parties_in_processes_of_their_own_train_the_same_code(beside: Path) -> None:
+    loss = {"objective": "my_own_nets:agree", "model": {"network": "auto", "projection": 4}}
+    config = small_config(
+        "apfed",
+        model={"network": "my_own_nets:encode", "projection": 4},
+        passives={"default": loss},
+        train={"epochs": 1, "batch_size": 64, "device": "cpu"},
+    )
+    for transport in ("memory", "local"):
+        run(config, beside / transport, transport=transport)
+    weights = [
+        (beside / transport / "model.safetensors").read_bytes() for transport in ("memory", "local")
+    ]
+    assert weights[0] == weights[1]
+    party = (beside / "local" / "parties" / "active" / "party.yaml").read_text()
+    assert "my_own_nets:encode" in party
+    assert "my_own_nets" not in (beside / "local" / "shared.yaml").read_text()
 
 
 def test_nobody_names_code_for_another(beside: Path) -> None:
