@@ -199,9 +199,9 @@ def test_rounds_of_few_columns_add_up_beneath_the_pseudo_labels_sent(make_record
     recording = ask(empty, "mmvfl", z=sent, opened=opened)
     results = attacked(recording, "sum_regression", shadow_rows=40, iterations=20)
     reached = [{name: one["r2"] for name, one in result.variants.items()} for result in results]
-    assert min(one["ridge on all epochs"] for one in reached) > 0.95
-    assert max(one["ridge on rest of the sums"] for one in reached) < 0.9
-    assert max(one["ridge on sums"] for one in reached) < 0.5
+    assert [one for one in reached if not one["ridge on all epochs"] > 0.95] == []
+    assert [one for one in reached if not one["ridge on rest of the sums"] < 0.9] == []
+    assert [one for one in reached if not one["ridge on sums"] < 0.5] == []
 
 
 def test_own_labels_are_no_news(make_recording: Any) -> None:
