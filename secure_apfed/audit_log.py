@@ -6,20 +6,20 @@ digests of sealed bytes, and nothing that was in them. A line is with the operat
 its envelope is sent, so a killed process loses none; a machine that loses power may lose those
 since the last checkpoint. Where a line cannot be written, nothing is sent.
 
-Existence and running number of every file in which the party counts stand in it a second time, and
-before the envelope for which they counted (`secure_apfed.counters`).
+The log also records existence and running number of every file in which the party counts, before
+the envelope that they counted (`secure_apfed.counters`).
 
 A line is one JSON object. Its first field, `chain`, is the SHA-256 of the chain of the line before
-it and of the bytes that follow in the line; so whoever alters, adds, removes or swaps lines has to
-write all that follow anew, and then the last chain is another one. Bounds are checked before
-anything is parsed: a log that is read may be anybody's.
+it and of the bytes that follow in the line. So whoever alters, adds, removes or swaps lines has to
+rewrite all that follow, which changes the last chain. Bounds are checked before anything is parsed:
+a log may come from anybody.
 
 What a log shows: that the lines are as they were when it was last signed by the holder of the
 identity that it names. What it cannot show: that the party wrote down what it sent. What one party
 sent, the other must have received, byte for byte and in order. A session may have ended before the
-last frames arrived, so at the end of each session the receiver may lack some; anything else is
-told: a frame that came altered or that nobody sent, one that is missing in the middle, or lines
-that a log lost. Logs are read line by line, so one of any length takes the same memory.
+last frames arrived, so at the end of each session the receiver may lack some. Anything else is
+reported: a frame that arrived altered or that nobody sent, one that is missing in the middle, or
+lines that a log lost. Logs are read line by line, so memory does not depend on their length.
 """
 
 import hashlib
@@ -75,12 +75,12 @@ class _Written(BaseModel):
 
 
 class Opened(_Written):
-    """The log was begun or gone on with: one of these a process.
+    """The log was begun or continued; one line a process.
 
     Attributes:
-        party: whose log it is; identity: its Ed25519 public key, hex.
+        party: the log's owner; identity: its Ed25519 public key, hex.
         peers: the others' public keys as this party knows them, by name.
-        cut: bytes of a line that a killed process left torn, and that were cut off.
+        cut: bytes of an incomplete line of a killed process, which were cut off.
     """
 
     event: Literal["opened"] = "opened"
@@ -95,7 +95,7 @@ class Agreed(_Written):
     """All parties have signed the contract of a session, whose SHA-256 stands here in hex.
 
     Attributes:
-        resumes: the step from which it goes on; absent: from the start.
+        resumes: the step from which it resumes; absent: from the start.
     """
 
     event: Literal["agreed"] = "agreed"
@@ -111,10 +111,10 @@ class Frame(_Written):
         peer: the other end; kind, step, sequence: as its header says.
         size: bytes of header and sealed payload, as both ends have them.
         digest: their SHA-256, hex.
-        epsilon: of all that was let out so far, where the ledger was charged for what this
-            envelope holds; "inf": without bound.
-        figure: what that epsilon is called, of `secure_apfed.promises.FIGURES`; absent beside
-            one: epsilon_x.
+        epsilon: of all releases so far, if the ledger was charged for the content of this
+            envelope; "inf": without bound.
+        figure: the name of that epsilon, of `secure_apfed.promises.FIGURES`; if absent with an
+            epsilon: epsilon_x.
     """
 
     event: Literal["sent", "received"]
@@ -154,11 +154,11 @@ class Counted(_Written):
 
 
 class Restarted(_Written):
-    """The operator let a counter go on, by name, although its file was not as the log noted it.
+    """The operator let a counter continue, by name, although its file was not as the log noted it.
 
     Attributes:
         counter: name of its file; why: what was wrong.
-        noted: what it had counted by the log; number: from where it goes on.
+        noted: its count by the log; number: the count from which it continues.
     """
 
     event: Literal["restarted"] = "restarted"
@@ -197,7 +197,7 @@ _EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="ev
 
 
 def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
-    """Read what stands behind the chain in a line."""
+    """Parse the part of a line behind its chain."""
     try:
         return _EVENTS.validate_json(b"{" + body)
     except ValidationError as error:
@@ -213,7 +213,7 @@ def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
 
 
 def _require_format(body: bytes, *, path: Path, number: int) -> None:
-    """Refuse a log of another format by its name; any other misfit is said by who calls."""
+    """Refuse a log of another format by its name; the caller reports any other misfit."""
     try:
         line = json.loads(b"{" + body)
     except (ValueError, RecursionError):
@@ -234,18 +234,18 @@ class _Chain:
         self.newline = True
 
     def encode_line(self, written: Line) -> bytes:
-        """Return the bytes of the next line; `wrote` confirms that the file holds it."""
+        """Return the bytes of the next line; `confirm_line` notes that the file holds it."""
         body = written.model_dump_json(exclude_none=True).encode()[1:]
         return _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN + body + b"\n"
 
     def confirm_line(self, line: bytes) -> None:
-        """Go on from a line that the file holds now."""
+        """Continue from a line that the file holds now."""
         self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
         self.size += len(line)
         self.lines += 1
 
     def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
-        """Go through a log; yields what stands behind the chain in each line."""
+        """Read a log; yield the part of each line behind its chain."""
         while line := file.readline(_MOST_LINE + 1):
             if len(line) > _MOST_LINE:
                 raise self._make_error(f"is longer than {_MOST_LINE} bytes")
@@ -302,8 +302,8 @@ class AuditLog:
     """A `LinkObserver` that writes an audit log.
 
     Args:
-        counters: what this party counts in files of its own; a frame is logged and sent only once
-            the log holds how far they counted.
+        counters: the counters that this party keeps in files; a frame is logged and sent only when
+            the log holds their state.
     """
 
     def __init__(
@@ -330,9 +330,11 @@ class AuditLog:
         self._file = open_regular(path, create=True)
         try:
             cut = self._verify_file()
-            own = identity.public.hex()
-            known = {name: key.hex() for name, key in peers.items()}
-            self._write_line(Opened(at=clock(), party=party, identity=own, peers=known, cut=cut))
+            public = identity.public.hex()
+            peer_keys = {name: key.hex() for name, key in peers.items()}
+            self._write_line(
+                Opened(at=clock(), party=party, identity=public, peers=peer_keys, cut=cut)
+            )
             self._note_counters(saved=True)
             self._sync_witness()
         except BaseException:
@@ -347,10 +349,10 @@ class AuditLog:
                 if chain.lines > 1:
                     continue
                 first = _parse_line(body, path=self.path, number=1)
-                whose = first.party if isinstance(first, Opened) else "nobody"
-                if not isinstance(first, Opened) or whose != self._party:
+                owner = first.party if isinstance(first, Opened) else "nobody"
+                if not isinstance(first, Opened) or owner != self._party:
                     raise CheckpointError(
-                        f"{self.path} is the audit log of {whose}, this party is {self._party}; "
+                        f"{self.path} is the audit log of {owner}, this party is {self._party}; "
                         "put it back where it belongs, or choose another folder"
                     )
         if chain.torn:
@@ -400,7 +402,7 @@ class AuditLog:
         )
 
     def note_restart(self, restart: Restarted) -> None:
-        """Note that the operator let a counter go on by name."""
+        """Note that the operator let a counter continue by name."""
         self._write_line(restart)
 
     def note_end(self, end: Ended) -> None:
@@ -410,8 +412,8 @@ class AuditLog:
     def sync(self) -> None:
         """Return once all lines are on the disk."""
         self._note_counters(saved=True)
-        found = os.fstat(self._file)
-        if not found.st_nlink or found.st_size != self._chain.size:
+        status = os.fstat(self._file)
+        if not status.st_nlink or status.st_size != self._chain.size:
             raise CheckpointError(
                 f"{self.path} was removed, or is written to by another process; restore it from "
                 "a copy, and give each run a folder of its own"
@@ -419,7 +421,7 @@ class AuditLog:
         self._sync_witness()
 
     def close(self) -> None:
-        """Sign all lines so far, and let go of the file."""
+        """Sign all lines so far, and close the file."""
         try:
             try:
                 self._note_counters(saved=False)
@@ -439,7 +441,7 @@ class AuditLog:
             )
 
     def _sync_witness(self) -> None:
-        """Bring all lines to the disk, then let the counters' own file say how many there are."""
+        """Write all lines to the disk, then their number to the counters' own file."""
         os.fsync(self._file)
         if self._counters:
             self._counters.write_witness(self._chain.lines, self._chain.head.hex())
@@ -491,17 +493,18 @@ class Summary:
 
     Attributes:
         path: of the log; head: the chain of its last line, hex.
-        party, identity: whose log it is, by its last opening; peers: whom that party knows, by
+        party, identity: the log's owner, by its last opening; peers: the parties that it knows, by
             name, with their identities.
-        lines: whole ones; opened: how often a process opened it; agreed: sessions that began.
+        lines: number of complete lines; opened: how often a process opened it; agreed: sessions
+            that began.
         first_at, last_at: seconds since 1970, by the party's clock.
-        cut: bytes of torn lines that were cut off; torn: bytes of one at the end now.
-        unsigned: lines after the last signature; of a log that was closed, 0.
-        figure, epsilon: how the last figure of what it let out is called, and that; None where no
-            ledger counts what it sent, which promises nothing.
+        cut: bytes of incomplete lines that were cut off; torn: bytes of one at the end now.
+        unsigned: lines after the last signature; 0 of a log that was closed.
+        figure, epsilon: name and value of the last epsilon of what it sent; None if no ledger
+            counts what it sent, which promises nothing.
         counters: the last note of each counter that was not restarted since, by the name of its
-            file; restarts: which counters the operator let go on by name, in order.
-        ended: what was deleted and kept when the party ended the project; None: it did not.
+            file; restarts: the counters that the operator let continue by name, in order.
+        ended: what was deleted and kept when the party ended the project; None: not ended.
     """
 
     path: Path
@@ -547,7 +550,7 @@ class Summary:
             "ended": self.ended and self.ended.model_dump(mode="json"),
         }
 
-    def count_line(self, number: int, line: Line, *, before: bytes) -> None:
+    def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
         """Count a line; `before` is the chain before it."""
         self.lines = number
         self.last_at = line.at
@@ -555,7 +558,7 @@ class Summary:
         if isinstance(line, Opened):
             self._note_opening(number, line)
         elif isinstance(line, Signed):
-            self._check_signature(number, line, before)
+            self._check_signature(number, line, chain_before)
             self.unsigned = 0
         elif isinstance(line, Frame | Refused):
             self._count_frame(number, line)
@@ -599,12 +602,12 @@ class Summary:
         flow.envelopes += 1
         flow.size += line.size
 
-    def _check_signature(self, number: int, line: Signed, before: bytes) -> None:
+    def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
         signature = bytes.fromhex(line.signature)
         public = bytes.fromhex(self.identity)
         try:
             verify_signature(
-                public, signature, _PURPOSE, self.party.encode(), before, signer=self.party
+                public, signature, _PURPOSE, self.party.encode(), chain_before, signer=self.party
             )
         except RemoteProtocolError as error:
             raise self._make_error(
@@ -619,11 +622,11 @@ class Summary:
 
 
 def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
-    """Go through a log line by line, with its number from 1; `summary` counts them."""
+    """Yield a log line by line, with its number from 1; `summary` counts them."""
     summary = Summary(path=path) if summary is None else summary
     chain = _Chain(path)
     with open_plain(path) as file:
-        before = b""
+        chain_before = b""
         for body in chain.iter_bodies(file):
             line = _parse_line(body, path=path, number=chain.lines)
             if chain.lines == 1 and not isinstance(line, Opened):
@@ -631,9 +634,9 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
                     f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
                     "beginning was removed"
                 )
-            summary.count_line(chain.lines, line, before=before)
-            before = chain.head
-            summary.head = before.hex()
+            summary.count_line(chain.lines, line, chain_before=chain_before)
+            chain_before = chain.head
+            summary.head = chain_before.hex()
             yield chain.lines, line
     if not chain.lines:
         raise CheckpointError(f"{path}: is empty, or ends before its first line does; no audit log")
@@ -641,7 +644,7 @@ def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int,
 
 
 def iter_lines(path: Path) -> Iterator[Line]:
-    """Yield what each line of a log says, in order.
+    """Yield the parsed lines of a log, in order.
 
     Raises:
         CheckpointError: missing, no log, or altered from some line on.
@@ -653,7 +656,7 @@ def iter_lines(path: Path) -> Iterator[Line]:
 def summarise_log(
     path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
 ) -> Summary:
-    """Return what a log says; `visit` is given the number of each line and the chain there, hex.
+    """Return the summary of a log; call `visit` with each line's number and the chain there, hex.
 
     Raises CheckpointError: missing, no log, or altered from some line on.
     """
@@ -664,12 +667,12 @@ def summarise_log(
 
 
 def verify_log(path: Path, *, identity: str | None = None) -> Summary:
-    """Verify a whole log; return what it says.
+    """Verify a whole log; return its summary.
 
     Args:
         path: of the log, or of the party's folder.
         identity: the party's public key as its reader knows it, hex, which must have signed the
-            end of the log; None: whom the log names, and it may end unsigned.
+            end of the log; None: the key that the log names, and the log may end unsigned.
 
     Raises:
         CheckpointError: missing, no log, altered from some line on, or not signed as asked.
@@ -694,9 +697,7 @@ def verify_log(path: Path, *, identity: str | None = None) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Parting:
-    """The place where the logs of a direction disagree; a line is null where its log has none
-    there.
-    """
+    """The place where the logs of a direction disagree; a line is null if its log ends there."""
 
     sent_line: int | None
     sent: str
@@ -708,8 +709,8 @@ class Parting:
 class Direction:
     """The comparison of one direction of a link.
 
-    It holds the envelopes that both ends have, those of the ends of sessions that the receiver
-    never had, and where the logs disagree, if they do; then both counts are of what lies before.
+    It counts the envelopes that both ends have, and those at the ends of sessions that the receiver
+    never had. `parting` is where the logs disagree, if they do; then the counts end there.
     """
 
     sender: str
@@ -723,7 +724,7 @@ class Direction:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The comparison of both directions of a link, and what each log says by itself."""
+    """The comparison of both directions of a link, and the summary of each log."""
 
     logs: tuple[Summary, Summary]
     directions: tuple[Direction, Direction]
@@ -740,68 +741,67 @@ class Comparison:
         }
 
 
-def compare_logs(one: Path, other: Path) -> Comparison:
-    """Verify two parties' logs, or those in their folders, and compare what they say of a link."""
-    logs = verify_log(one), verify_log(other)
-    first, second = logs
+def compare_logs(first_path: Path, second_path: Path) -> Comparison:
+    """Verify two parties' logs, or those in their folders, and compare their link."""
+    first = verify_log(first_path)
+    second = verify_log(second_path)
     _require_peers(first, second)
     _require_peers(second, first)
-    return Comparison(
-        logs=logs, directions=(_compare_direction(first, second), _compare_direction(second, first))
-    )
+    directions = (_compare_direction(first, second), _compare_direction(second, first))
+    return Comparison(logs=(first, second), directions=directions)
 
 
-def _require_peers(one: Summary, other: Summary) -> None:
+def _require_peers(log: Summary, other: Summary) -> None:
     """Refuse logs whose parties do not know each other by these identities."""
-    known = one.peers.get(other.party)
-    if known is None:
+    known_identity = log.peers.get(other.party)
+    if known_identity is None:
         raise CheckpointError(
-            f"{one.path} is the log of {one.party}, who has no link to {other.party}, whose log is "
+            f"{log.path} is the log of {log.party}, who has no link to {other.party}, whose log is "
             f"{other.path}; compare the logs of two parties of one run"
         )
-    if known != other.identity:
+    if known_identity != other.identity:
         raise CheckpointError(
-            f"{one.path}: {one.party} knows {other.party} by the identity {known[:16]}..., and "
-            f"{other.path} is signed by {other.identity[:16]}...: it is of another run, or "
-            "somebody wrote it anew with another key"
+            f"{log.path}: {log.party} knows {other.party} by the identity "
+            f"{known_identity[:16]}..., and {other.path} is signed by {other.identity[:16]}...: it "
+            "is of another run, or somebody wrote it anew with another key"
         )
 
 
 def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
-    sent = _iter_frames(sender.path, receiver.party, ("sent",))
+    sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
     equal = equal_size = unreceived = unreceived_size = 0
     parting = None
-    at = next(sent, None)
-    for _, number, got in _iter_frames(receiver.path, sender.party, ("received", "refused")):
-        expected = at
+    next_sent = next(sent_frames, None)
+    for _, number, received in _iter_frames(receiver.path, sender.party, ("received", "refused")):
+        expected = next_sent
         skipped = 0
         skipped_size = 0
-        while at is not None and at[2].digest != got.digest:
+        while next_sent is not None and next_sent[2].digest != received.digest:
             # Then the rest of that session never arrived.
-            opening = at[0]
-            while at is not None and at[0] == opening:
+            opening = next_sent[0]
+            while next_sent is not None and next_sent[0] == opening:
                 skipped = skipped + 1
-                skipped_size = skipped_size + at[2].size
-                at = next(sent, None)
-        if at is None:
+                skipped_size = skipped_size + next_sent[2].size
+                next_sent = next(sent_frames, None)
+        if next_sent is None:
             lost = "; a machine that loses power may lose lines"
             lost = lost if sender.unsigned or sender.torn else ""
             parting = Parting(
                 sent_line=expected[1] if expected else None,
                 sent=_describe_frame(expected[2]) if expected else f"nothing more{lost}",
                 received_line=number,
-                received=_describe_frame(got),
+                received=_describe_frame(received),
             )
             break
         equal = equal + 1
-        equal_size = equal_size + got.size
+        equal_size = equal_size + received.size
         unreceived = unreceived + skipped
         unreceived_size = unreceived_size + skipped_size
-        at = next(sent, None)
-    while parting is None and at is not None:
+        next_sent = next(sent_frames, None)
+    while parting is None and next_sent is not None:
         unreceived = unreceived + 1
-        unreceived_size = unreceived_size + at[2].size
-        at = next(sent, None)
+        unreceived_size = unreceived_size + next_sent[2].size
+        next_sent = next(sent_frames, None)
     return Direction(
         sender=sender.party,
         receiver=receiver.party,
@@ -815,11 +815,11 @@ def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
 
 def _describe_frame(line: Frame | Refused) -> str:
     if isinstance(line, Refused):
-        what = "a frame that was refused"
+        description = "a frame that was refused"
     else:
         step = "" if line.step < 0 else f" of step {line.step}"
-        what = f"{line.kind}{step}, number {line.sequence}"
-    return f"{what}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
+        description = f"{line.kind}{step}, number {line.sequence}"
+    return f"{description}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
 
 
 def _iter_frames(

@@ -228,20 +228,20 @@ def _run_seeds(
     from apfed_experiments.verdict import describe_seeds
 
     with progress.show_count(f"{config.name}: seeds", quiet=as_json) as on_done:
-        found = run_seeds(
+        summary = run_seeds(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
     page = None
-    if all(finished.report_if_possible(path) is not None for path in found.folders.values()):
+    if all(finished.report_if_possible(path) is not None for path in summary.folders.values()):
         from apfed_experiments.report.page import write_seeds_page
 
-        page = write_seeds_page(found, folder)
+        page = write_seeds_page(summary, folder)
     if as_json:
-        terminal.print_json(found.as_json())
+        terminal.print_json(summary.as_json())
         return
-    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), found.list_rows())
-    terminal.show_rows("\nVerdict", ("", ""), describe_seeds(found))
-    terminal.show_note(found.note)
+    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), summary.list_rows())
+    terminal.show_rows("\nVerdict", ("", ""), describe_seeds(summary))
+    terminal.show_note(summary.note)
     typer.echo(folder if page is None else page)
 
 
@@ -281,10 +281,10 @@ def _run_training(
             return run(config, folder, **how)
     except KeyboardInterrupt:
         # The folder's config is complete, whatever --set changed in the file.
-        again = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
+        arguments = ["run", str(folder / "config.yaml"), "--output", str(folder), "--resume"]
         if how["transport"] != "memory":
-            again += ["--transport", how["transport"]]
-        command = shlex.join(["secure-apfed", *again])
+            arguments += ["--transport", how["transport"]]
+        command = shlex.join(["secure-apfed", *arguments])
         raise _InterruptedRun(f"Interrupted. Continue with: {command}") from None
 
 
@@ -329,8 +329,8 @@ def show_presets(
     from secure_apfed.settings.data import DataSettings
 
     if name is not None:
-        given = DataSettings.model_validate(find_preset(name))
-        settings = given.model_dump(mode="json", exclude_unset=True)
+        preset_settings = DataSettings.model_validate(find_preset(name))
+        settings = preset_settings.model_dump(mode="json", exclude_unset=True)
         if as_json:
             terminal.print_json({"name": name, "data": settings})
         else:
@@ -376,7 +376,9 @@ def doctor(as_json: AsJson = False) -> None:
             {"healthy": is_healthy(findings), "findings": list(map(asdict, findings))}
         )
     else:
-        rows = [(each.state, each.name, each.value, each.remedy) for each in findings]
+        rows = [
+            (finding.state, finding.name, finding.value, finding.remedy) for finding in findings
+        ]
         terminal.show_rows("This machine", ("", "what", "found", "to get it"), rows)
     if not is_healthy(findings):
         raise typer.Exit(1)

@@ -1,10 +1,10 @@
-"""Which parties of a run one organisation must not hold together, by what they would read then.
+"""Which parties of a run one organisation must not run together, since they could collude.
 
 Run by: whoever proposes or joins a run. Protects: parties whose contributions a secure sum, masks
-or a dealer hide only as long as two others do not put together what each of them has. The rows are
-those of the table of coalitions in `who_learns.md`, and the same facts where one role's own row
-says them; a test holds both together. `reads` is what of one party alone the coalition reads, and
-empty where it reads nothing of the kind; `alters` is what it could change without being noticed.
+or a dealer hide only as long as two others do not collude. The rows are those of the table of
+coalitions in `who_learns.md`, and the same facts from the rows of single roles; a test compares
+both. `reads` is what the coalition reads of a single party, and empty if it reads nothing of the
+kind; `alters` is what it could change without being noticed.
 
 Letters: M passives, t threshold of recoverable masks.
 """
@@ -29,14 +29,14 @@ _THE_REMAINING = "what the remaining passive contributes: the sum minus the own 
 
 @dataclass(frozen=True, kw_only=True)
 class Coalition:
-    """Some roles that put together what each of them has.
+    """Some roles that collude.
 
     Attributes:
         who: the roles, in the words of the table of coalitions.
         when: facts of a run: `;` is and, ` or ` is or.
-        reads: what of one party alone they read; empty: nothing.
+        reads: what they read of a single party; empty: nothing.
         alters: what they could alter; empty: nothing.
-        needs_threshold_below_all: they do so where t is below M alone.
+        needs_threshold_below_all: this holds only if t is below M.
     """
 
     who: str
@@ -131,7 +131,7 @@ COALITIONS = (
         alters=_ALTERS,
     ),
 )
-"""All coalitions that the pages speak of, whether they read more than each of them or not."""
+"""All coalitions of the pages, whether they read more than their members do alone or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,26 +151,26 @@ class Conflict:
 def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
     """Return the facts of a run with so many passives, in the words of the column `when`."""
     counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
-    found = {word for word, holds in counts.items() if holds}
+    facts = {word for word, holds in counts.items() if holds}
     if "contributions are summed" in config.method.happens:
-        found.add(f"sum {sum_kind(config.secure_sum).name}")
+        facts.add(f"sum {sum_kind(config.secure_sum).name}")
     if config.method.aligns and needs_dealer(config.alignment):
-        found.add("a dealer aligns")
-    return frozenset(found | config.method.happens)
+        facts.add("a dealer aligns")
+    return frozenset(facts | config.method.happens)
 
 
 def find_conflicts(
     config: RunSettings, roles: Mapping[str, PartyRole], together: Collection[str]
 ) -> Iterator[Conflict]:
-    """Yield what an organisation gets that holds all these parties of a run.
+    """Yield what an organisation gets that runs all these parties of a run.
 
     `roles` are those of all parties of the run. Reading comes before altering; each coalition that
-    is covered is yielded once, with the parties of `together` that make it up.
+    the organisation covers is yielded once, with its members among `together`.
     """
     passives = sum(role == "passive" for role in roles.values())
     facts = facts_of(config, passives)
-    found = [row for row in COALITIONS if (row.reads or row.alters) and row.applies_to(facts)]
-    for row in sorted(found, key=lambda row: not row.reads):
+    rows = [row for row in COALITIONS if (row.reads or row.alters) and row.applies_to(facts)]
+    for row in sorted(rows, key=lambda row: not row.reads):
         if row.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
             continue
         parties = _list_members(
@@ -191,7 +191,7 @@ def _count_needed_passives(config: RunSettings, row: Coalition, passives: int) -
 
 
 def _find_threshold(config: RunSettings, passives: int) -> int:
-    """Return t, without whom recoverable masks open no sum."""
+    """Return t, the number of passives that recoverable masks need to decode a sum."""
     if config.secure_sum.threshold is not None:
         return config.secure_sum.threshold
     return 2 * passives // 3 + 1 if may_lack(config) else passives
@@ -200,17 +200,17 @@ def _find_threshold(config: RunSettings, passives: int) -> int:
 def _list_members(
     who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
 ) -> tuple[str, ...]:
-    """Return the parties of `together` that are this coalition; none where it is not covered."""
-    held: dict[str, list[str]] = {
+    """Return the parties of `together` that form this coalition; none if members are missing."""
+    members: dict[str, list[str]] = {
         role: [] for role in ("active", "passive", "aggregator", "dealer")
     }
     for name in roles:
         if name in together:
-            held[roles[name]].append(name)
-    active = held["active"]
-    passives = held["passive"]
-    aggregator = held["aggregator"]
-    dealer = held["dealer"]
+            members[roles[name]].append(name)
+    active = members["active"]
+    passives = members["passive"]
+    aggregator = members["aggregator"]
+    dealer = members["dealer"]
     enough = passives if len(passives) >= least else []
     needed: dict[str, tuple[list[str], ...]] = {
         "active and aggregator": (active, aggregator),

@@ -224,10 +224,10 @@ class Contract(Settings):
     def circle_of(self, step: int) -> tuple[str, ...] | None:
         """Return the passives among whom this step was answered before; None: it was not."""
         answered = self.resumes.answered if self.resumes else ()
-        found = bisect_right(answered, step, key=lambda steps: steps.first) - 1
-        if found < 0 or step > answered[found].last:
+        index = bisect_right(answered, step, key=lambda steps: steps.first) - 1
+        if index < 0 or step > answered[index].last:
             return None
-        return answered[found].passives
+        return answered[index].passives
 
     def list_names(self, role: str) -> tuple[str, ...]:
         """Return the names of the parties of one role, in the contract's order."""

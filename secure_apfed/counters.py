@@ -1,10 +1,10 @@
 """Counters of a party in files of its own, held against a second record of them.
 
 Run by: every party that runs in a process of its own, for itself, when it opens its folder and
-before each envelope leaves. Protects from: a counter that begins anew because its file was lost,
-restored from an older copy, or exchanged. Existence and running number of each counter stand a
-second time in the party's audit log, and those of the audit log in `counters.json`; a counter that
-is missing, counts less, or is another file is refused, unless the operator restarts it by name
+before each envelope leaves. Protects from: a counter that restarts because its file was lost,
+restored from an older copy, or exchanged. Existence and running number of each counter are recorded
+a second time in the party's audit log, and those of the audit log in `counters.json`. A counter
+that is missing, counts less, or is another file is refused, unless the operator restarts it by name
 (`secure-apfed audit-log restart-counter`), which the audit log records. Does not protect from a
 folder that is restored as a whole from a snapshot; the audit logs of the other parties show that.
 """
@@ -50,9 +50,9 @@ __all__ = [
 ]
 
 ANSWER_BOOK = "answered.sqlite"
-"""In a passive's folder, what it answered of joint predictions."""
+"""The file in a passive's folder that counts its answers in joint predictions."""
 WITNESS = "counters.json"
-"""In a party's folder, how far its audit log and its counters were when it last wrote them."""
+"""The file in a party's folder with the last state of its audit log and its counters."""
 _DIGEST_BYTES = 16
 _NOBODY = "0" * 2 * _DIGEST_BYTES
 _Why: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
@@ -64,8 +64,8 @@ class Count:
 
     Attributes:
         number: releases, answers or refusals; it never falls.
-        origin: digest, hex, of what tells this file from one of another run or party.
-        digest: of all that was counted, hex; equal to `origin` where a file does not keep its past.
+        origin: digest, hex, that differs between the files of different runs and parties.
+        digest: of all that was counted, hex; equal to `origin` if a file does not keep its past.
     """
 
     number: int
@@ -124,7 +124,7 @@ class _LineCounter:
         return self._make_count()
 
     def load_count_until(self, number: int) -> Count:
-        """Return the count after so many, or after all where there are fewer."""
+        """Return the count after so many lines, or after all if there are fewer."""
         self._reset_count()
         with open_plain(self._path) as file:
             for line in file:
@@ -132,9 +132,9 @@ class _LineCounter:
                     break
                 if line.endswith(b"\n") or b"}" in line:
                     self._add_line(line.strip())
-        found = self._make_count()
+        count = self._make_count()
         self._reset_count()
-        return found
+        return count
 
     def _add_line(self, line: bytes) -> None:
         if not line:
@@ -195,8 +195,8 @@ class CounterKind:
         pattern: of the names of its files.
         counts: what, in a few words.
         make: its reader.
-        when_saved: whether a count binds only once a checkpoint is about to hold it; before that
-            nothing that depends on it has left.
+        when_saved: whether a count is binding only when a checkpoint is about to store it; before
+            that, nothing that depends on it has been sent.
     """
 
     pattern: str
@@ -214,7 +214,7 @@ COUNTERS: tuple[CounterKind, ...] = (
     CounterKind("labels-*.log", "stages of answered labels", _make_line_counter, when_saved=True),
     CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
 )
-"""Every counter that a party keeps in a file; checkpoints repeat what the ledgers hold."""
+"""Every counter that a party keeps in a file; checkpoints repeat the ledgers."""
 
 
 def kind_of(name: str) -> CounterKind | None:
@@ -226,8 +226,8 @@ class CounterFiles:
     """The counters in one party's folder, watched while the party runs; see `CounterSource`.
 
     Args:
-        noted: what is on record of each.
-        watches: whether it notes what is counted from now on, or what is on record once more.
+        noted: the recorded count of each.
+        watches: whether it reports new counts from now on, or the recorded counts once more.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class CounterFiles:
         self._watches = watches
         self._noted = dict(noted)
         self._readers: dict[str, _Counter] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
 
     def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
         """See `secure_apfed.audit_log.CounterSource`."""
@@ -246,25 +246,25 @@ class CounterFiles:
             for name, count in self._noted.items():
                 yield name, count.number, count.origin, count.digest
             return
-        found = dict(self._list_stamps())
-        for name, before in self._noted.items():
-            if before.number and name not in found:
+        stamps = dict(self._list_stamps())
+        for name, noted in self._noted.items():
+            if noted.number and name not in stamps:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it is gone, and this session "
                     "counted in it"
                 )
-        for name, stamp in found.items():
+        for name, stamp in stamps.items():
             kind = kind_of(name)
-            if kind is None or stamp == self._seen.get(name) or (kind.when_saved and not saved):
+            if kind is None or stamp == self._stamps.get(name) or (kind.when_saved and not saved):
                 continue
             reader = self._readers.setdefault(name, kind.make(self._folder / name))
             count = reader.load_count()
-            self._seen[name] = stamp
-            before = self._noted.get(name, Count(0, count.origin, count.digest))
-            if count.number < before.number:
+            self._stamps[name] = stamp
+            noted = self._noted.get(name, Count(0, count.origin, count.digest))
+            if count.number < noted.number:
                 raise CheckpointError(
                     f"restore {self._folder / name} from a copy: it counts {count.number} "
-                    f"{kind.counts}, and counted {before.number} before, so another process wrote "
+                    f"{kind.counts}, and counted {noted.number} before, so another process wrote "
                     "to it"
                 )
             if count != self._noted.get(name):
@@ -277,7 +277,7 @@ class CounterFiles:
         return frozenset(name for name, count in self._noted.items() if count.number)
 
     def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
-        """Return what is on record of all counters but these, whose files are gone on purpose."""
+        """Return the recorded counts without these counters, whose files were deleted."""
         noted = {name: count for name, count in self._noted.items() if name not in names}
         return CounterFiles(self._folder, self._party, noted, watches=False)
 
@@ -304,8 +304,8 @@ class _Fault:
     name: str
     why: _Why
     noted: Count
-    found: Count | None
-    more: str = ""
+    actual: Count | None
+    detail: str = ""
 
 
 @dataclass
@@ -318,7 +318,7 @@ class _Record:
 
 
 def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
-    """Return what `counters.json` holds, or None and why it cannot be relied on; "": no file."""
+    """Return the content of `counters.json`, or None and why it is unreliable; "": no file."""
     path = folder / WITNESS
     if not os.path.lexists(path):
         return None, ""
@@ -332,7 +332,7 @@ def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
 
 
 def _load_record(folder: Path, party: str) -> _Record:
-    """Read audit log and `counters.json`, and hold them against each other."""
+    """Read audit log and `counters.json`, and compare them."""
     path = folder / FILE_NAME
     witness, unreadable = _load_witness(folder, party)
     counters = witness.counters if witness else {}
@@ -358,7 +358,7 @@ def _load_record(folder: Path, party: str) -> _Record:
         return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
     fault = _find_log_fault(log, party, noted, witness, chain_at)
     if fault is not None and unreadable:
-        fault = replace(fault, more=unreadable)
+        fault = replace(fault, detail=unreadable)
     if fault is not None:
         return _Record(by_witness, None, fault)
     logged = {
@@ -370,23 +370,24 @@ def _load_record(folder: Path, party: str) -> _Record:
 def _find_log_fault(
     log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at: Sequence[str]
 ) -> _Fault | None:
-    """Hold an audit log that is whole against `counters.json`.
+    """Compare an intact audit log with `counters.json`.
 
     Args:
-        noted: of how many lines that file knows; chain_at: the chain after so many, if there.
+        noted: how many lines that file records; chain_at: the log's chain after them, if it has
+            so many.
     """
     if log.party != party:
-        more = f"it is of {log.party}, this party is {party}"
-        return _Fault(FILE_NAME, "of another run", noted, None, more)
+        detail = f"it is of {log.party}, this party is {party}"
+        return _Fault(FILE_NAME, "of another run", noted, None, detail)
     if witness is None:
         if not (log.agreed or log.counters):
             return None  # killed before its first session
-        more = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
-        return _Fault(FILE_NAME, "unreadable", noted, None, more)
+        detail = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
+        return _Fault(FILE_NAME, "unreadable", noted, None, detail)
     if log.lines < noted.number:
         return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NOBODY, _NOBODY))
-    same = [*chain_at] == [witness.chain]
-    return None if same else _Fault(FILE_NAME, "of another run", noted, None)
+    is_same = [*chain_at] == [witness.chain]
+    return None if is_same else _Fault(FILE_NAME, "of another run", noted, None)
 
 
 def _list_traces(folder: Path) -> Iterator[Path]:
@@ -411,7 +412,7 @@ def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
 
 
 def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
-    """Hold one counter's file against what is noted of it."""
+    """Compare one counter's file with its recorded count."""
     path = folder / name
     kind = kind_of(name)
     if kind is None or not noted.number:
@@ -419,31 +420,35 @@ def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
     if not os.path.lexists(path):
         return _Fault(name, "missing", noted, None)
     try:
-        found = kind.make(path).load_count_until(noted.number)
+        actual = kind.make(path).load_count_until(noted.number)
         os.close(open_regular(path, create=False))
     except (CheckpointError, OSError) as error:
         return _Fault(name, "unreadable", noted, None, str(error))
-    if found.origin != noted.origin:
-        return _Fault(name, "of another run", noted, found)
-    if found.number < noted.number:
-        return _Fault(name, "lower", noted, found)
-    same = found.digest == noted.digest
-    return None if same else _Fault(name, "of another run", noted, found)
+    if actual.origin != noted.origin:
+        return _Fault(name, "of another run", noted, actual)
+    if actual.number < noted.number:
+        return _Fault(name, "lower", noted, actual)
+    is_same = actual.digest == noted.digest
+    return None if is_same else _Fault(name, "of another run", noted, actual)
 
 
 def _describe_fault(fault: _Fault) -> str:
     """Say what is wrong with a counter."""
     kind = kind_of(fault.name)
-    counts, beside = (kind.counts, FILE_NAME) if kind else ("lines", WITNESS)
-    said = f"{beside} notes {fault.noted.number:,} {counts}"
+    counts = kind.counts if kind else "lines"
+    record_file = FILE_NAME if kind else WITNESS
+    noted_text = f"{record_file} notes {fault.noted.number:,} {counts}"
     if fault.why == "missing":
-        return f"is missing, and {said}"
+        return f"is missing, and {noted_text}"
     if fault.why == "lower":
-        found = fault.found.number if fault.found else 0
-        return f"holds {found:,} {counts}, and {said}, so it is an older copy, or was shortened"
+        number = fault.actual.number if fault.actual else 0
+        return (
+            f"holds {number:,} {counts}, and {noted_text}, so it is an older copy, or was shortened"
+        )
     if fault.why == "unreadable":
-        return f"cannot be relied on ({fault.more}), and {said}"
-    return f"is not the file of this run that {beside} knows{fault.more and ': ' + fault.more}"
+        return f"cannot be relied on ({fault.detail}), and {noted_text}"
+    detail = fault.detail and f": {fault.detail}"
+    return f"is not the file of this run that {record_file} knows{detail}"
 
 
 def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
@@ -456,7 +461,7 @@ def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
 
 
 def open_counters(folder: Path, party: str) -> CounterFiles:
-    """Hold all counters in a party's folder against their second record; return them to watch.
+    """Compare all counters in a party's folder with their second record; return them to watch.
 
     Raises:
         CheckpointError: one is missing, counts less than noted, is of another run or party, or
@@ -482,10 +487,10 @@ class Restart:
     """The outcome of `restart_counter`.
 
     Attributes:
-        line: for the audit log; aside: where the file lies now that could not be relied on; None:
-            there was none, or the counter goes on from it.
+        line: for the audit log; aside: the new place of a file that was unreliable; None: there was
+            none, or the counter continues from it.
         files: the counters to watch.
-        peers: whom the log knows, with their identities, hex.
+        peers: the log's peers, with their identities, hex.
     """
 
     line: Restarted
@@ -499,18 +504,18 @@ class Restart:
 
 
 def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
-    """Let one counter go on, by its name, although its file is not as noted.
+    """Let one counter continue, by its name, although its file is not as recorded.
 
-    A file that is an older copy of its own goes on from what it holds; any other is set aside, and
-    the counter begins anew.
+    An older copy of its own file continues from its count; any other file is set aside, and the
+    counter restarts.
 
     Raises:
         ConfigError: no counter has that name, or nothing is wrong with it.
         CheckpointError: the audit log itself must be restarted first.
     """
     if name != FILE_NAME and (kind_of(name) is None or Path(name).name != name):
-        known = ", ".join(kind.pattern for kind in COUNTERS)
-        raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {known}")
+        patterns = ", ".join(kind.pattern for kind in COUNTERS)
+        raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {patterns}")
     record = _load_record(folder, party)
     fault = record.fault
     noted = record.noted
@@ -534,7 +539,7 @@ def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Resta
         counter=name,
         why=fault.why,
         noted=fault.noted.number,
-        number=fault.found.number if keeps and fault.found else 0,
+        number=fault.actual.number if keeps and fault.actual else 0,
     )
     peers = record.log.peers if record.log else {}
     watched = CounterFiles(folder, party, noted, watches=False)
@@ -562,20 +567,20 @@ def restart_in(folder: Path, name: str, *, party: str) -> Restart:
     """
     from secure_apfed.runs.folder import PartyFolder
 
-    own = PartyFolder(folder)
+    party_folder = PartyFolder(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; name that of {party}")
-    with own.lock_exclusively():
-        done = restart_counter(folder, name, party=party, now=time.time())
-        peers = {peer: bytes.fromhex(key) for peer, key in done.peers.items()}
+    with party_folder.lock_exclusively():
+        restart = restart_counter(folder, name, party=party, now=time.time())
+        peers = {peer: bytes.fromhex(key) for peer, key in restart.peers.items()}
         log = AuditLog(
             folder / FILE_NAME,
             party,
-            own.load_identity(),
+            party_folder.load_identity(),
             peers,
             NothingReleased(),
-            counters=done.files,
+            counters=restart.files,
         )
         with closing(log):
-            log.note_restart(done.line)
-    return done
+            log.note_restart(restart.line)
+    return restart

@@ -3,10 +3,10 @@ table, and its settings in `secure_apfed.settings.privacy`.
 
 Run by: the active of TVFL on the gradients that it returns; every passive of APFed on its
 contribution. Against: a receiver that reads labels (TVFL) or features (APFed) out of gradients.
-They make known attacks worse and have no guarantee, against nobody; the report says so. What has
-one is in `secure_apfed.privacy` (guards, label response) and under the secure sum. Who runs one,
-and whether it does anything, follows from what the method says of itself; several act in the order
-of the configuration.
+They make known attacks weaker and give no guarantee; the report says so. Mechanisms with a
+guarantee are in `secure_apfed.privacy` (guards, label response) and in the secure sum. The method's
+facts decide who runs a defence, and whether it has any effect; several act in the order of the
+configuration.
 
 Letters: B batch, D (d in formulas) numbers of a gradient row.
 """
@@ -87,10 +87,10 @@ class Compression(GradientDefence):
     def protect_gradient(self, gradient_BD: Tensor, leaving: Leaving) -> Tensor:
         """Return the batch with ceil(keep * B * D) numbers left; of equal ones, the first."""
         flat = gradient_BD.flatten()
-        kept = math.ceil(self._keep * len(flat))
-        if kept == len(flat):
+        kept_numbers = math.ceil(self._keep * len(flat))
+        if kept_numbers == len(flat):
             return gradient_BD
-        order = flat.abs().sort(descending=True, stable=True).indices[:kept]
+        order = flat.abs().sort(descending=True, stable=True).indices[:kept_numbers]
         sparse = flat.new_zeros(len(flat))
         sparse[order] = flat[order]
         return sparse.reshape(gradient_BD.shape)
@@ -109,7 +109,8 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
     solver finds the optimum. The best test's AUC is at most 1/2 + sqrt(sumKL) / 2 - sumKL / 8
     (their Theorem 1).
     """
-    rest, spread_4 = dimension - 1, np.array([*spread, *spread])
+    rest = dimension - 1
+    spread_4 = np.array([*spread, *spread])
     floor = np.maximum(spread_4, _SMALLEST)
     weights = np.array([1 - positive, positive])
     weights = np.concatenate([weights, rest * weights])
@@ -125,23 +126,23 @@ def best_noise(*, positive: float, dimension: int, spread: Pair, power: float) -
         across = rest * (c0 / c1 - c1 / c0)
         return np.array([*along, across, -across])
 
-    left = {
+    within_budget = {
         "type": "ineq",
         "fun": lambda logs: budget - weights @ np.exp(logs),
         "jac": lambda logs: -weights * np.exp(logs),
     }
     order = np.array([[1.0, 0, -1, 0], [0, 1, 0, -1]])
     longer = {"type": "ineq", "fun": lambda logs: order @ logs, "jac": lambda logs: order}
-    found = scipy.optimize.minimize(
+    solution = scipy.optimize.minimize(
         compute_objective,
         np.log(floor + power / dimension),
         jac=compute_gradient,
         bounds=[(math.log(low), None) for low in floor],
-        constraints=(left, longer),
+        constraints=(within_budget, longer),
         method="SLSQP",
         options={"ftol": 1e-12, "maxiter": 200},
     )
-    chosen = np.maximum(np.exp(found.x) - spread_4, 0)
+    chosen = np.maximum(np.exp(solution.x) - spread_4, 0)
     # Never above the power that was allowed, whatever the solver's tolerance.
     chosen *= min(1.0, power / max(float(weights @ chosen), _SMALLEST * power))
     a0, a1, c0, c1 = map(float, chosen)

@@ -92,14 +92,14 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
         """The passives as they were given; None for the rows that a pickle left out."""
-        given: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
-        return given
+        passives: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
+        return passives
 
     @passives.setter
-    def passives(self, given: Mapping[str, pd.DataFrame | None] | None) -> None:
-        if isinstance(given, Mapping) and not isinstance(given, _HiddenFrames):
-            given = _HiddenFrames(given)
-        self.__dict__["passives"] = given
+    def passives(self, passives: Mapping[str, pd.DataFrame | None] | None) -> None:
+        if isinstance(passives, Mapping) and not isinstance(passives, _HiddenFrames):
+            passives = _HiddenFrames(passives)
+        self.__dict__["passives"] = passives
 
     def __sklearn_tags__(self) -> Tags:
         tags: Tags = super().__sklearn_tags__()
@@ -113,11 +113,11 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
 
         A setting that was not given has the value that holds then.
         """
-        found: dict[str, Any] = super().get_params(deep=False)
+        params: dict[str, Any] = super().get_params(deep=False)
         if deep:
-            listed = list_settings(self.settings, self._build_defaults())
-            found |= {f"{_SETTINGS}{key}": value for key, value in listed.items()}
-        return found
+            settings = list_settings(self.settings, self._build_defaults())
+            params |= {f"{_SETTINGS}{key}": value for key, value in settings.items()}
+        return params
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
@@ -156,24 +156,24 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
         nearest = name_nearest(name, [*self.get_params(), *declared])
         guess = f"did you mean {nearest!r}? " if nearest else ""
-        own = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
+        is_from_frames = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
         instead = "frames stand for settings.data, and the parameter seed for settings.seed; "
         return ValueError(
             f"Invalid parameter {name!r} for estimator {type(self).__name__}; {guess}"
-            f"{instead if own else ''}get_params() lists all, those of the run as "
+            f"{instead if is_from_frames else ''}get_params() lists all, those of the run as "
             "settings__SECTION__KEY"
         )
 
     def _build_defaults(self) -> dict[str, Any]:
         """Return the settings of the run where the user says none."""
-        alone = not isinstance(self.passives, Mapping) or not self.passives
+        is_alone = not isinstance(self.passives, Mapping) or not self.passives
         return {
             "name": "estimator",
             "task": self._task,
             "party_seeds": "shared_for_comparison",
             "transcript": {"keep": "none"},
             # Nothing is sent, so nothing needs a guard.
-            **({"method": ALONE.name, "guard": {"mechanism": "none"}} if alone else {}),
+            **({"method": ALONE.name, "guard": {"mechanism": "none"}} if is_alone else {}),
         }
 
     @isolate_torch_modes()
@@ -209,7 +209,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
             test_rows=torch.empty(0, dtype=torch.int64),
         )
         with warnings.catch_warnings():
-            # All parties are this process: a plain sum hides nothing from whoever has it all.
+            # This process holds all tables: a plain sum hides nothing from it anyway.
             warnings.simplefilter("ignore", UnsafeChoiceWarning)
             result = run(config, None, data=data)
         network = result.recording.model
@@ -269,7 +269,7 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
         return y
 
     def _predict_rows(self, X: Any) -> torch.Tensor:
-        """Return what the model tells of each row, float64."""
+        """Return the model's predictions of the rows, float64."""
         check_is_fitted(self)
         X = _convert_frame(X)
         raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
@@ -299,14 +299,19 @@ class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
                 f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
                 f"{{'train': {{'epochs': 3}}}}, got {type(self.settings).__name__}"
             )
-        given = plain_values(self.settings or {})
-        task = given.get("task", self._task)
+        given_settings = plain_values(self.settings or {})
+        task = given_settings.get("task", self._task)
         if task != self._task:
             raise ConfigError(
                 f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
                 f"{self._task}; leave it out, or take {_OTHERS[self._task]}"
             )
-        settings = {**self._build_defaults(), **given, "task": self._task, "seed": self.seed}
+        settings = {
+            **self._build_defaults(),
+            **given_settings,
+            "task": self._task,
+            "seed": self.seed,
+        }
         # What a file of settings would name; the frames stand for these files.
         settings["data"] = {
             "dataset": "tables",

@@ -57,7 +57,7 @@ class Failure(BaseModel):
 
 
 class Result(BaseModel):
-    """The last line at the active of a run that ended, as of `run --json`, which tells more."""
+    """The last line at the active of a finished run: some of the fields of `run --json`."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -101,8 +101,8 @@ def build_schema() -> dict[str, Any]:
         for name, kind in kinds.items()
     ]
     models += [Result, Helped]
-    made, found = models_json_schema(
+    schemas, definitions = models_json_schema(
         [(model, "serialization") for model in models], schema_generator=_Finite
     )
-    every = {"title": "--json-events", "anyOf": list(made.values())}
-    return {"$schema": _Finite.schema_dialect, **every, **found}
+    line_schema = {"title": "--json-events", "anyOf": list(schemas.values())}
+    return {"$schema": _Finite.schema_dialect, **line_schema, **definitions}

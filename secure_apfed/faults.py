@@ -160,9 +160,9 @@ def _merge_lines(lines: Sequence[SettingLine]) -> dict[tuple[str, ...], Any]:
     """Return values by path; lists of one path are united, of other values the first counts."""
     values = dict[tuple[str, ...], Any]()
     for line in lines:
-        known = values.setdefault(line.path, line.value)
-        if isinstance(known, tuple) and isinstance(line.value, tuple):
-            values[line.path] = tuple(dict.fromkeys((*known, *line.value)))
+        first_value = values.setdefault(line.path, line.value)
+        if isinstance(first_value, tuple) and isinstance(line.value, tuple):
+            values[line.path] = tuple(dict.fromkeys((*first_value, *line.value)))
     return values
 
 
@@ -198,7 +198,10 @@ def format_settings(lines: Sequence[SettingLine]) -> str:
 def format_value(value: Any) -> str:
     """Return a value as YAML in one line; texts are quoted where YAML would read another thing."""
     if isinstance(value, Mapping):
-        inner = (f"{format_value(key)}: {format_value(own)}" for key, own in value.items())
+        inner = (
+            f"{format_value(key)}: {format_value(inner_value)}"
+            for key, inner_value in value.items()
+        )
         return f"{{{', '.join(inner)}}}"
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(format_value, value))}]"

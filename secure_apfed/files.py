@@ -194,11 +194,11 @@ def _validate_content(
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        at = f", at {place!r}" if place else ""
+        position = f", at {place!r}" if place else ""
         if remedy == _RESTORE:
             remedy = describe_origin(path) or remedy
         raise CheckpointError(
-            f"{path}: is not as this version writes it{at}: {first['msg'].lower()}; {remedy}"
+            f"{path}: is not as this version writes it{position}: {first['msg'].lower()}; {remedy}"
         ) from None
 
 
@@ -368,14 +368,14 @@ def escape_cell(value: object) -> object:
     return value
 
 
-def _add_apostrophe(found: re.Match[str]) -> str:
-    run, sign = found.groups(default="")
-    begins = found.start() == 0 or run.strip(_NO_SEPARATORS)
+def _add_apostrophe(match: re.Match[str]) -> str:
+    run, sign = match.groups(default="")
+    begins = match.start() == 0 or run.strip(_NO_SEPARATORS)
     return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
 
 
 def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
-    """Return the frame as CSV without its index, every cell and column name as `cell` gives it.
+    """Return the frame as CSV without its index, each cell and column name by `escape_cell`.
 
     For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
     names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),

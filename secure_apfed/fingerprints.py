@@ -36,5 +36,5 @@ violin volcano vulture waffle wagon walnut water weasel welcome whale window
 
 def format_as_words(content: bytes, count: int) -> str:
     """Return `count` words of a public key (`IDENTITY_WORDS`) or of a digest (`DOCUMENT_WORDS`)."""
-    drawn = hashlib.scrypt(content, salt=_SALT, n=2**14, r=8, p=1, dklen=count)
-    return " ".join(_WORDS[byte] for byte in drawn)
+    digest = hashlib.scrypt(content, salt=_SALT, n=2**14, r=8, p=1, dklen=count)
+    return " ".join(_WORDS[byte] for byte in digest)

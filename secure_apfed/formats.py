@@ -64,33 +64,33 @@ class FileFormat:
             CheckpointError: a newer format, one that is too old, or no number at all.
         """
         fields = content if isinstance(content, Mapping) else {}
-        found = fields.get(self.key, self.unnumbered)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        number = fields.get(self.key, self.unnumbered)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise CheckpointError(
                 f"{path}: {self.key} of a {self.title}: expected a whole number from 1 to "
-                f"{self.number}, got {quote_text(found)}; restore the file from a copy"
+                f"{self.number}, got {quote_text(number)}; restore the file from a copy"
             )
-        if found > self.number:
+        if number > self.number:
             raise CheckpointError(
-                f"{path}: {self.title} of format {found}, written by a newer version of "
+                f"{path}: {self.title} of format {number}, written by a newer version of "
                 f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
                 f"{self._readable}; install the newer version, in a checkout of it: "
                 f"{install_checkout()}"
             )
-        if found < self.oldest:
+        if number < self.oldest:
             raise CheckpointError(
-                f"{path}: {self.title} of format {found}, written by an earlier version of "
+                f"{path}: {self.title} of format {number}, written by an earlier version of "
                 f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
                 f"{self._readable}; {self.remedy}"
             )
-        return found
+        return number
 
-    def describe_misfit(self, found: int) -> str:
+    def describe_misfit(self, number: int) -> str:
         """Return what to do with a file of a readable format whose fields do not fit."""
-        if found == self.number:
+        if number == self.number:
             return "restore it from a copy"
         return (
-            f"it is a {self.title} of format {found} (this version writes {self.number}), and not "
+            f"it is a {self.title} of format {number} (this version writes {self.number}), and not "
             f"as any version wrote it that this one can read: {self.remedy}, or restore it from a "
             "copy"
         )
@@ -207,10 +207,10 @@ def find_writer(versions: Any) -> str:
     Args:
         versions: the content of versions.json, which anybody may have written.
     """
-    found = versions.get(_DISTRIBUTION) if isinstance(versions, Mapping) else None
-    if not isinstance(found, str):
+    version = versions.get(_DISTRIBUTION) if isinstance(versions, Mapping) else None
+    if not isinstance(version, str):
         return ""
     try:
-        return "" if check_version(found) == find_installed_version() else found
+        return "" if check_version(version) == find_installed_version() else version
     except ValueError:
         return ""

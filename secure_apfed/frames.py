@@ -1,10 +1,10 @@
-"""One call from frames to a result: align, train, measure beside what the active does alone.
+"""One call from frames to a result: align, train, and compare with the best local model.
 
-Run by: who has all parties' frames in one process, to find out what help would be worth; parties
-that keep their frames to themselves take part in a run (`secure-apfed party`). Frames are of any
-library that narwhals reads. What is wrong is told by party and column, never by a person's ID; they
-are written as the files that a run with `dataset: tables` reads. Part of the composition root:
-`secure_apfed` gives its names to others, no module but the estimator imports it.
+Run by: whoever has all parties' frames in one process, to find out what help would be worth.
+Parties that keep their frames to themselves take part in a run (`secure-apfed party`). Frames are
+of any library that narwhals reads. Errors name party and column, never a person's ID. Frames are
+written as the files that a run with `dataset: tables` reads. Part of the composition root:
+`secure_apfed` exports its names, no module but the estimator imports it.
 """
 
 import json
@@ -74,7 +74,7 @@ class FramesModel:
 
         Raises:
             DataError: a column of training is missing, or its cells do not fit.
-            ModelError: the model tells no probabilities.
+            ModelError: the model predicts no probabilities.
         """
         if self.solo.task.tells != Classification.tells:
             raise ModelError(
@@ -109,13 +109,13 @@ class FramesResult:
     """The result of a run on frames.
 
     Attributes:
-        config: of the run, complete; run: what it told, with what was sent and spent.
+        config: of the run, complete; run: its result, with what was sent and spent.
         measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
-            others are not among them.
-        alone: what the active does without anybody, by every solo baseline; None: not asked for, or
-            under dp_sgd, whose noise would not cover it.
-        attacks: results of those that the settings name.
-        who_learns: by party, what it received of each kind and can read of it; empty without the
+            others are missing.
+        alone: the results of the active's local models; None: not requested, or under dp_sgd,
+            whose noise would not cover them.
+        attacks: results of the attacks that the settings name.
+        who_learns: by party, what it received of each kind and can read in it; empty without the
             extra `experiments`.
         report: the HTML page; None without a folder or without that extra.
     """
@@ -137,10 +137,10 @@ class FramesResult:
             ModelError: the method needs every party to predict.
         """
         if self._model is None:
-            alone = methods_that(lambda method: method.predicts_alone)
+            method_names = methods_that(lambda method: method.predicts_alone)
             raise ModelError(
                 f"method {self.config.method.name} needs every party to predict, so the active "
-                f"keeps no model of its own; train with one of {alone}"
+                f"keeps no model of its own; train with one of {method_names}"
             )
         return self._model
 
@@ -181,16 +181,19 @@ class FramesResult:
         return self.run.wire_bytes
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each measure with its interval; the headline also has best local and
-        gain.
+        """Return a row for each measure with its interval; the headline measure's row also has the
+        best local model and the gain.
         """
         table = pd.DataFrame(
-            {name: (told.value, told.low, told.high) for name, told in self.measures.items()},
+            {
+                name: (estimate.value, estimate.low, estimate.high)
+                for name, estimate in self.measures.items()
+            },
             index=["value", "low", "high"],
         ).T.rename_axis("measure")
         if self.alone is not None:
-            own = self.config.measure
-            table.loc[own, ["best_alone", "gain"]] = [self.alone.best.test, self.gain]
+            headline = self.config.measure
+            table.loc[headline, ["best_alone", "gain"]] = [self.alone.best.test, self.gain]
         return table
 
 
@@ -211,25 +214,30 @@ def run_frames(
     Args:
         active: frame of pandas, polars or pyarrow, or a lazy one, with IDs, labels and features.
         passives: by name, frames with the same IDs and other features.
-        label: the active's column of labels; rows without one train without and test nothing.
+        label: the active's column of labels; a row without one is unlabelled, and never tested.
         id: the column of IDs in every frame, or the name of a pandas index.
         method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
             {"name": "votes", "epsilon": 4}.
         folder: of the run, for its model, report and accounts, and copies of the frames that
             attacks and reports read; None: all is written to a temporary folder and removed.
-        baselines: whether to measure what the active does alone.
-        settings: further ones of a run's YAML file by section, as train={"epochs": 4}; of `data`
-            those that name no file, as data={"labelled": 50}; of a party's own those that read its
-            columns, as data={"parties": {"shop": {"categorical": ["branch"]}}}.
+        baselines: whether to measure the active's local models.
+        settings: further settings of a run's YAML file by section, as train={"epochs": 4}; in
+            `data` those that name no file, as data={"labelled": 50}; for a party those that read
+            its columns, as data={"parties": {"shop": {"categorical": ["branch"]}}}.
 
     Raises:
         DataError: a frame does not fit; names party and column.
         ConfigError: a setting is wrong.
-        CheckpointError: the folder holds a run already. Others as `secure_apfed.run`.
+        CheckpointError: the folder holds a run already. For others see `secure_apfed.run`.
     """
-    own = (settings.get("data") or {}).get("active", "active")
+    active_name = (settings.get("data") or {}).get("active", "active")
     frames = check_frames(
-        active, passives, name=own, id_column=id, label=label, rules=_parse_id_rules(settings)
+        active,
+        passives,
+        name=active_name,
+        id_column=id,
+        label=label,
+        rules=_parse_id_rules(settings),
     )
     with ExitStack() as stack:
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
@@ -240,7 +248,7 @@ def run_frames(
             _names_of_files(frames),
             method=method,
             data={
-                "active": own,
+                "active": active_name,
                 "folder": str(place / _TABLES),
                 "id_column": id,
                 "label_column": label,
@@ -251,9 +259,9 @@ def run_frames(
             try:
                 _write_frames(frames, place / _TABLES)
                 with warnings.catch_warnings():
-                    # This process is all parties: a plain sum hides nothing from who has it all.
+                    # This process holds all tables: a plain sum hides nothing from it anyway.
                     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-                    found = run(config, place)
+                    run_result = run(config, place)
             except BaseException:
                 if not RunFolder(place).config.exists():  # it never began: no frames are left
                     shutil.rmtree(place / _TABLES, ignore_errors=True)
@@ -261,18 +269,18 @@ def run_frames(
             result = _load_result(
                 config,
                 place,
-                found,
-                _labels_by_text(frames[own], label),
+                run_result,
+                _labels_by_text(frames[active_name], label),
                 baselines=baselines,
                 keeps=folder is not None,
             )
-            if folder is None and found.recorded:
-                found.recorded.transcript.take_along()
+            if folder is None and run_result.recorded:
+                run_result.recorded.transcript.take_along()
             return result
 
 
 def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
-    """Return how IDs are compared; None if the settings of that are wrong, which `_config`
+    """Return how IDs are compared; None if the settings of that are wrong, which `_build_config`
     reports.
     """
     alignment = settings.get("alignment") or {}
@@ -289,37 +297,39 @@ def _build_config(
     method: str | Mapping[str, Any],
     data: Mapping[str, str],
 ) -> Config:
-    given = {"name": "frames", **settings, "method": method}
-    own = given.get("data") or {}
-    if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(own)):
+    content = {"name": "frames", **settings, "method": method}
+    data_settings = content.get("data") or {}
+    if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(data_settings)):
         raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
-    parties = _build_parties(own.get("parties") or {}, files)
-    known = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
-    if known and known.settings.representations_from is None:  # a guard has nothing to protect
-        given.setdefault("guard", {"mechanism": "none"})
-    given["data"] = {
+    parties = _build_parties(data_settings.get("parties") or {}, files)
+    known_method = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
+    if (
+        known_method and known_method.settings.representations_from is None
+    ):  # a guard has nothing to protect
+        content.setdefault("guard", {"mechanism": "none"})
+    content["data"] = {
         "dataset": _TABLES,
         "missing": "mean",
         **data,
-        **own,
+        **data_settings,
         "parties": parties,
     }
-    return load_config_text(json.dumps(given, default=_convert_to_plain), source="run_frames")
+    return load_config_text(json.dumps(content, default=_convert_to_plain), source="run_frames")
 
 
 def _build_parties(
-    given: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
+    settings_by_party: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Return the settings of each party's table: its file, and how its columns are read."""
-    if unknown := sorted(set(given) - set(files)):
+    if unknown := sorted(set(settings_by_party) - set(files)):
         raise ConfigError(
             f"data.parties: there is no frame of {', '.join(unknown)}; there are those of "
             f"{', '.join(files)}"
         )
-    for name, own in given.items():
-        if named := sorted({"file", "database", "id_column"} & set(own)):
+    for name, party_settings in settings_by_party.items():
+        if named := sorted({"file", "database", "id_column"} & set(party_settings)):
             raise ConfigError(f"data.parties.{name}.{named[0]}: the frames say this; leave it out")
-    return {name: {**given.get(name, {}), "file": file} for name, file in files.items()}
+    return {name: {**settings_by_party.get(name, {}), "file": file} for name, file in files.items()}
 
 
 def _convert_to_plain(value: Any) -> Any:
@@ -330,7 +340,7 @@ def _convert_to_plain(value: Any) -> Any:
 def _load_result(
     config: Config,
     folder: Path,
-    found: RunResult,
+    run_result: RunResult,
     labels: Mapping[str, Any],
     *,
     baselines: bool,
@@ -340,10 +350,10 @@ def _load_result(
     from apfed_experiments.finished import mount_attacks
     from apfed_experiments.solo import measure_run_baselines
 
-    variant = next(iter(found.accuracy))
-    scored = load_scores(RunFolder(folder), variant, threshold=found.threshold)
-    attacks = mount_attacks(folder, recording=found.recorded) if config.attacks else ()
-    alone = measure_run_baselines(config, folder, found.trained) if baselines else None
+    variant = next(iter(run_result.accuracy))
+    scored = load_scores(RunFolder(folder), variant, threshold=run_result.threshold)
+    attacks = mount_attacks(folder, recording=run_result.recorded) if config.attacks else ()
+    local_models = measure_run_baselines(config, folder, run_result.trained) if baselines else None
     who_learns, page = _write_report(folder, draws=keeps)
     model = None
     if config.method.predicts_alone:
@@ -351,9 +361,9 @@ def _load_result(
         model = FramesModel(tuple(labels.get(name, name) for name in solo.classes), solo)
     return FramesResult(
         config=config,
-        run=found,
+        run=run_result,
         measures={} if scored is None else estimate_measures(scored),
-        alone=alone,
+        alone=local_models,
         attacks=attacks,
         who_learns=who_learns,
         report=page,
@@ -386,11 +396,13 @@ def check_frames(
     """Return, by party, the active's first, a pandas frame with usable labels, and IDs as texts."""
     if name in passives:
         raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
-    every = {name: active, **passives}
-    given = {party: collect_frame(frame, party=party) for party, frame in every.items()}
-    frames = {party: as_pandas(frame, party=party) for party, frame in given.items()}
+    frame_by_party = {name: active, **passives}
+    collected = {
+        party: collect_frame(frame, party=party) for party, frame in frame_by_party.items()
+    }
+    frames = {party: as_pandas(frame, party=party) for party, frame in collected.items()}
     ids = {
-        party: _extract_ids(frame, given[party], id_column, party=party)
+        party: _extract_ids(frame, collected[party], id_column, party=party)
         for party, frame in frames.items()
     }
     normal = (rules or IdNormalisation()).normalise_text
@@ -409,8 +421,8 @@ def check_frames(
 def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
     """Return the labels as in the frame, by the texts that name classes in a run."""
     labels = frame[label].dropna().unique().tolist()
-    # Of texts that differ in surrounding blanks, the one without stands for all.
-    texts = ((cell_text(own), own) for own in labels)
+    # If texts differ only in surrounding blanks, the one without blanks names the class.
+    texts = ((cell_text(value), value) for value in labels)
     return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
 
 
@@ -450,7 +462,7 @@ def _check_column(column: "pd.Series", *, party: str) -> None:
         ) from error
 
 
-def _extract_ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) -> list[str]:
+def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
     if not len(frame):
         raise DataError(f"{party}: its frame has no rows")
     if column not in frame.columns:
@@ -458,16 +470,17 @@ def _extract_ids(frame: pd.DataFrame, given: Any, column: str, *, party: str) ->
             f"{party}: it has no column {column!r} of IDs; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as id, or add it"
         )
-    own = nw.from_native(given, eager_only=True)  # pandas makes moments of days
-    cells = own[column].to_native() if column in own.columns else frame[column]
+    native_frame = nw.from_native(native, eager_only=True)  # pandas makes moments of days
+    cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
     texts = id_texts(cells, party=party, what=f"column {column!r}", strip=True, key="id")
     repeated = pd.Series(texts)
-    again = repeated.duplicated(keep=False)
-    if again.any():
-        first = np.flatnonzero(repeated == repeated[again].iloc[0])
+    is_repeated = repeated.duplicated(keep=False)
+    if is_repeated.any():
+        first = np.flatnonzero(repeated == repeated[is_repeated].iloc[0])
         raise DataError(
-            f"{party}: {repeated[again].nunique()} IDs of column {column!r} occur more than once, "
-            f"the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of each"
+            f"{party}: {repeated[is_repeated].nunique()} IDs of column {column!r} occur more than "
+            f"once, the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of "
+            "each"
         )
     return texts
 
@@ -478,9 +491,9 @@ def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
             f"{party}: it has no column {label!r} of labels; its columns are "
             f"{', '.join(frame.columns[:10])}: name another as label"
         )
-    found = frame[label].dropna().unique()
-    if len(found) < 2:
-        what = f"of one class, {found[0]!r}" if len(found) else "empty"
+    values = frame[label].dropna().unique()
+    if len(values) < 2:
+        description = f"of one class, {values[0]!r}" if len(values) else "empty"
         raise DataError(
-            f"{party}: all labels of column {label!r} are {what}; two classes are needed"
+            f"{party}: all labels of column {label!r} are {description}; two classes are needed"
         )

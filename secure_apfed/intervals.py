@@ -1,9 +1,9 @@
 """How far a measure may lie from its value on all people: intervals by resampling of the test rows.
 
-They hold what another draw of test rows would change, and neither the spread over seeds nor what
-another draw of training rows would change. Measures of many resamples are computed at once, of how
-often each row was drawn, in place of drawn rows: intervals need hundreds of them, and scikit-learn
-measures one at a time. Tests hold each equal to its measure in the table.
+They cover the variation over draws of test rows; not the spread over seeds, and not the variation
+over draws of training rows. Measures of many resamples are computed at once, from how often each
+row was drawn: intervals need hundreds of resamples, and scikit-learn measures one at a time. Tests
+check that each equals its measure in the table.
 
 Letters: B rows, R resamples, K classes, T places between which scores differ.
 """
@@ -23,17 +23,17 @@ from secure_apfed.measures import FloatArray, Measure, Scored, measure_all
 
 RESAMPLES = 500
 FEWEST_ROWS = 20
-"""Rows of each class, below which resamples alone are too much alike."""
+"""Rows of each class, below which resamples alone vary too little."""
 FEWEST_POSITIVES = 30
-"""Rows of a rare class, below which figures of it are told with a warning."""
-# of one block of resamples: what is worked on stays in the cache
+"""Rows of a rare class, below which its figures carry a warning."""
+# Cells of one block of resamples, so that a block stays in the cache.
 _CELLS = 50_000
 _LEAST = 8
-# of all resamples, in 16 bits each
+# Cells of all cached resamples, in 16 bits each.
 _KEPT_CELLS = 2**24
 _CONFIDENCE = 0.95
-# A largest difference grows by what is drawn: in the rows over all people, in resamples over the
-# rows. Mirrored at the value, the interval loses what they grew by.
+# A largest difference is biased upwards by sampling: rows against all people, and resamples against
+# the rows. Mirroring the interval at the value removes that bias.
 _MIRRORED = ("ks",)
 
 
@@ -52,9 +52,9 @@ def estimate_measures(
     """Return all measures that the rows define, with percentile intervals; KS has the basic one.
 
     Rows are drawn class by class, so that a rare class is in every resample: intervals are for this
-    share of each class. Measures of one resample are of the same rows. Where a class has fewer than
-    `FEWEST_ROWS`, intervals also hold the measure with one more row of the rarest class, predicted
-    as the worst and as the best of all rows are.
+    share of each class. Measures of one resample are of the same rows. If a class has fewer rows
+    than `FEWEST_ROWS`, intervals also contain the measure with one more row of the rarest class,
+    predicted like the worst and like the best of all rows.
     """
     values = measure_all(scored)
     spans = [
@@ -80,23 +80,23 @@ def compute_influence(scored: Scored, measure: Measure) -> FloatArray:
     redrawn = REDRAWN[measure.name]
     block = max(_LEAST, _CELLS // max(rows, 1))
     whole = redrawn(Resamples(scored, np.ones((1, rows))))
-    found = []
+    influences = []
     with np.errstate(divide="ignore", invalid="ignore"):
         for first in range(0, rows, block):
             counts_RB = np.ones((min(block, rows - first), rows))
             counts_RB[np.arange(len(counts_RB)), first + np.arange(len(counts_RB))] = 0
-            found.append((rows - 1) * (whole - redrawn(Resamples(scored, counts_RB))))
-    return np.concatenate([np.empty(0), *found])
+            influences.append((rows - 1) * (whole - redrawn(Resamples(scored, counts_RB))))
+    return np.concatenate([np.empty(0), *influences])
 
 
 def proportion_interval(of_it: int, rows: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson 1927), valid even for few or no rows."""
-    found = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
+    interval = scipy.stats.binomtest(of_it, rows).proportion_ci(_CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def gain_between(
-    one: Scored, other: Scored, measure: Measure, *, resamples: int = RESAMPLES, seed: int = 0
+    model: Scored, reference: Scored, measure: Measure, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate | None:
     """Return how much better one model is than another on the same rows, with a 95 % interval.
 
@@ -104,18 +104,18 @@ def gain_between(
     rows hard for both cancel. None if they were tested on other rows, or the measure is not defined
     there.
     """
-    if not np.array_equal(one.truth, other.truth):
+    if not np.array_equal(model.truth, reference.truth):
         return None
-    values = [measure_all(scored).get(measure.name, math.nan) for scored in (one, other)]
+    values = [measure_all(scored).get(measure.name, math.nan) for scored in (model, reference)]
     if any(map(math.isnan, values)):
         return None
     redrawn = REDRAWN[measure.name]
     sign = 1 if measure.higher_is_better else -1
-    drawn_R = [
-        sign * (redrawn(Resamples(one, counts_RB)) - redrawn(Resamples(other, counts_RB)))
-        for counts_RB in _iter_draws(one, resamples if len(one.truth) > 1 else 0, seed)
+    gains_R = [
+        sign * (redrawn(Resamples(model, counts_RB)) - redrawn(Resamples(reference, counts_RB)))
+        for counts_RB in _iter_draws(model, resamples if len(model.truth) > 1 else 0, seed)
     ]
-    return Estimate(measure.compute_gain(*values), *_compute_interval(0.0, drawn_R, mirrored=False))
+    return Estimate(measure.compute_gain(*values), *_compute_interval(0.0, gains_R, mirrored=False))
 
 
 def _add_rare_row(scored: Scored) -> Iterator[Scored]:
@@ -130,24 +130,24 @@ def _add_rare_row(scored: Scored) -> Iterator[Scored]:
     if not len(counts) or counts.min() >= FEWEST_ROWS or not scored.is_finite:
         return
     rarest = classes[counts.argmin()]
-    told_B = scored.scores[:, rarest]
-    for place in (told_B.argmin(), told_B.argmax()):
-        more = scored.select_rows(np.append(np.arange(len(scored.truth)), place))
-        more.truth[-1] = rarest
-        yield more
+    class_scores_B = scored.scores[:, rarest]
+    for place in (class_scores_B.argmin(), class_scores_B.argmax()):
+        extended = scored.select_rows(np.append(np.arange(len(scored.truth)), place))
+        extended.truth[-1] = rarest
+        yield extended
 
 
 def _compute_intervals(
     scored: Scored, values: Mapping[str, float], resamples: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Return, by measure, the interval by resamples of these rows; a single row has NaN ends."""
-    drawn: dict[str, list[FloatArray]] = {name: [] for name in values}
+    resampled: dict[str, list[FloatArray]] = {name: [] for name in values}
     for counts_RB in _iter_draws(scored, resamples if len(scored.truth) > 1 else 0, seed):
         redrawn = Resamples(scored, counts_RB)
-        for name, found in drawn.items():
-            found.append(REDRAWN[name](redrawn))
+        for name, arrays in resampled.items():
+            arrays.append(REDRAWN[name](redrawn))
     return {
-        name: _compute_interval(value, drawn[name], mirrored=name in _MIRRORED)
+        name: _compute_interval(value, resampled[name], mirrored=name in _MIRRORED)
         for name, value in values.items()
     }
 
@@ -157,15 +157,15 @@ def _iter_draws(scored: Scored, resamples: int, seed: int) -> Iterator[FloatArra
     truth_B = scored.truth
     if resamples * len(truth_B) > _KEPT_CELLS:
         return _draw_counts(truth_B, resamples, seed)
-    kept = _cache_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
-    return (counts_RB.astype(np.float64) for counts_RB in kept)
+    draws = _cache_draws(truth_B.tobytes(), truth_B.dtype.str, resamples, seed)
+    return (counts_RB.astype(np.float64) for counts_RB in draws)
 
 
 @lru_cache(maxsize=1)
 def _cache_draws(truth: bytes, kind: str, resamples: int, seed: int) -> list[NDArray[np.uint16]]:
-    """Report and summary of a run measure several things on the same draws of the same rows."""
-    drawn = _draw_counts(np.frombuffer(truth, kind), resamples, seed)
-    return [counts_RB.astype(np.uint16) for counts_RB in drawn]
+    """Return the draws of these rows, cached: a run's report and summary use the same ones."""
+    draws = _draw_counts(np.frombuffer(truth, kind), resamples, seed)
+    return [counts_RB.astype(np.uint16) for counts_RB in draws]
 
 
 def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[FloatArray]:
@@ -174,11 +174,13 @@ def _draw_counts(truth_B: NDArray[Any], resamples: int, seed: int) -> Iterator[F
     rngs = np.random.default_rng(seed).spawn(len(groups))  # so that blocks change nothing
     block = max(_LEAST, _CELLS // max(rows, 1))
     for first in range(0, resamples, block):
-        some = min(block, resamples - first)
-        counts_RB = np.empty((some, rows))
+        count = min(block, resamples - first)
+        counts_RB = np.empty((count, rows))
         for rng, group in zip(rngs, groups, strict=True):
-            drawn = rng.multinomial(len(group), np.full(len(group), 1 / len(group)), size=some)
-            counts_RB[:, group] = drawn
+            drawn_counts = rng.multinomial(
+                len(group), np.full(len(group), 1 / len(group)), size=count
+            )
+            counts_RB[:, group] = drawn_counts
         yield counts_RB
 
 
@@ -189,15 +191,17 @@ def _group_rows(truth_B: NDArray[Any]) -> list[NDArray[np.int64]]:
 
 
 def _compute_interval(
-    value: float, drawn: list[FloatArray], *, mirrored: bool
+    value: float, resampled: list[FloatArray], *, mirrored: bool
 ) -> tuple[float, float]:
-    if not drawn:
+    if not resampled:
         return math.nan, math.nan
     tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(np.concatenate(drawn), [tail, 1 - tail])
-    if mirrored:
-        low, high = max(0.0, min(value, 2 * value - high)), min(1.0, max(value, 2 * value - low))
-    return float(low), float(high)
+    low, high = np.quantile(np.concatenate(resampled), [tail, 1 - tail])
+    if not mirrored:
+        return float(low), float(high)
+    mirrored_low = max(0.0, min(value, 2 * value - high))
+    mirrored_high = min(1.0, max(value, 2 * value - low))
+    return float(mirrored_low), float(mirrored_high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,27 +231,31 @@ class Resamples:
     """A set of resamples of scored rows, each with as many rows of every class as there are.
 
     Attributes:
-        counts: (R, B), how often each row is in each.
+        counts: (R, B), how often each resample has each row.
     """
 
     scored: Scored
     counts: FloatArray
 
     def compute_means(self, values_B: FloatArray) -> FloatArray:
-        found: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
-        return found
+        means: FloatArray = self.counts @ values_B / self.counts.sum(axis=1)
+        return means
 
     @cached_property
     def decisions(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """The counts by class, (R, K): rows of it, rows given to it, and those that are both."""
+        """The counts by class, (R, K): rows of it, rows predicted as it, and both."""
         eye = np.eye(self.scored.classes)
         true_BK = eye[self.scored.truth]
-        given_BK = eye[self.scored.class_predictions]
-        return self.counts @ true_BK, self.counts @ given_BK, self.counts @ (true_BK * given_BK)
+        predicted_BK = eye[self.scored.class_predictions]
+        return (
+            self.counts @ true_BK,
+            self.counts @ predicted_BK,
+            self.counts @ (true_BK * predicted_BK),
+        )
 
     @cached_property
     def curves(self) -> tuple[_Curve, ...]:
-        """The curves of each class in question; a class that has no row, or all, has none."""
+        """The curves of each class in question; a class with no row, or all rows, has none."""
         return tuple(self._iter_curves())
 
     def _iter_curves(self) -> Iterator[_Curve]:
@@ -259,10 +267,10 @@ class Resamples:
             if 0 < (truth_B == label).sum() < len(truth_B):
                 order_B = np.argsort(-ranked[label], kind="stable")
                 ends_T = np.flatnonzero(np.diff(ranked[label][order_B], append=-np.inf))
-                of_it_B = (truth_B == label)[order_B]
-                drawn_BR = counts_BR[order_B]
-                all_TR = drawn_BR.cumsum(axis=0)[ends_T]
-                true_TR = (drawn_BR * of_it_B[:, None]).cumsum(axis=0)[ends_T]
+                is_label_B = (truth_B == label)[order_B]
+                ranked_counts_BR = counts_BR[order_B]
+                all_TR = ranked_counts_BR.cumsum(axis=0)[ends_T]
+                true_TR = (ranked_counts_BR * is_label_B[:, None]).cumsum(axis=0)[ends_T]
                 yield _Curve(true_TR, all_TR - true_TR)
 
     @cached_property
@@ -271,85 +279,89 @@ class Resamples:
         return np.asarray(np.mean(areas, axis=0))
 
 
-def _compute_ks(drawn: Resamples) -> FloatArray:
+def _compute_ks(resamples: Resamples) -> FloatArray:
     gaps = []
-    for curve in drawn.curves:
+    for curve in resamples.curves:
         true_TR, false_TR = curve.shares
         gaps.append((true_TR - false_TR).max(axis=0))
     return np.asarray(np.mean(gaps, axis=0))
 
 
-def _compute_average_precision(drawn: Resamples) -> FloatArray:
-    found = []
-    for curve in drawn.curves:
+def _compute_average_precision(resamples: Resamples) -> FloatArray:
+    precisions = []
+    for curve in resamples.curves:
         alarms_TR = curve.true + curve.false
         precision_TR = curve.true / np.maximum(alarms_TR, 1)
-        found.append((np.diff(curve.shares[0], axis=0) * precision_TR).sum(axis=0))
-    return np.asarray(np.mean(found, axis=0))
+        precisions.append((np.diff(curve.shares[0], axis=0) * precision_TR).sum(axis=0))
+    return np.asarray(np.mean(precisions, axis=0))
 
 
-def _compute_accuracy(drawn: Resamples) -> FloatArray:
-    return drawn.compute_means(
-        (drawn.scored.class_predictions == drawn.scored.truth).astype(np.float64)
+def _compute_accuracy(resamples: Resamples) -> FloatArray:
+    return resamples.compute_means(
+        (resamples.scored.class_predictions == resamples.scored.truth).astype(np.float64)
     )
 
 
-def _compute_balanced_accuracy(drawn: Resamples) -> FloatArray:
-    true_RK, _, both_RK = drawn.decisions
+def _compute_balanced_accuracy(resamples: Resamples) -> FloatArray:
+    true_RK, _, both_RK = resamples.decisions
     present_K = true_RK[0] > 0
     recalls: FloatArray = (both_RK[:, present_K] / true_RK[:, present_K]).mean(axis=1)
     return recalls
 
 
-def _compute_f1(drawn: Resamples) -> FloatArray:
-    true_RK, given_RK, both_RK = drawn.decisions
-    total_RK = true_RK + given_RK
+def _compute_f1(resamples: Resamples) -> FloatArray:
+    true_RK, predicted_RK, both_RK = resamples.decisions
+    total_RK = true_RK + predicted_RK
     f1_RK = 2 * both_RK / np.maximum(total_RK, 1)
-    if drawn.scored.classes == 2:
+    if resamples.scored.classes == 2:
         return f1_RK[:, 1]
     return np.average(f1_RK, axis=1, weights=total_RK > 0)
 
 
-def _compute_brier(drawn: Resamples) -> FloatArray:
-    scored = drawn.scored
+def _compute_brier(resamples: Resamples) -> FloatArray:
+    scored = resamples.scored
     errors_B = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1)
-    return drawn.compute_means(errors_B / 2 if scored.classes == 2 else errors_B)
+    return resamples.compute_means(errors_B / 2 if scored.classes == 2 else errors_B)
 
 
-def _compute_log_loss(drawn: Resamples) -> FloatArray:
-    scored = drawn.scored
+def _compute_log_loss(resamples: Resamples) -> FloatArray:
+    scored = resamples.scored
     least = np.finfo(np.float64).eps
-    said_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
-    return drawn.compute_means(-np.log(np.clip(said_B, least, 1 - least)))
+    shares_B = scored.scores[np.arange(len(scored.truth)), scored.truth]
+    return resamples.compute_means(-np.log(np.clip(shares_B, least, 1 - least)))
 
 
-def _compute_r2(drawn: Resamples) -> FloatArray:
-    truth_B = drawn.scored.truth - drawn.scored.truth.mean()  # large means lose no digits
-    left_R = drawn.compute_means((drawn.scored.truth - drawn.scored.scores) ** 2)
-    all_R = drawn.compute_means(truth_B**2) - drawn.compute_means(truth_B) ** 2
-    # Their variance may be but rounding where they are all alike.
-    least_R = np.where(drawn.counts > 0, drawn.scored.truth, math.inf).min(axis=1)
-    differ_R = least_R < np.where(drawn.counts > 0, drawn.scored.truth, -math.inf).max(axis=1)
+def _compute_r2(resamples: Resamples) -> FloatArray:
+    truth_B = resamples.scored.truth - resamples.scored.truth.mean()  # large means lose no digits
+    error_R = resamples.compute_means((resamples.scored.truth - resamples.scored.scores) ** 2)
+    all_R = resamples.compute_means(truth_B**2) - resamples.compute_means(truth_B) ** 2
+    # If all are equal, their variance may still be a rounding error.
+    least_R = np.where(resamples.counts > 0, resamples.scored.truth, math.inf).min(axis=1)
+    differ_R = least_R < np.where(resamples.counts > 0, resamples.scored.truth, -math.inf).max(
+        axis=1
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        # of rows that are all alike it is 1 where all are told, else 0, as scikit-learn says
-        return np.where(differ_R, 1 - left_R / all_R, (left_R == 0).astype(np.float64))
+        # If all rows are equal, it is 1 for exact predictions, else 0, as in scikit-learn.
+        return np.where(differ_R, 1 - error_R / all_R, (error_R == 0).astype(np.float64))
 
 
 REDRAWN: Mapping[str, Callable[[Resamples], FloatArray]] = MappingProxyType(
     {
         "accuracy": _compute_accuracy,
-        "auc": lambda drawn: drawn.auc,
+        "auc": lambda resamples: resamples.auc,
         "average_precision": _compute_average_precision,
         "ks": _compute_ks,
-        "gini": lambda drawn: 2 * drawn.auc - 1,
+        "gini": lambda resamples: 2 * resamples.auc - 1,
         "balanced_accuracy": _compute_balanced_accuracy,
         "f1": _compute_f1,
         "brier": _compute_brier,
         "log_loss": _compute_log_loss,
         "r2": _compute_r2,
-        "mae": lambda drawn: drawn.compute_means(np.abs(drawn.scored.truth - drawn.scored.scores)),
-        "rmse": lambda drawn: np.sqrt(
-            drawn.compute_means((drawn.scored.truth - drawn.scored.scores) ** 2)
+        "mae": lambda resamples: resamples.compute_means(
+            np.abs(resamples.scored.truth - resamples.scored.scores)
+        ),
+        "rmse": lambda resamples: np.sqrt(
+            resamples.compute_means((resamples.scored.truth - resamples.scored.scores) ** 2)
         ),
     }
 )

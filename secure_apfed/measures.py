@@ -132,8 +132,10 @@ def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
     """Return the scores (B, K) that a model gives `rows` of a table, beside their labels."""
-    here = rows.to(labels_N.device)
-    return Scored.from_network_outputs(labels_N[here].cpu(), outputs_of(predict, here))
+    rows_on_device = rows.to(labels_N.device)
+    return Scored.from_network_outputs(
+        labels_N[rows_on_device].cpu(), outputs_of(predict, rows_on_device)
+    )
 
 
 def probabilities_of(scores_BK: FloatArray) -> FloatArray:
@@ -153,7 +155,7 @@ class Measure:
 
     Attributes:
         name: its key in the table; title: for people.
-        share: whether it is a share of rows, which is told in per cent.
+        share: whether it is a share of rows, which is shown in per cent.
         decides: whether it reads what is decided, and no score.
         ranks: whether it needs rows of two classes.
         least, most: that it can be; infinite where there is no bound.
@@ -233,8 +235,8 @@ def _import_metrics() -> Any:
 def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
     """Return the shares of false and of true alarms by threshold, for each class in question."""
     return tuple(
-        _import_metrics().roc_curve(alarm_B, said_B)[:2]
-        for alarm_B, said_B in _iter_class_scores(scored)
+        _import_metrics().roc_curve(alarm_B, class_scores_B)[:2]
+        for alarm_B, class_scores_B in _iter_class_scores(scored)
     )
 
 
@@ -250,8 +252,8 @@ def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], Floa
             yield alarm_B, scored.scores[:, label]
 
 
-def _compute_mean(found: list[float]) -> float:
-    return float(np.mean(found)) if found else math.nan
+def _compute_mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
 
 
 def _compute_auc(scored: Scored) -> float:
@@ -266,15 +268,17 @@ def _compute_ks(scored: Scored) -> float:
 
 def _compute_average_precision(scored: Scored) -> float:
     rank = _import_metrics().average_precision_score
-    return _compute_mean([rank(alarm_B, said_B) for alarm_B, said_B in _iter_class_scores(scored)])
+    return _compute_mean(
+        [rank(alarm_B, class_scores_B) for alarm_B, class_scores_B in _iter_class_scores(scored)]
+    )
 
 
 def _compute_f1(scored: Scored) -> float:
     average = "binary" if scored.classes == 2 else "macro"
-    found = _import_metrics().f1_score(
+    f1 = _import_metrics().f1_score(
         scored.truth, scored.class_predictions, average=average, zero_division=0
     )
-    return float(found)
+    return float(f1)
 
 
 def _compute_balanced_accuracy(scored: Scored) -> float:
@@ -394,8 +398,8 @@ def find_measure(name: str) -> Measure:
 
 
 def measure_all(scored: Scored) -> dict[str, float]:
-    found = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    values = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def explain_undefined_measures(scored: Scored) -> dict[str, str]:
@@ -462,7 +466,9 @@ def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
     between = (levels[1:] + levels[:-1]) / 2
     if len(between) > _CANDIDATES:
         between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
-    candidates: list[float] = sorted({0.5, *between.tolist()}, key=lambda at: abs(at - 0.5))
+    candidates: list[float] = sorted(
+        {0.5, *between.tolist()}, key=lambda threshold: abs(threshold - 0.5)
+    )
     reached = {candidate: worth(scored.replace_threshold(candidate)) for candidate in candidates}
     return max(candidates, key=reached.__getitem__)
 
@@ -492,17 +498,19 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     if not len(scored.truth) or not scored.is_finite:
         return ()
     if scored.classes == 2:
-        said_B = scored.scores[:, 1]
+        top_scores_B = scored.scores[:, 1]
         true_B = scored.truth == 1
     else:
-        said_B = scored.scores.max(axis=1)
+        top_scores_B = scored.scores.max(axis=1)
         true_B = scored.scores.argmax(axis=1) == scored.truth
-    observed, foretold = curve(true_B, said_B, n_bins=ranges, strategy="quantile", pos_label=True)
-    edges = np.quantile(said_B, np.linspace(0, 1, ranges + 1))
-    counts = np.bincount(np.searchsorted(edges[1:-1], said_B), minlength=ranges)
+    observed, foretold = curve(
+        true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
+    )
+    edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
+    counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
     return tuple(
-        CalibrationPoint(foretold=float(mean), observed=float(other), rows=int(count))
-        for mean, other, count in zip(foretold, observed, counts[counts > 0], strict=True)
+        CalibrationPoint(foretold=float(mean), observed=float(share), rows=int(count))
+        for mean, share, count in zip(foretold, observed, counts[counts > 0], strict=True)
     )
 
 
@@ -533,30 +541,30 @@ def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
     """
     if scored.classes != 2:
         raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
-    said_B = scored.scores[:, 1]
+    scores_B = scored.scores[:, 1]
     true_B = scored.truth == 1
     if not scored.is_finite or true_B.all() or not true_B.any():
         return ()
-    edges = np.unique(np.quantile(said_B, np.linspace(0, 1, parts + 1)[1:-1]))
-    at_B = len(edges) - np.searchsorted(edges, said_B, side="right")
-    rows_T, of_it_T = (np.bincount(at_B, weights, len(edges) + 1) for weights in (None, true_B))
-    told = list[LiftRow]()
-    seen = found = 0
+    edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
+    part_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
+    rows_T, of_it_T = (np.bincount(part_B, weights, len(edges) + 1) for weights in (None, true_B))
+    lift_rows = list[LiftRow]()
+    seen_rows = seen_positives = 0
     for rows, of_it in zip(rows_T.tolist(), map(int, of_it_T), strict=True):
         if not rows:
             continue
-        seen = seen + rows
-        found = found + of_it
-        captured = found / true_B.sum()
-        others = (seen - found) / (~true_B).sum()
-        told.append(
+        seen_rows = seen_rows + rows
+        seen_positives = seen_positives + of_it
+        captured = seen_positives / true_B.sum()
+        other_share = (seen_rows - seen_positives) / (~true_B).sum()
+        lift_rows.append(
             LiftRow(
                 rows=rows,
                 positives=of_it,
                 rate=of_it / rows,
                 captured=captured,
-                lift=captured * len(true_B) / seen,
-                ks=captured - others,
+                lift=captured * len(true_B) / seen_rows,
+                ks=captured - other_share,
             )
         )
-    return tuple(told)
+    return tuple(lift_rows)

@@ -45,10 +45,10 @@ DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
 def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
     """Return the name; ValueError: of another form, or too long."""
     if len(name) > at_most or not re.fullmatch(_FORM, name):
-        shown = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
+        shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
         raise ValueError(
             f"expected a name of 1 to {at_most} letters (a-z, A-Z), digits, '_', '-' and '.', a "
-            f"letter or digit first, since files are named after it; got {shown}"
+            f"letter or digit first, since files are named after it; got {shortened}"
         )
     return name
 
@@ -58,15 +58,15 @@ def check_parties(names: Iterable[str]) -> None:
 
     Raises ValueError: names of another form, reserved, or alike.
     """
-    seen: dict[str, str] = {}
+    name_by_key: dict[str, str] = {}
     for name in names:
         _check_party_name(name)
-        if (other := seen.get(name.casefold())) is not None:
+        if (other := name_by_key.get(name.casefold())) is not None:
             raise ValueError(
                 f"{other!r} and {name!r} differ in capitals at most, and would share files; "
                 "rename one"
             )
-        seen[name.casefold()] = name
+        name_by_key[name.casefold()] = name
 
 
 def column_name(name: object) -> str:

@@ -31,7 +31,7 @@ _NOT_SET = ("data", "seed")
 """Sections that frames and the estimator's own parameter stand for."""
 
 
-def list_settings(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def list_settings(settings: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value that holds of every setting, by flat name.
 
     Args:
@@ -39,26 +39,26 @@ def list_settings(given: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
         defaults: what holds where the user set nothing, nested likewise; of other settings their
             declared default.
     """
-    found = dict(_list_defaults(Config))
-    nested = given if isinstance(given, Mapping) else {}
+    values = dict(_list_defaults(Config))
+    nested = settings if isinstance(settings, Mapping) else {}
     method = nested.get(_METHOD, defaults.get(_METHOD))
     name = _find_method(method)
     if name in METHODS:
-        found |= _list_defaults(METHODS[name].settings, (_METHOD,))
-    found |= dict(_flatten_settings(defaults))
-    found |= dict(_flatten_settings(nested))
-    listed = {_SEPARATOR.join(path): value for path, value in found.items() if _is_set(path)}
+        values |= _list_defaults(METHODS[name].settings, (_METHOD,))
+    values |= dict(_flatten_settings(defaults))
+    values |= dict(_flatten_settings(nested))
+    listed = {_SEPARATOR.join(path): value for path, value in values.items() if _is_set(path)}
     # Whole mappings beside their parts would be set twice.
     parents = {key.rpartition(_SEPARATOR)[0] for key in listed}
     return {key: listed[key] for key in listed if key not in parents or key == _METHOD}
 
 
-def list_given(given: Mapping[str, Any]) -> frozenset[str]:
+def list_given(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the flat names of the settings that the user set."""
-    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten_settings(given))
+    return frozenset(_SEPARATOR.join(path) for path, _ in _flatten_settings(settings))
 
 
-def replace_setting(given: Any, key: str, value: Any) -> dict[str, Any]:
+def replace_setting(nested: Any, key: str, value: Any) -> dict[str, Any]:
     """Return the settings with one of them set; what was given is left alone.
 
     Args:
@@ -68,7 +68,7 @@ def replace_setting(given: Any, key: str, value: Any) -> dict[str, Any]:
     Raises:
         KeyError: there is no such setting; holds the name.
     """
-    settings = dict(given) if isinstance(given, Mapping) else {}
+    settings = dict(nested) if isinstance(nested, Mapping) else {}
     path = tuple(key.split(_SEPARATOR))
     if not _is_known(path, settings):
         raise KeyError(key)
@@ -93,13 +93,13 @@ def list_declared_names() -> Iterator[str]:
             yield _SEPARATOR.join(path)
 
 
-def name_nearest(key: str, known: Sequence[str]) -> str:
+def name_nearest(key: str, names: Sequence[str]) -> str:
     """Return the known name that is closest, by the whole of it or else by its last part."""
-    by_whole = get_close_matches(key, known, n=1, cutoff=0.8)
+    by_whole = get_close_matches(key, names, n=1, cutoff=0.8)
     if by_whole:
         return by_whole[0]
     last = key.rpartition(_SEPARATOR)[2]
-    by_last = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(known)}
+    by_last = {name.rpartition(_SEPARATOR)[2]: name for name in reversed(names)}
     close = get_close_matches(last, list(by_last), n=1, cutoff=0.6)
     return by_last[close[0]] if close else ""
 
@@ -114,7 +114,7 @@ def plain_values(value: Any) -> Any:
 
 
 def _list_defaults(
-    kind: type[Settings], where: tuple[str, ...] = ()
+    kind: type[Settings], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path and default of every setting that has one; of a section those within."""
     for name, declared in kind.model_fields.items():
@@ -122,16 +122,16 @@ def _list_defaults(
             continue
         default = declared.get_default(call_default_factory=True, validated_data={})
         if isinstance(default, Settings):
-            yield from _list_defaults(type(default), (*where, name))
+            yield from _list_defaults(type(default), (*prefix, name))
         else:
-            yield (*where, name), default
+            yield (*prefix, name), default
 
 
 def _flatten_settings(
-    nested: Mapping[str, Any], where: tuple[str, ...] = ()
+    nested: Mapping[str, Any], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in nested.items():
-        path = (*where, str(name))
+        path = (*prefix, str(name))
         inner = value.model_dump(exclude_unset=True) if isinstance(value, Settings) else value
         if path == (_METHOD,):
             yield path, value
@@ -161,6 +161,6 @@ def _is_known(path: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
         keys |= {(_METHOD, *key.split(".")) for key in list_keys(METHODS[name].settings)}
     return any(
         len(key) == len(path)
-        and all(part in ("*", own) for part, own in zip(key, path, strict=True))
+        and all(part in ("*", name_part) for part, name_part in zip(key, path, strict=True))
         for key in keys
     )

@@ -1,8 +1,8 @@
-"""What the sessions of a run before this one came to: bytes by receiver and kind, steps, seconds.
+"""The totals of a run's earlier sessions: bytes by receiver and kind, steps, seconds.
 
-Run by: each party that runs apart, from its own audit log, which a killed process leaves whole; and
-whoever plays all parties in one process, from what the run folder keeps of a session that was
-broken off. What was sent was sent, so what is played again counts again.
+Run by: each party in a process of its own, from its audit log, which a killed process leaves
+intact; and a process that simulates all parties, from the record of a broken-off session in the run
+folder. Messages of a repeated step count again, since they were sent again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,7 @@ class PastSessions:
     """The sessions of a run before this one.
 
     Attributes:
-        sessions: that all parties agreed on; steps: that they began, those played again twice.
+        sessions: that all parties agreed on; steps: that they began, repeated ones again.
         seconds: of training.
         sent, received: by sender, receiver and kind.
     """
@@ -50,14 +50,14 @@ class PastSessions:
 
     def count_bytes(self) -> dict[str, tuple[int, int]]:
         """Return by peer how many bytes went to it and came from it."""
-        found: dict[str, tuple[int, int]] = {}
+        bytes_by_peer: dict[str, tuple[int, int]] = {}
         for flow in self.sent:
-            to, back = found.get(flow.receiver, (0, 0))
-            found[flow.receiver] = (to + flow.wire_bytes, back)
+            sent, back = bytes_by_peer.get(flow.receiver, (0, 0))
+            bytes_by_peer[flow.receiver] = (sent + flow.wire_bytes, back)
         for flow in self.received:
-            to, back = found.get(flow.sender, (0, 0))
-            found[flow.sender] = (to, back + flow.wire_bytes)
-        return found
+            sent, back = bytes_by_peer.get(flow.sender, (0, 0))
+            bytes_by_peer[flow.sender] = (sent, back + flow.wire_bytes)
+        return bytes_by_peer
 
 
 NONE_BEFORE = PastSessions()
@@ -112,7 +112,7 @@ class _Counts:
 
 
 def load_logged_sessions(path: Path) -> PastSessions:
-    """Return what the sessions came to that a party's audit log tells of; none without a log.
+    """Return the totals of the sessions in a party's audit log; none without a log.
 
     Raises:
         CheckpointError: the log was altered from some line on.
@@ -122,7 +122,7 @@ def load_logged_sessions(path: Path) -> PastSessions:
     me = ""
     agreed = 0
     sessions: list[_Session] = []
-    ways: dict[tuple[str, str, Kind], _Counts] = {}
+    counts_by_route: dict[tuple[str, str, Kind], _Counts] = {}
     for line in iter_lines(path):
         if isinstance(line, Opened):
             me = line.party
@@ -134,11 +134,11 @@ def load_logged_sessions(path: Path) -> PastSessions:
         elif isinstance(line, Frame):
             sessions[-1].add_frame(line)
             ends = (me, line.peer) if line.event == "sent" else (line.peer, me)
-            counts = ways.setdefault((*ends, line.kind), _Counts())
+            counts = counts_by_route.setdefault((*ends, line.kind), _Counts())
             counts.add_frame(_payload_size(line, *ends, sessions[-1].name), line)
     flows = [
-        Flow(*way, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
-        for way, counts in ways.items()
+        Flow(*route, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
+        for route, counts in counts_by_route.items()
     ]
     return PastSessions(
         sessions=agreed,
@@ -190,7 +190,7 @@ class _BrokenSessions(BaseModel):
 def save_broken_sessions(
     path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
 ) -> None:
-    """Write what all sessions came to until this one was broken off."""
+    """Write the totals of all sessions until this one was broken off."""
     content: Mapping[str, Any] = {
         "sessions": sessions,
         "steps": steps,
@@ -201,14 +201,16 @@ def save_broken_sessions(
 
 
 def load_broken_sessions(path: Path) -> PastSessions:
-    """Return what `keep_broken_off` wrote; none where no session was broken off."""
+    """Return what `save_broken_sessions` wrote; none if no session was broken off."""
     if not path.is_file():
         return NONE_BEFORE
     try:
-        kept = load_json(path, _BrokenSessions)
+        stored = load_json(path, _BrokenSessions)
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}, or remove it: then the totals lack what came after the newest checkpoint"
         ) from None
-    flows = tuple(Flow(**dict(flow)) for flow in kept.flows)
-    return PastSessions(sessions=kept.sessions, steps=kept.steps, seconds=kept.seconds, sent=flows)
+    flows = tuple(Flow(**dict(flow)) for flow in stored.flows)
+    return PastSessions(
+        sessions=stored.sessions, steps=stored.steps, seconds=stored.seconds, sent=flows
+    )

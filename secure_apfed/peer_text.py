@@ -58,26 +58,26 @@ def quote_text(text: object, *, most: int = _MOST_LETTERS) -> str:
     return escape_text(repr(shortened))
 
 
-def find_unprintable(value: Any, where: str = "", *, level: int = 0) -> Iterator[str]:
+def find_unprintable(value: Any, prefix: str = "", *, level: int = 0) -> Iterator[str]:
     """Yield the places in plain values whose text is not printable, or that lie too deep.
 
     Keys count as text. A place is a dotted path, escaped.
     """
     if level > _MOST_LEVELS:
-        yield f"{where} (more than {_MOST_LEVELS} levels deep)"
+        yield f"{prefix} (more than {_MOST_LEVELS} levels deep)"
     elif isinstance(value, str):
         if not value.isprintable():
-            yield where
+            yield prefix
     elif isinstance(value, Mapping):
         for key, item in value.items():
             name = escape_text(str(key)[:_MOST_LETTERS])
-            place = f"{where}.{name}" if where else name
+            place = f"{prefix}.{name}" if prefix else name
             if not str(key).isprintable():
                 yield f"the name {place}"
             yield from find_unprintable(item, place, level=level + 1)
     elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from find_unprintable(item, f"{where}.{at}", level=level + 1)
+        for index, item in enumerate(value):
+            yield from find_unprintable(item, f"{prefix}.{index}", level=level + 1)
 
 
 def check_version(text: str) -> str:

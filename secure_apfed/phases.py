@@ -1,8 +1,8 @@
 """What a run spends on each of its phases: seconds, processor time and memory.
 
-Run by: who plays all parties in one process, for itself. Code says which phase begins; outside
-`profiled` that does nothing. A phase lasts until the next one begins, and one that comes again goes
-on. Peak memory is the most that the process ever held up to the end of the phase.
+Run by: whoever simulates all parties in one process. Code reports which phase begins; outside
+`profile_phases` that does nothing. A phase lasts until the next one begins, and adds up when it
+comes again. Peak memory is the most that the process ever held up to the end of the phase.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 PhaseName: TypeAlias = Literal[
     "start", "read", "agree", "align", "train", "baselines", "attacks", "report"
 ]
-_STARTED = time.perf_counter()  # what the interpreter itself takes before is not seen
+_STARTED = time.perf_counter()  # the start of the interpreter itself is not measured
 
 
 @dataclass
@@ -40,8 +40,8 @@ def peak_memory() -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Phases(dict[PhaseName, Phase]):
@@ -49,23 +49,23 @@ class Phases(dict[PhaseName, Phase]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._now: PhaseName = "start"
-        self._since = (_STARTED, 0.0)
+        self._name: PhaseName = "start"
+        self._started_at = (_STARTED, 0.0)
 
     def end_phase(self) -> None:
         """Add what passed since the last call to the phase that is on."""
-        spent = os.times()
-        most = peak_memory()
-        now = time.perf_counter(), sum(spent[:4])  # of children that were waited for, too
-        phase = self.setdefault(self._now, Phase())
-        phase.seconds += now[0] - self._since[0]
-        phase.processor_seconds += now[1] - self._since[1]
-        phase.peak_bytes = max(most, *(each.peak_bytes for each in self.values()))
-        self._since = now
+        times = os.times()
+        peak = peak_memory()
+        current = time.perf_counter(), sum(times[:4])  # of children that were waited for, too
+        phase = self.setdefault(self._name, Phase())
+        phase.seconds += current[0] - self._started_at[0]
+        phase.processor_seconds += current[1] - self._started_at[1]
+        phase.peak_bytes = max(peak, *(phase_so_far.peak_bytes for phase_so_far in self.values()))
+        self._started_at = current
 
     def begin_phase(self, name: PhaseName) -> None:
         self.end_phase()
-        self._now = name
+        self._name = name
 
 
 _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
@@ -75,12 +75,12 @@ _PHASES: ContextVar[Phases | None] = ContextVar("phases", default=None)
 def profile_phases() -> Iterator[Phases]:
     """Measure what begins in this block; from the start of the process on."""
     phases = Phases()
-    before = _PHASES.set(phases)
+    token = _PHASES.set(phases)
     try:
         yield phases
     finally:
         phases.end_phase()
-        _PHASES.reset(before)
+        _PHASES.reset(token)
 
 
 def begin_phase(name: PhaseName) -> None:

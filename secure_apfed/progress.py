@@ -1,11 +1,11 @@
 """How far a run is, and where its parties stand: bars, panels, plain lines, or JSON for programs.
 
-On a terminal a line or a panel that is drawn anew; in a log a line a minute of training and other
-long work, and one of a party when something changed that a person would want to know; with
-`--json-events` one JSON object a line on stdout. Of a party nothing comes more often than once a
-second. Each line says how long the rest takes (`secure_apfed.working.TimeLeft`). A name or number
-that a peer chose is checked before it gets here, and no other text of a peer is shown, but why it
-refuses this party.
+A terminal shows a line or a panel that is redrawn. A log gets a line a minute for training and
+other long work, and a line of a party when something changed that a person would want to know.
+`--json-events` prints one JSON object a line on stdout. Nothing about a party is printed more often
+than once a second. Each line says how long the rest takes (`secure_apfed.working.TimeLeft`). A name
+or number that a peer chose is checked before it gets here. No other text of a peer is shown, except
+why it refuses this party.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _OVER = ("connecting", "ended", "failed")  # phases in which no link is back
 def show_run(
     name: str, *, quiet: bool, console: Console | None = None
 ) -> Iterator["Callable[[Progress], None]"]:
-    """Show a run in this process on stderr; yields what `run` calls with each `Progress`."""
+    """Show a run in this process on stderr; yield what `run` calls with each `Progress`."""
     board = Board(name=name)
     with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
         yield board.update_progress
@@ -59,7 +59,7 @@ def show_run(
 def show_work(
     party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
 ) -> Iterator[None]:
-    """Show the long work that this block reports: see `showing`; `party`: whose it is."""
+    """Show the long work that this block reports, see `show_board`; `party` does that work."""
     board = Board()
 
     def update_work(work: Work) -> None:
@@ -74,7 +74,7 @@ def show_work(
 
 @contextmanager
 def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Show downloads on stderr; yields what `fetch` calls with (file, bytes, bytes in all)."""
+    """Show downloads on stderr; yield what `fetch_dataset` calls with (file, bytes, total)."""
     from rich.progress import DownloadColumn
 
     tasks: dict[str, Any] = {}
@@ -93,7 +93,7 @@ def show_count(
     name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None]]:
     """Show a count on stderr, and how long the rest takes (see `TimeLeft`): a bar, or a line a
-    minute; yields what is called with (done, in all).
+    minute; yield what is called with (done, total).
     """
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -143,9 +143,9 @@ def describe_figures(progress: "Progress") -> str:
     measure = MEASURES[progress.measure]
     score = progress.accuracy if progress.score is None else progress.score
     accuracy = "" if score is None else f"  {measure.title} {measure.format_value(score)}"
-    spent = "" if progress.promise is None else f"  {progress.promise_text}"
+    promise = "" if progress.promise is None else f"  {progress.promise_text}"
     loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
-    return f"{loss}{accuracy}{spent}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
+    return f"{loss}{accuracy}{promise}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
 
 
 def _progress_of(progress: "Progress") -> str:
@@ -157,7 +157,7 @@ class Board:
     long work.
 
     Args:
-        source: states of the parties that are played here, read at each drawing.
+        source: returns the states of the parties of this process; read for each display.
         name: of the run, shown before its epochs.
     """
 
@@ -171,36 +171,36 @@ class Board:
         self._source = source
         self._name = name
         self._clock = clock
-        self._told: dict[str, Status] = {}
+        self._reported: dict[str, Status] = {}
         self.progress: Progress | None = None
         self._training = TimeLeft(clock)
         self._work: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
 
     @property
     def statuses(self) -> "tuple[Status, ...]":
-        own = {status.party: status for status in self._source() if status.party}
-        every = {**self._told, **own}
-        return tuple(every[name] for name in sorted(every))
+        own_statuses = {status.party: status for status in self._source() if status.party}
+        statuses = {**self._reported, **own_statuses}
+        return tuple(statuses[name] for name in sorted(statuses))
 
     def update_status(self, status: "Status") -> None:
-        self._told = {**self._told, status.party: status}
+        self._reported = {**self._reported, status.party: status}
 
     def update_progress(self, progress: "Progress") -> None:
-        if self.progress is None:  # what came before the first step is no part of a step
+        if self.progress is None:  # the time before the first step belongs to no step
             self._training = TimeLeft(self._clock)
         self._training.note_progress(progress.step)
         self.progress = progress
 
     def update_work(self, work: Work, party: str = "") -> None:
-        """Note how far some work of a party is; work that is over is shown no more."""
+        """Note how far some work of a party is; finished work is no longer shown."""
         key = (party, work.name)
-        every = dict(self._work)
-        before = every.pop(key, None)
+        works = dict(self._work)
+        previous = works.pop(key, None)
         if not work.is_over:
-            time_left = TimeLeft(self._clock) if before is None else before[1]
+            time_left = TimeLeft(self._clock) if previous is None else previous[1]
             time_left.note_progress(work.done)
-            every[key] = work, time_left
-        self._work = every  # replaced whole: another thread reads it
+            works[key] = work, time_left
+        self._work = works  # replaced whole: another thread reads it
 
     def forget_work(self) -> None:
         """Show no work that a session left unfinished."""
@@ -208,7 +208,7 @@ class Board:
 
     @property
     def works(self) -> "tuple[WorkLeft, ...]":
-        """All long work that is on, with the estimate of its rest."""
+        """All long work in progress, with the estimate of the time left."""
         return tuple(
             WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
             for (party, _), (work, time_left) in self._work.items()
@@ -216,7 +216,7 @@ class Board:
 
     @property
     def training_seconds_left(self) -> float | None:
-        """The seconds that the rest of all epochs takes; None: too early to say."""
+        """The estimated seconds until all epochs are done; None: too early to say."""
         return (
             None if self.progress is None else self._training.estimate_seconds(self.progress.steps)
         )
@@ -226,9 +226,9 @@ class Board:
         """Epoch, figures and time left, for a line; empty before training."""
         if self.progress is None:
             return ""
-        left = describe_time_left(self.training_seconds_left)
+        time_left = describe_time_left(self.training_seconds_left)
         name = f"{self._name}: " if self._name else ""
-        return f"{name}{_progress_of(self.progress)}  {left}".rstrip()
+        return f"{name}{_progress_of(self.progress)}  {time_left}".rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +249,9 @@ class WorkLeft:
     def line(self) -> str:
         """The line for people."""
         work = self.work
-        far = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
-        now = f"now {work.part}" if work.part and far else work.part
-        facts = ", ".join(filter(None, (far, now, describe_time_left(self.seconds_left))))
+        count = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
+        current = f"now {work.part}" if work.part and count else work.part
+        facts = ", ".join(filter(None, (count, current, describe_time_left(self.seconds_left))))
         name = f"{self.party}: {work.name}" if self.party else work.name
         return f"{name}: {facts}" if facts else name
 
@@ -275,12 +275,12 @@ def show_board(
     elif as_json:
         yield board
     elif console.is_terminal:
-        drawn = Live(
+        live = Live(
             console=console,
             get_renderable=lambda: _render_board(board),
             refresh_per_second=_DRAWN_PER_S,
         )
-        with drawn:
+        with live:
             yield board
     else:
         lines = _Lines(board, console)
@@ -297,10 +297,10 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
     done = threading.Event()
 
     def go_on() -> None:
-        over = False
-        while not over:
-            over = done.wait(_PERIOD_S)
-            # Whoever read may be gone, or the disk full; the run goes on all the same.
+        is_over = False
+        while not is_over:
+            is_over = done.wait(_PERIOD_S)
+            # The reader may be gone, or the disk full; the run continues anyway.
             with contextlib.suppress(OSError, ValueError):
                 tick()
 
@@ -316,7 +316,7 @@ def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
     """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
-    reads; none of None. A disk that is full later ends no run.
+    reads; no file for None. A disk that fills up later does not end the run.
 
     Raises:
         OSError: it cannot be written when the block begins.
@@ -338,31 +338,36 @@ def _format_metrics(board: Board) -> str:
     lines: dict[str, list[str]] = {}
 
     def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
-        shown = ",".join(f'{key}="{label}"' for key, label in labels.items())
+        label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
         for name, value in values.items():
             if value is not None:
                 kind = "counter" if name.endswith("_total") else "gauge"
-                said = "+Inf" if value == math.inf else f"{value:.15g}"
+                value_text = "+Inf" if value == math.inf else f"{value:.15g}"
                 first = lines.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
-                first.append(f"secure_apfed_{name}{{{shown}}} {said}\n")
+                first.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
 
-    for own in board.statuses:
-        party = {"party": own.party}
-        add_samples(party, session=own.session, step=own.step)
-        add_samples({**party, "phase": own.phase}, phase=1)
+    for status in board.statuses:
+        party = {"party": status.party}
+        add_samples(party, session=status.session, step=status.step)
+        add_samples({**party, "phase": status.phase}, phase=1)
         add_samples(
-            {**party, "figure": own.figure}, epsilon=own.epsilon
+            {**party, "figure": status.figure}, epsilon=status.epsilon
         )  # none where nothing is sent
-        for name, peer in own.peers.items():
+        for name, peer in status.peers.items():
             add_samples(
                 {**party, "peer": name},
                 sent_bytes_total=peer.sent_bytes,
                 received_bytes_total=peer.received_bytes,
                 peer_last_sign_seconds=peer.sign_s,
             )
-    if (far := board.progress) is not None:
+    progress = board.progress
+    if progress is not None:
         add_samples(
-            {}, epochs_done=far.epoch, epochs=far.epochs, steps_done=far.step, steps=far.steps
+            {},
+            epochs_done=progress.epoch,
+            epochs=progress.epochs,
+            steps_done=progress.step,
+            steps=progress.steps,
         )
     return "".join(line for metric in lines.values() for line in metric)
 
@@ -383,30 +388,30 @@ class _Events:
         progress = board.progress
         if progress is not None and progress != self._progress:
             self._progress = progress
-            left = board.training_seconds_left
-            _write_event({"progress": {**asdict(progress), "seconds_left": left}})
-        works = {(on.party, on.work.name): on for on in board.works}
-        for key, on in works.items():
-            if self._works.get(key) != on.work:
-                _write_event({"work": on.as_json()})
+            seconds_left = board.training_seconds_left
+            _write_event({"progress": {**asdict(progress), "seconds_left": seconds_left}})
+        works = {(work_left.party, work_left.work.name): work_left for work_left in board.works}
+        for key, work_left in works.items():
+            if self._works.get(key) != work_left.work:
+                _write_event({"work": work_left.as_json()})
         for key in self._works.keys() - works.keys():
             ended = replace(self._works[key], done=self._works[key].total)
             _write_event({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
-        self._works = {key: on.work for key, on in works.items()}
+        self._works = {key: work_left.work for key, work_left in works.items()}
         for status in board.statuses:
             counts = status.sent_bytes, status.received_bytes, status.step
             facts = _list_facts(status), _broken_links(status), *counts
-            past, at = self._last.get(status.party, (None, 0.0))
+            past, written_at = self._last.get(status.party, (None, 0.0))
             now = time.monotonic()
-            if facts != past or now - at >= _AGAIN_S or status.list_peers("silent"):
+            if facts != past or now - written_at >= _AGAIN_S or status.list_peers("silent"):
                 self._last[status.party] = facts, now
                 _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
         sys.stdout.flush()
 
 
 class _Lines:
-    """The lines of a log: one of a party when its phase or its peers change; and one a minute of
-    it, of the training, and of each long work.
+    """The lines of a log: one for a party when its phase or its peers change, and one a minute for
+    each party, for the training and for each long work.
     """
 
     def __init__(
@@ -423,10 +428,10 @@ class _Lines:
         if self._board.progress is not None and self._is_due("epoch", None):
             self._print_progress()
         works = self._board.works
-        for on in works:
-            if self._is_due((on.party, on.work.name), None):
-                self._print_text(on.line)
-        self._forget_all_but({(on.party, on.work.name) for on in works})
+        for work_left in works:
+            if self._is_due((work_left.party, work_left.work.name), None):
+                self._print_text(work_left.line)
+        self._forget_all_but({(work_left.party, work_left.work.name) for work_left in works})
         for status in self._board.statuses:
             self._print_breaks(status)
             if self._is_due(status.party, _list_facts(status)):
@@ -439,21 +444,21 @@ class _Lines:
                 self._print_progress()
 
     def _print_breaks(self, status: "Status") -> None:
-        """Print a line of each link that broke since the last moment, and of each that is back."""
+        """Print a line for each link that broke since the last call, and for each that is back."""
         now = self._clock()
-        before = self._broken.get(status.party, {})
+        previous = self._broken.get(status.party, {})
         broken = dict[str, float]()
         for name, peer in status.peers.items():
             link = f"{status.party}: the link to {name} is"
             if peer.broken is not None:
-                broken[name] = before.get(name, now - peer.broken.since_s)
-                if name not in before:
+                broken[name] = previous.get(name, now - peer.broken.since_s)
+                if name not in previous:
                     self._print_text(
                         f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
                         f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
                     )
-            elif name in before and peer.state in _PRESENT and status.phase not in _OVER:
-                self._print_text(f"{link} back, after {now - before[name]:.0f} s")
+            elif name in previous and peer.state in _PRESENT and status.phase not in _OVER:
+                self._print_text(f"{link} back, after {now - previous[name]:.0f} s")
         self._broken[status.party] = broken
 
     def _is_due(self, key: object, facts: object) -> bool:
@@ -465,7 +470,7 @@ class _Lines:
         return is_due
 
     def _forget_all_but(self, works: "set[tuple[str, str]]") -> None:
-        """Let work that begins anew have a line at once."""
+        """Forget finished work, so that it gets a line at once when it restarts."""
         for key in [*self._last]:
             if isinstance(key, tuple) and key not in works:
                 del self._last[key]
@@ -497,8 +502,8 @@ def _list_facts(status: "Status") -> tuple[object, ...]:
 
 
 def _line_of(status: "Status") -> str:
-    at = status.phase if status.step is None else f"{status.phase}, step {status.step}"
-    parts = [f"{status.party}: {at}", *_list_troubles(status)]
+    phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
+    parts = [f"{status.party}: {phase}", *_list_troubles(status)]
     if status.meets:
         parts.append(_describe_meeting(status, status.meets))
     if status.waits:
@@ -507,35 +512,35 @@ def _line_of(status: "Status") -> str:
 
 
 def _describe_meeting(status: "Status", meets: "Meeting") -> str:
-    """Return for whom a party waits before a session, since when, and how many are here."""
+    """Say whom a party waits for before a session, since when, and how many are present."""
     missing = " and ".join(status.list_peers("expected"))
-    every = len(status.peers) + 1
-    here = every - len(status.list_peers("expected"))
+    parties = len(status.peers) + 1
+    present = parties - len(status.list_peers("expected"))
     return (
         f"waits for {missing} since {meets.since_s:.0f} s, gives up after {meets.patience_s:g} s; "
-        f"{here} of {every} parties are here"
+        f"{present} of {parties} parties are here"
     )
 
 
 def _list_troubles(status: "Status") -> list[str]:
-    told = []
+    troubles = []
     refused = dict[str, list[str]]()
     for name, peer in status.peers.items():
         if peer.broken is not None:
-            told.append(f"the link to {name} is {_describe_break(peer.broken)}")
+            troubles.append(f"the link to {name} is {_describe_break(peer.broken)}")
         if peer.state == "silent" and peer.silent_s is not None:
-            told.append(f"{name} silent for {peer.silent_s:.0f} s")
+            troubles.append(f"{name} silent for {peer.silent_s:.0f} s")
         elif peer.state == "left":
-            told.append(f"{name} left")
+            troubles.append(f"{name} left")
         elif peer.state == "expected":
             if peer.refusal:
                 refused.setdefault(peer.refusal, []).append(name)
             elif status.meets is None:
-                told.append(f"{name} is expected")
+                troubles.append(f"{name} is expected")
     for refusal, names in refused.items():
         verb = "is" if len(names) == 1 else "are"
-        told.append(f"{' and '.join(names)} {verb} expected: {refusal}")
-    return told
+        troubles.append(f"{' and '.join(names)} {verb} expected: {refusal}")
+    return troubles
 
 
 def _describe_wait(waits: "Waiting") -> str:
@@ -555,12 +560,10 @@ def _describe_counts(status: "Status") -> str:
 
 
 def _render_board(board: Board) -> Group:
-    """Return the progress of training and other work, and each party's line, drawn anew each
-    time.
-    """
+    """Return the progress of training and other work, and each party's line, built on each call."""
     return Group(
         *_bar_of(board),
-        *(Text(escape_text(on.line)) for on in board.works),
+        *(Text(escape_text(work_left.line)) for work_left in board.works),
         *(Text(escape_text(_line_of(status))) for status in board.statuses),
     )
 

@@ -134,9 +134,9 @@ class Promise:
         """
         if self.epsilon is None or math.isinf(self.epsilon):
             return self.state
-        at = "" if self.delta is None else f" at delta {self.delta:g}"
+        delta_text = "" if self.delta is None else f" at delta {self.delta:g}"
         counted = "" if self.releases is None else f", T {self.releases:,}"
-        return f"{self.epsilon:.3g}{at}{counted}"
+        return f"{self.epsilon:.3g}{delta_text}{counted}"
 
     @property
     def sentence(self) -> str:
@@ -180,9 +180,11 @@ def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
         >>> figure_title("epsilon_v", of="shop", fixed=True)
         "epsilon_v of shop, one person's votes, labeller held fixed"
     """
-    what, held = FIGURES[figure]
-    whose = f" of {of}" if of else ""
-    return f"{figure}{whose}, {what}" + (f", {held} held fixed" if fixed and held else "")
+    what, fixed_part = FIGURES[figure]
+    owner = f" of {of}" if of else ""
+    return f"{figure}{owner}, {what}" + (
+        f", {fixed_part} held fixed" if fixed and fixed_part else ""
+    )
 
 
 def promises_of(
@@ -226,11 +228,13 @@ def _explain_label_exposure(config: "RunSettings") -> str:
     return "no label privacy and no private training"
 
 
-def _list_representation_promises(method: "MethodSettings", spent: Spent) -> Iterator[Promise]:
+def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
     happens = method.happens
     if "representations are sent" in happens:
-        why = "" if math.isfinite(spent.epsilon_x) else _UNGUARDED
-        yield _make_promise("epsilon_x", spent.epsilon_x, spent.delta, spent.releases, why=why)
+        why = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
+        yield _make_promise(
+            "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=why
+        )
     elif "passives take part" not in happens:
         yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
 
@@ -285,10 +289,10 @@ def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
     Raises:
         ValueError: none is of this figure.
     """
-    found = [promise for promise in promises if promise.figure == figure]
-    if not found:
+    candidates = [promise for promise in promises if promise.figure == figure]
+    if not candidates:
         raise ValueError(f"nothing is promised by {figure}")
-    return max(found, key=lambda promise: promise.epsilon or 0.0)
+    return max(candidates, key=lambda promise: promise.epsilon or 0.0)
 
 
 def promise_of_party(

@@ -1,8 +1,8 @@
-"""Count columns that differ, and say what a sum of linear images of them gives away.
+"""Count distinct columns, and say what a sum of linear images of them reveals.
 
 A sum of D numbers a person that is linear in the passives' columns is a system of D equations in
-as many unknowns as these columns have rank. People who are known give its coefficients. With D at
-least that rank it has one solution: every column of everybody else is read by least squares.
+as many unknowns as these columns have rank. Known people give its coefficients. If D is at least
+that rank it has one solution: least squares reads every column of everybody else.
 
 Run by: whoever holds the columns; it alone knows their rank. Letters: N rows, F columns.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from secure_apfed.settings.run import RunSettings
 
 _MOST_ROWS = 4096
-"""Rows that are looked at, evenly spread; fewer rows never have a higher rank."""
+"""Rows that are read, evenly spread; fewer rows never have a higher rank."""
 _LEAST_SCALE = 1e-6
 _LEAST_VARIANCE = 1e-4
 """Of the direction that varies most: what varies less counts as a copy of other columns."""
@@ -62,11 +62,11 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
         columns: of its table that differ; see `count_columns`.
         numbers: of one person that it contributes at a step.
     """
-    most = most_numbers(columns)
-    if numbers <= most:
+    limit = most_numbers(columns)
+    if numbers <= limit:
         return
-    advice = f"model.projection of {most:,} or less, or on secure_sum.noise"
-    if not most:
+    advice = f"model.projection of {limit:,} or less, or on secure_sum.noise"
+    if not limit:
         advice = "secure_sum.noise, or take no part"
     warnings.warn(
         f"{party}: its gradients have {numbers:,} numbers of a person, and its table has "
@@ -84,13 +84,13 @@ def describe_rank(numbers: float, columns: int | None) -> str:
         numbers: linear in the columns, of one person, over the whole run.
         columns: of all whose columns enter, that differ; None: each holder alone knows.
     """
-    said = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
+    text = f"{numbers:,.0f} number{'' if numbers == 1 else 's'} of "
     if columns is None:
-        return f"{said}columns that each party alone has counted"
-    said += f"{columns:,} column{'' if columns == 1 else 's'}"
+        return f"{text}columns that each party alone has counted"
+    text += f"{columns:,} column{'' if columns == 1 else 's'}"
     if numbers >= columns:
-        return f"{said}: everything can be read"
-    return f"{said}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
+        return f"{text}: everything can be read"
+    return f"{text}: at most {numbers / columns:.0%} of what unrelated columns hold can be read"
 
 
 def describe_opened_numbers(
@@ -109,7 +109,7 @@ def describe_opened_numbers(
     Returns:
         None where nothing linear is opened, or nobody has counted it.
     """
-    most = config.method.linear_numbers(config, classes)
-    if not 0 < most < math.inf:
+    opened = config.method.linear_numbers(config, classes)
+    if not 0 < opened < math.inf:
         return None
-    return describe_rank(most if numbers is None else numbers, sum(columns) if columns else None)
+    return describe_rank(opened if numbers is None else numbers, sum(columns) if columns else None)

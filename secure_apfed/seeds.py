@@ -147,20 +147,22 @@ class Draws(TorchFunctionMode):
     ) -> Tensor:
         if not training or not 0 < p < 1 or not values.numel():
             return F.dropout(values, p, training, inplace)
-        kept = torch.empty_like(values).bernoulli_(
+        mask = torch.empty_like(values).bernoulli_(
             1 - p, generator=self.get_generator(values.device)
         )
-        kept.div_(1 - p)
-        return values.mul_(kept) if inplace else values * kept
+        mask.div_(1 - p)
+        return values.mul_(mask) if inplace else values * mask
 
     @contextmanager
-    def _lend_generators(self, *given: object) -> Iterator[None]:
+    def _lend_generators(self, *values: object) -> Iterator[None]:
         """Lend torch's own generators to one thread at a time, at a drawn seed; restore them after.
 
         The generators are those of the devices of `given`.
         """
         seed = int(torch.randint(2**62, (), generator=self.get_generator()))
-        gpus = {one.device.index for one in given if isinstance(one, Tensor) and one.is_cuda}
+        gpus = {
+            value.device.index for value in values if isinstance(value, Tensor) and value.is_cuda
+        }
         with _LENT, torch.random.fork_rng(list(gpus)):
             torch.manual_seed(seed)
             yield
@@ -241,7 +243,7 @@ _DEFAULT_DTYPE = _DefaultDtype()
 
 @contextmanager
 def isolate_torch_modes() -> Iterator[None]:
-    """Compute with gradients, in float32 unless told otherwise, on the CPU unless told otherwise.
+    """Compute with gradients, by default in float32 and on the CPU.
 
     All of it is put back after. The default dtype is the process's: where it was another, other
     threads find float32 meanwhile.
@@ -264,8 +266,8 @@ def usable_cores() -> int:
     number.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    told = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
-    return max(1, min(cores or 1, int(told[1]) if told else cores or 1))
+    setting = re.match(r"\s*([0-9]{1,9})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""))
+    return max(1, min(cores or 1, int(setting[1]) if setting else cores or 1))
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def simulate_run(config: Config) -> Mapping[str, float]:
     """Train one run, aligned by the IDs that all have; return its accuracy, by inference variant.
 
     Raises:
-        ConfigError: the run needs parties that send messages; see `why_not`.
+        ConfigError: the run needs parties that send messages; see `describe_obstacles`.
         DataError, ModelError: as `secure_apfed.run`.
     """
     session = begin_simulation(config, load_data(config.data, seed=config.seed))
@@ -77,12 +77,12 @@ def simulate_run(config: Config) -> Mapping[str, float]:
 
 
 def begin_simulation(config: Config, data: VerticalData) -> Simulation:
-    """Build the parties of a run that can be simulated, ready to train; see `simulate`."""
+    """Build the parties of a run that can be simulated, ready to train; see `simulate_run`."""
     if reason := describe_obstacles(config):
         raise ConfigError(f"this run cannot be simulated: {reason}; run it with its parties")
-    held = data.select_party(data.active.name)
-    assert held is not None
-    labels = TrainingLabels(config, held, key=_NO_KEY)
+    data_of_active = data.select_party(data.active.name)
+    assert data_of_active is not None
+    labels = TrainingLabels(config, data_of_active, key=_NO_KEY)
     labels.answer_stage(None)
     with warnings.catch_warnings():
         # A plain sum is unsafe by name; here nothing is sent at all.
@@ -96,8 +96,9 @@ def begin_simulation(config: Config, data: VerticalData) -> Simulation:
 def train_simulation(
     session: Simulation, config: Config, on_epoch: Callable[[int], None] = lambda done: None
 ) -> int:
-    """Train all epochs of what `begin` built; return how many steps they took. After each epoch
-    `on_epoch` is called with how many are done.
+    """Train all epochs of a simulation that `begin_simulation` built; return the number of steps.
+
+    After each epoch `on_epoch` is called with the number of epochs that are done.
     """
     method = METHODS[config.method.name]
     helpers = session.helpers

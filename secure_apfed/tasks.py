@@ -1,9 +1,9 @@
-"""Tasks: what the active's model learns and says: a loss on outputs, and how they are measured.
+"""Tasks: what the active's model learns and predicts: a loss on outputs, and their evaluation.
 
 Run by: the active, in training, at the end of a run, and in `predict`. Passives read no label in
-APFed, so that a task is the active's alone; where passives vote, the contract names it. Which
-methods take a task is a fact of theirs (`MethodSettings.tasks`). A new one is one class and one
-line in `TASKS`: see docs/extend.md.
+APFed, so only the active knows the task; if passives vote, the contract names it. Each method lists
+the tasks that it takes (`MethodSettings.tasks`). A new task is one class and one line in `TASKS`:
+see docs/extend.md.
 
 Letters: B rows, K outputs of the head.
 """
@@ -77,14 +77,14 @@ def score_rows(
     task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
 ) -> Scored:
     """Return a model's predictions for `rows` of a table, beside their labels."""
-    here = rows.to(labels_N.device)
-    return task.score_outputs(outputs_of(predict, here), labels_N[here].cpu())
+    rows_on_device = rows.to(labels_N.device)
+    return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
 
 
 class Classification(Task):
     """The class of a row, one of two or more: cross-entropy of the softmax of K outputs.
 
-    A user is told probabilities (B, K).
+    Its predictions are probabilities (B, K).
     """
 
     name: ClassVar[str] = "classification"
@@ -179,8 +179,8 @@ class Regression(Task):
         return self.targets.decode(outputs_BK[:, 0])
 
     def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
-        told_B = self.decode_outputs(outputs_BK)
-        return Scored(truth=self.targets.decode(labels_B).numpy(), scores=told_B.numpy())
+        predictions_B = self.decode_outputs(outputs_BK)
+        return Scored(truth=self.targets.decode(labels_B).numpy(), scores=predictions_B.numpy())
 
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(

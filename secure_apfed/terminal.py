@@ -57,8 +57,10 @@ class Failure:
 
 def failure_of(error: Exception) -> Failure:
     if isinstance(error, ModuleNotFoundError):
-        told = f"{error.name} is not installed; run: {install_extra('experiments')}"
-        return Failure(code=_USAGE, title="An extra is missing", kind="ConfigError", message=told)
+        message = f"{error.name} is not installed; run: {install_extra('experiments')}"
+        return Failure(
+            code=_USAGE, title="An extra is missing", kind="ConfigError", message=message
+        )
     # Imported here, since they take longer to load than help may take.
     from apfed_protocols.psi.interface import IntersectionTooSmallError
     from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -165,8 +167,8 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     terminal gets lines as long as they are.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=any(columns))
-    for at, name in enumerate(columns):
-        figures = bool(rows) and all(row[at][:1].isdigit() for row in rows if row[at])
+    for index, name in enumerate(columns):
+        figures = bool(rows) and all(row[index][:1].isdigit() for row in rows if row[index])
         table.add_column(
             Text(_make_printable(name)),
             justify="right" if figures else "left",
@@ -176,10 +178,10 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]])
     for row in rows:
         table.add_row(*(Text(escape_text(_replace_blanks(cell))) for cell in row))
     console = _make_console()
-    with console.capture() as shown:
+    with console.capture() as captured:
         console.print(Text(_make_printable(title), style="bold"))
         console.print(table)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _make_console(*, stderr: bool = False) -> Console:
@@ -190,39 +192,38 @@ def _make_console(*, stderr: bool = False) -> Console:
     return console
 
 
-def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
+def show_forecast(name: str, forecast: "Forecast", *, links: bool = False) -> None:
     """Print a forecast on stdout; `links`: what is sent on each, and not their sum by kind."""
-    counted = "baselines" in told.seconds
+    counted = "baselines" in forecast.seconds
     spared = "run --no-baselines spares them"
     if not counted:
         spared += ", plan --baselines measures them"
+    labelled = f"{forecast.labelled_rows:,} of {forecast.teaching_rows:,}"
     rows = [
-        ("rows", ", ".join(f"{party} {count:,}" for party, count in told.rows.items())),
-        ("active trains on", f"{told.train_rows:,}, tests on {told.test_rows:,}"),
-        (
-            "learns from labels of",
-            f"{told.labelled_rows:,} of {told.teaching_rows:,} rows that it could learn from",
-        ),
-        ("steps", f"{told.steps:,}, each about {_format_duration(told.seconds_per_step)}"),
+        ("rows", ", ".join(f"{party} {count:,}" for party, count in forecast.rows.items())),
+        ("active trains on", f"{forecast.train_rows:,}, tests on {forecast.test_rows:,}"),
+        ("learns from labels of", f"{labelled} rows that it could learn from"),
+        ("steps", f"{forecast.steps:,}, each about {_format_duration(forecast.seconds_per_step)}"),
         (
             "time on this machine",
-            f"about {_format_duration(sum(told.seconds.values()))}: "
+            f"about {_format_duration(sum(forecast.seconds.values()))}: "
             + ", ".join(
-                f"{phase} {_format_duration(seconds)}" for phase, seconds in told.seconds.items()
+                f"{phase} {_format_duration(seconds)}"
+                for phase, seconds in forecast.seconds.items()
             )
             + (f" ({spared})" if counted else ""),
         ),
         ("not counted", f"start, {'' if counted else f'baselines ({spared}), '}attacks, report"),
     ]
-    if told.links:
+    if forecast.links:
         rows += [
-            ("aligned at all parties", f"{told.aligned_rows:,}"),
-            ("numbers sent of a row", f"{told.numbers_per_row:,}"),
-            ("sent in all", f"about {format_size(told.wire_bytes)}"),
+            ("aligned at all parties", f"{forecast.aligned_rows:,}"),
+            ("numbers sent of a row", f"{forecast.numbers_per_row:,}"),
+            ("sent in all", f"about {format_size(forecast.wire_bytes)}"),
         ]
-    rows += [(promise.format_title(), promise.sentence) for promise in told.promises]
+    rows += [(promise.format_title(), promise.sentence) for promise in forecast.promises]
     show_rows(f"Forecast of {name}", ("", ""), rows)
-    if told.links and links:
+    if forecast.links and links:
         show_rows(
             "\nBy link",
             ("from", "to", "kind", "messages", "bytes"),
@@ -234,39 +235,41 @@ def show_forecast(name: str, told: "Forecast", *, links: bool = False) -> None:
                     f"{link.messages:,}",
                     format_size(link.wire_bytes),
                 )
-                for link in told.links
+                for link in forecast.links
             ],
         )
-    elif told.links:
-        kinds = dict.fromkeys(link.kind for link in told.links)
-        of = {kind: [link for link in told.links if link.kind == kind] for kind in kinds}
+    elif forecast.links:
+        kinds = dict.fromkeys(link.kind for link in forecast.links)
+        links_by_kind = {
+            kind: [link for link in forecast.links if link.kind == kind] for kind in kinds
+        }
         show_rows(
             "\nBy kind of message (--links tells each link)",
             ("kind", "links", "messages", "bytes"),
             [
                 (
                     kind,
-                    f"{len(some)}",
-                    f"{sum(flow.messages for flow in some):,}",
-                    format_size(sum(flow.wire_bytes for flow in some)),
+                    f"{len(of_kind)}",
+                    f"{sum(flow.messages for flow in of_kind):,}",
+                    format_size(sum(flow.wire_bytes for flow in of_kind)),
                 )
-                for kind, some in of.items()
+                for kind, of_kind in links_by_kind.items()
             ],
         )
-    if told.intersections:
+    if forecast.intersections:
         show_rows(
             "Set intersections for these tables; the run takes the marked one",
             ("", "protocol", "bytes", "time in one process", "dealer", "pairwise overlaps"),
             [
                 (
-                    "*" if way.chosen else "",
-                    way.protocol,
-                    format_size(way.wire_bytes),
-                    _format_duration(way.seconds),
-                    "needed" if way.takes_dealer else "none",
-                    "shown to the active" if way.pairwise else "hidden",
+                    "*" if cost.chosen else "",
+                    cost.protocol,
+                    format_size(cost.wire_bytes),
+                    _format_duration(cost.seconds),
+                    "needed" if cost.takes_dealer else "none",
+                    "shown to the active" if cost.pairwise else "hidden",
                 )
-                for way in told.intersections
+                for cost in forecast.intersections
             ],
         )
 
@@ -276,7 +279,7 @@ def show_departures(departures: Sequence["Departure"]) -> None:
     title = "\nProtects less than by default"
     if departures:
         columns = ("setting", "is", "default", "protects", "what less means")
-        show_rows(title, columns, [each.row for each in departures])
+        show_rows(title, columns, [departure.row for departure in departures])
     else:
         show_rows(f"{title}: nothing", (), [])
 
@@ -286,16 +289,16 @@ def show_phases(phases: "Phases") -> None:
     rows = [
         (
             name,
-            _format_duration(one.seconds),
-            _format_duration(one.processor_seconds),
-            format_size(one.peak_bytes),
+            _format_duration(phase.seconds),
+            _format_duration(phase.processor_seconds),
+            format_size(phase.peak_bytes),
         )
-        for name, one in phases.items()
+        for name, phase in phases.items()
     ]
-    seconds = _format_duration(sum(one.seconds for one in phases.values()))
-    spent = _format_duration(sum(one.processor_seconds for one in phases.values()))
+    seconds = _format_duration(sum(phase.seconds for phase in phases.values()))
+    processors = _format_duration(sum(phase.processor_seconds for phase in phases.values()))
     columns = ("phase", "by the clock", "of processors", "peak memory until then")
-    show_rows("Phases", columns, [*rows, ("together", seconds, spent, rows[-1][-1])])
+    show_rows("Phases", columns, [*rows, ("together", seconds, processors, rows[-1][-1])])
 
 
 def format_size(count: float) -> str:

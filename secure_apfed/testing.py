@@ -83,12 +83,12 @@ def check_sensitivity(
     """
     results = [np.asarray(contribute(row), dtype=np.float64).ravel() for row in rows]
     pairs = itertools.combinations(results, 2)
-    apart = max((float(np.linalg.norm(one - other)) for one, other in pairs), default=0.0)
-    if not apart <= claimed * (1 + 1e-9):
+    distance = max((float(np.linalg.norm(first - second)) for first, second in pairs), default=0.0)
+    if not distance <= claimed * (1 + 1e-9):
         raise PromiseError(
             f"{name} says that one person moves its numbers by {claimed:.6g} at most (L2), and "
-            f"two of {len(rows)} inputs lie {apart:.6g} apart; clip what is contributed, or state "
-            "the larger number"
+            f"two of {len(rows)} inputs lie {distance:.6g} apart; clip what is contributed, or "
+            "state the larger number"
         )
 
 
@@ -133,11 +133,11 @@ def _check_linear(labeller: Labeller, features_UF: Floats, labelled_n: Integers)
     for _ in range(3):
         labels_n = generator.integers(0, _CLASSES, len(labelled_n))
         votes_UK = labeller.label_rows(features_UF, labelled_n, labels_n, _CLASSES)
-        apart = float(np.abs(votes_UK - matrix_Un @ np.eye(_CLASSES)[labels_n]).max())
-        if not apart <= 1e-9:
+        distance = float(np.abs(votes_UK - matrix_Un @ np.eye(_CLASSES)[labels_n]).max())
+        if not distance <= 1e-9:
             raise PromiseError(
-                f"{name} says linear = True, but its votes lie {apart:.3g} from its matrix times "
-                "the labels"
+                f"{name} says linear = True, but its votes lie {distance:.3g} from its matrix "
+                "times the labels"
             )
 
 
@@ -153,29 +153,29 @@ def _check_model(labeller: Labeller) -> None:
     other_UF[labelled_n[0]] *= -1
     others_U = np.setdiff1d(np.arange(_PEOPLE), labelled_n[:1])
 
-    def collect_votes(of_UF: Floats) -> Floats:
-        asked = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
+    def collect_votes(rows_UF: Floats) -> Floats:
+        labellers = (labeller.for_question(b"measured %d" % number) for number in range(_QUESTIONS))
         return np.stack(
             [
-                one.label_rows(of_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel()
-                for one in asked
+                asked_labeller.label_rows(rows_UF, labelled_n, labels_n, _CLASSES)[others_U].ravel()
+                for asked_labeller in labellers
             ]
         )
 
-    here_QV = collect_votes(features_UF)
-    there_QV = collect_votes(other_UF)
-    if np.ptp(here_QV, axis=0).max() <= 1e-12:
+    votes_QV = collect_votes(features_UF)
+    other_votes_QV = collect_votes(other_UF)
+    if np.ptp(votes_QV, axis=0).max() <= 1e-12:
         raise PromiseError(
             f"{name} says that its model is private ({labeller.model}), but its votes on "
             f"{_QUESTIONS} questions are the same: there is no noise on what it fitted"
         )
     half = _QUESTIONS // 2
-    along_V = here_QV[:half].mean(axis=0) - there_QV[:half].mean(axis=0)
-    here_Q = here_QV @ along_V
-    there_Q = there_QV @ along_V
-    cut = (np.median(here_Q[:half]) + np.median(there_Q[:half])) / 2
-    right = int((here_Q[half:] > cut).sum())
-    wrong = int((there_Q[half:] > cut).sum())
+    along_V = votes_QV[:half].mean(axis=0) - other_votes_QV[:half].mean(axis=0)
+    projected_Q = votes_QV @ along_V
+    other_projected_Q = other_votes_QV @ along_V
+    cut = (np.median(projected_Q[:half]) + np.median(other_projected_Q[:half])) / 2
+    right = int((projected_Q[half:] > cut).sum())
+    wrong = int((other_projected_Q[half:] > cut).sum())
     proved = _least_mu(right, wrong, _QUESTIONS - half)
     if proved > mu:
         raise PromiseError(
@@ -184,15 +184,17 @@ def _check_model(labeller: Labeller) -> None:
         )
 
 
-def _least_mu(right: int, wrong: int, of: int) -> float:
+def _least_mu(right: int, wrong: int, questions: int) -> float:
     """Return a lower bound of mu (Clopper and Pearson 1934; Dong, Roth and Su 2022, Definition
     2.6).
     """
     beta = scipy.stats.beta.ppf
-    found = float(beta(_MOST_WRONG, right, of - right + 1)) if right else 0.0
-    falsely = float(beta(1 - _MOST_WRONG, wrong + 1, of - wrong)) if wrong < of else 1.0
+    right_rate = float(beta(_MOST_WRONG, right, questions - right + 1)) if right else 0.0
+    wrong_rate = (
+        float(beta(1 - _MOST_WRONG, wrong + 1, questions - wrong)) if wrong < questions else 1.0
+    )
     normal = scipy.special.ndtri
-    return float(normal(found) - normal(falsely)) if found > falsely else 0.0
+    return float(normal(right_rate) - normal(wrong_rate)) if right_rate > wrong_rate else 0.0
 
 
 def check_defence(make: Callable[[], GradientDefence]) -> None:
@@ -222,22 +224,24 @@ def check_defence(make: Callable[[], GradientDefence]) -> None:
     for released in defence.protects:
         knows = labels_B if released == "returned gradients" else None
         before_BD = gradient_BD.clone()
-        sent = [
+        outputs = [
             _run_defence(make(), gradient_BD, Leaving(3, "peer", knows), seed) for seed in (0, 1)
         ]
         if not torch.equal(gradient_BD, before_BD):
             raise PromiseError(f"{name} writes to the gradient that it was given; return another")
-        if any(one.shape != before_BD.shape or one.dtype != before_BD.dtype for one in sent):
+        if any(
+            output.shape != before_BD.shape or output.dtype != before_BD.dtype for output in outputs
+        ):
             raise PromiseError(
                 f"{name} turns a gradient of {before_BD.dtype} of shape {tuple(before_BD.shape)} "
-                f"into {sent[0].dtype} of shape {tuple(sent[0].shape)}"
+                f"into {outputs[0].dtype} of shape {tuple(outputs[0].shape)}"
             )
-        if not torch.equal(*sent):
+        if not torch.equal(*outputs):
             raise PromiseError(
                 f"{name} sends another gradient each time: draw from the `noise` that it is built "
                 "with, never from torch or NumPy"
             )
-        if torch.equal(sent[0], before_BD):
+        if torch.equal(outputs[0], before_BD):
             raise PromiseError(
                 f"{name} says that it protects {released}, and lets them leave as they came; take "
                 "the word out of `protects`, or change them"

@@ -1,8 +1,8 @@
-"""What long work this process is at, how far that is, and how long the rest takes.
+"""The long work of this process, its progress, and an estimate of the time left.
 
 Run by: each process for itself. Code reports each part of its long work with `report_work`; outside
-`observing_work` that does nothing. The one estimate of the time left (`TimeLeft`) reads a clock
-that is given to it, so that displays, events and tests share it.
+`observing_work` that does nothing. The one estimate of the time left (`TimeLeft`) takes its clock
+as an argument, so that displays, events and tests share it.
 """
 
 import math
@@ -32,8 +32,8 @@ class Work:
 
     Attributes:
         name: what is done, such as "solo baselines".
-        done: how many of its parts are done; total: of how many.
-        part: the part that is on now; empty: it has no name.
+        done: how many of its parts are done; total: the number of parts.
+        part: the current part; empty: it has no name.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Work:
 
 
 class TimeLeft:
-    """An estimate of how long the rest of some work takes, by when its parts ended.
+    """An estimate of the time left of some work, from when its parts ended.
 
     The pace is that of the later half of the marks: a slow first part (loading, compiling), or
-    parts that were there before, count no longer than the first half of the work. Nothing is
-    estimated before two parts have ended.
+    parts that were done before, count only during the first half of the work. Nothing is estimated
+    before two parts have ended.
 
     Args:
         clock: seconds, as `time.monotonic` gives them.
@@ -63,7 +63,7 @@ class TimeLeft:
         self._marks: list[tuple[float, float]] = [(clock(), 0.0)]
 
     def note_progress(self, done: float) -> None:
-        """Note that so many parts are done now; fewer than before begin anew."""
+        """Note that so many parts are done now; a lower number restarts the estimate."""
         last = self._marks[-1][1]
         if done < last:
             self._marks = [(self._clock(), done)]
@@ -81,16 +81,16 @@ class TimeLeft:
         intervals = len(self._marks) - 1
         if intervals < 2:
             return None
-        since, before = self._marks[intervals // 2]
-        pace = (ended - since) / (done - before)
+        mark_time, mark_done = self._marks[intervals // 2]
+        pace = (ended - mark_time) / (done - mark_done)
         on_it = self._clock() - ended
-        # The part that is on may be nearly over; those behind it have all their time before them.
+        # The current part may be nearly over; those after it still need all their time.
         current = min(rest, 1.0)
         return pace * (rest - current) + max(pace * current - on_it, 0.0)
 
 
 def describe_time_left(seconds: float | None) -> str:
-    """Return an estimate as people read it; empty where there is none, or nothing is left."""
+    """Return an estimate as text; empty if there is none, or nothing is left."""
     if seconds is None or not 0 < seconds < math.inf:
         return ""
     if seconds < 60:
@@ -115,16 +115,16 @@ _OBSERVER: ContextVar[_Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def observing_work(tell: _Observer) -> Iterator[None]:
-    """Give all work that is reported in this block to `tell`."""
-    before = _OBSERVER.set(tell)
+    """Call `tell` with all work that is reported in this block."""
+    token = _OBSERVER.set(tell)
     try:
         yield
     finally:
-        _OBSERVER.reset(before)
+        _OBSERVER.reset(token)
 
 
 def report_work(name: str, done: int, total: int, part: str = "") -> None:
-    """Report how far some work is, to whoever observes it."""
+    """Report the progress of some work to its observer, if there is one."""
     tell = _OBSERVER.get()
     if tell is not None:
         tell(Work(name=name, done=done, total=total, part=part))
@@ -132,7 +132,7 @@ def report_work(name: str, done: int, total: int, part: str = "") -> None:
 
 @contextmanager
 def working_on(name: str, part: str = "") -> Iterator[None]:
-    """Report that this block is one piece of work without parts; it is over whatever comes."""
+    """Report this block as one piece of work without parts, which ends even if the block fails."""
     report_work(name, 0, 1, part)
     try:
         yield

@@ -154,8 +154,8 @@ one_key_for_two_parties: test_exchange_agreement.py
 -        [greeting.run_key for greeting in greetings.values()],
 known_by_another_identity: test_exchange_agreement.py
     Anybody speaks in a party's name with an identity of its own.
--        if identity != known:
-+        if len(identity) != len(known):
+-        if identity != known_identity:
++        if len(identity) != len(known_identity):
 --- secure_apfed/methods/sum_end.py
 charged_before_counted: test_parties_apfed.py
     A question that is refused because it was answered too often costs privacy first.
@@ -248,12 +248,12 @@ worst_solo_model_chosen: test_solo.py
 --- secure_apfed/planning/forecast.py
 labels_of_all_rows_counted: test_data_labels.py
     A plan promises labels of rows that have none.
--labelled_rows=labelled,
-+labelled_rows=teaching,
+-labelled_rows=labelled_rows,
++labelled_rows=teaching_rows,
 teaching_rows_forgotten: test_data_labels.py
     A plan leaves out the rows without a label, which are taught, too.
--teaching_rows=teaching,
-+teaching_rows=labelled,
+-teaching_rows=teaching_rows,
++teaching_rows=labelled_rows,
 --- attacks/apfed_attacks/foreign.py
 luck_is_a_finding: test_attacks_foreign.py
     What luck gives, too, is reported as a leak.

@@ -41,16 +41,16 @@ def check_alignment(settings: AlignmentSettings) -> None:
     """
     id_rules(settings)
     if settings.backend not in SET_INTERSECTIONS:
-        known = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
+        names = ", ".join(["auto", *sorted(SET_INTERSECTIONS)])
         raise ValueError(
-            f"protocol: no set intersection is called {settings.protocol!r}; there are: {known}"
+            f"protocol: no set intersection is called {settings.protocol!r}; there are: {names}"
         )
-    most = SET_INTERSECTIONS[settings.backend].find_largest_size()
-    if settings.maximum_ids > most:
+    largest = SET_INTERSECTIONS[settings.backend].find_largest_size()
+    if settings.maximum_ids > largest:
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
-            f"would have others take more than {MOST_ANNOUNCED_BYTES / 2**30:g} GiB; say {most:,} "
-            "at most, or protocol: ecdh, which takes such sets in parts"
+            f"would have others take more than {MOST_ANNOUNCED_BYTES / 2**30:g} GiB; say "
+            f"{largest:,} at most, or protocol: ecdh, which takes such sets in parts"
         )
     shows = settings.mode == "pairwise" or SET_INTERSECTIONS[settings.backend].pairwise
     if settings.pairwise_overlaps == "hidden" and shows:
@@ -113,10 +113,10 @@ def make_intersection(
 def most_guesses(settings: AlignmentSettings) -> Guesses:
     """Return the most IDs that a deviating active (`hub`) or passive can try in an intersection.
 
-    A session plays `ecdh` in buckets, whose lists are filled up: a party may guess there, too.
+    A session runs `ecdh` in buckets, whose lists are filled up: a party may use the filling, too.
     """
-    most = settings.maximum_ids
+    largest = settings.maximum_ids
     if settings.backend != "ecdh":
-        return SET_INTERSECTIONS[settings.backend].most_guesses(most)
-    buckets = bucket_count(most)
-    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * compute_capacity(most, buckets))
+        return SET_INTERSECTIONS[settings.backend].most_guesses(largest)
+    buckets = bucket_count(largest)
+    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * compute_capacity(largest, buckets))

@@ -7,7 +7,7 @@ nobody can choose IDs that fill one bucket.
 
 How many IDs of a set fall into a bucket would tell something of the set, so every list is filled up
 with random digests, which no other party has, to a number that follows from the size of the
-set and the number of buckets alone (`capacity`).
+set and the number of buckets alone (`compute_capacity`).
 """
 
 import hashlib
@@ -89,7 +89,7 @@ class BucketedIds:
         key: 32 bytes that the parties drew together; buckets: how many they agreed on.
         secret: 32 bytes of this party alone, from which follows what fills up the buckets.
         folder: where the digests lie, for its owner alone; None: in memory.
-        worked: told of the number of IDs that are digested.
+        worked: called with the number of IDs that were digested.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class BucketedIds:
             )
         self.capacity = compute_capacity(self.size, buckets)
         self._folder = folder
-        self._held: dict[int, list[NDArray[np.void]]] = {}
+        self._parts_by_bucket: dict[int, list[NDArray[np.void]]] = {}
         self.fingerprint = self._fill_buckets(ids, settings, key, worked)
         self._check_buckets()
 
@@ -145,7 +145,7 @@ class BucketedIds:
                     if files:
                         files[bucket].write(part.tobytes())
                     else:
-                        self._held[bucket].append(part)
+                        self._parts_by_bucket[bucket].append(part)
                 first += len(piece)
                 worked(len(piece))
         if first != self.size:
@@ -173,14 +173,14 @@ class BucketedIds:
     def _refuse_repeats(self, records: NDArray[np.void]) -> None:
         first: dict[bytes, int] = {}
         pairs = [
-            (row, known)
+            (row, first_row)
             for digest, row in zip(records["digest"].tolist(), records["row"].tolist(), strict=True)
-            if (known := first.setdefault(digest, row)) != row
+            if (first_row := first.setdefault(digest, row)) != row
         ]
         if pairs:
-            shown = ", ".join(f"{row} (as {known})" for row, known in pairs[:_ROWS_SHOWN])
+            repeats = ", ".join(f"{row} (as {first_row})" for row, first_row in pairs[:_ROWS_SHOWN])
             raise DataError(
-                f"{self._me} has repeated ID(s), in row(s) {shown}"
+                f"{self._me} has repeated ID(s), in row(s) {repeats}"
                 f"{', ...' if len(pairs) > _ROWS_SHOWN else ''} (after normalisation); keep one "
                 "row for each ID"
             )
@@ -201,7 +201,7 @@ class BucketedIds:
         return listed, rows
 
     def clear(self) -> None:
-        self._held = {bucket: [] for bucket in range(self._buckets)}
+        self._parts_by_bucket = {bucket: [] for bucket in range(self._buckets)}
         if self._folder is not None:
             for file in self._folder.glob("ids-*.bin"):
                 file.unlink()
@@ -209,7 +209,7 @@ class BucketedIds:
     def _load_records(self, bucket: int) -> NDArray[np.void]:
         if self._folder is not None:
             return np.fromfile(self._bucket_path(bucket), _RECORD)
-        return np.concatenate([np.empty(0, _RECORD), *self._held[bucket]])
+        return np.concatenate([np.empty(0, _RECORD), *self._parts_by_bucket[bucket]])
 
     def _bucket_path(self, bucket: int) -> Path:
         assert self._folder is not None

@@ -22,8 +22,8 @@ _ROWS_OF_A_PIECE = 2**16
 
 
 def id_rules(settings: AlignmentSettings) -> IdNormalisation:
-    on = {rule: rule in settings.normalisation for rule in ID_RULES}
-    return IdNormalisation(**on, date_formats=settings.date_formats)
+    enabled = {rule: rule in settings.normalisation for rule in ID_RULES}
+    return IdNormalisation(**enabled, date_formats=settings.date_formats)
 
 
 class IdFile:
@@ -48,19 +48,19 @@ class IdFile:
     """
 
     def __init__(
-        self, party: str, given: "Path | pyarrow.Table", columns: str | Sequence[str]
+        self, party: str, source: "Path | pyarrow.Table", columns: str | Sequence[str]
     ) -> None:
         self._party = party
-        self._given = given
-        self._called = str(given) if isinstance(given, Path) else "its query"
+        self._source = source
+        self._called = str(source) if isinstance(source, Path) else "its query"
         self._columns = (columns,) if isinstance(columns, str) else tuple(columns)
         with self._translate_errors():
             self._opened, self._line = self._open_rows()
-            found = self._opened.schema.names
-            if absent := [name for name in self._columns if found.count(name) != 1]:
+            names = self._opened.schema.names
+            if absent := [name for name in self._columns if names.count(name) != 1]:
                 raise DataError(
                     f"{party}: {self._called} must have each of the columns {', '.join(absent)} "
-                    f"once; it has {', '.join(found)}"
+                    f"once; it has {', '.join(names)}"
                 )
             self._rows = int(self._opened.count_rows())
 
@@ -106,11 +106,11 @@ class IdFile:
 
         from secure_apfed.data.frames import files_of, kind_of, load_csv_head, open_packed_files
 
-        if not isinstance(self._given, Path):
-            return dataset.dataset(self._given), None
-        files = files_of(self._given, source=self._party)
+        if not isinstance(self._source, Path):
+            return dataset.dataset(self._source), None
+        files = files_of(self._source, source=self._party)
         if kind_of(files[0]) != "CSV":
-            return open_packed_files(files, self._given, self._party), None
+            return open_packed_files(files, self._source, self._party), None
         options = csv.ConvertOptions(
             column_types=dict.fromkeys(self._columns, pyarrow.string()),
             strings_can_be_null=True,

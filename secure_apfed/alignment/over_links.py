@@ -3,18 +3,19 @@
 Run by: the hub and each member, one script a role; each gets the row of its own table at each
 position of the intersection. By `apfed_protocols.psi.ecdh`, whose guarantees and leaks hold here:
 
-1. Each member tells the hub 32 random bytes, how many IDs it has, and which intersection it could
-   go on with. The hub tells all the random bytes of all, its own size and the number of buckets.
-   From the bytes follows the key under which IDs are digested and dealt out to buckets.
-2. Each bucket is one run of the protocol, on lists that are filled up to sizes that follow from
-   what was told (see `secure_apfed.alignment.buckets`). It opens to the hub alone.
-3. When all buckets are done, the hub tells the members which places are common to all, in one
+1. Each member sends the hub 32 random bytes, how many IDs it has, and which intersection it could
+   resume. The hub sends everybody all random bytes, its own size and the number of buckets. The
+   bytes give the key under which IDs are digested and distributed to buckets.
+2. Each bucket is one run of the protocol, on lists that are filled up to sizes that follow from the
+   announced sizes (see `secure_apfed.alignment.buckets`). Only the hub learns its result.
+3. When all buckets are done, the hub sends the members the positions that are common to all, in one
    random order for all buckets together; or that these are too few.
 
-Who learns what is as in one run of the protocol on the whole sets: hub and member know each other's
-size there, too, and the sizes of lists say no more. What is added: where there are several members,
-all learn the number of buckets, which tells to a factor of two how large the largest set is, if it
-is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for each common row.
+The parties learn what they learn in one run of the protocol on the whole sets: there, too, hub and
+member know each other's size, and the sizes of lists reveal no more. In addition, if there are
+several members, all learn the number of buckets, which reveals the size of the largest set to a
+factor of two, if it is above `buckets.BUCKET_IDS`. Memory is that of one bucket, plus 8 bytes for
+each common row.
 """
 
 import contextlib
@@ -75,8 +76,8 @@ _SMALL_BYTES = 2**20
 def signs_of_alignment(maximum_ids: int, members: int) -> int:
     """Return how many signs of life a party may send for the alignment of a session, at most.
 
-    It reads its IDs up to three times, and for each member blinds its own and the member's; what
-    fills up buckets is a few percent.
+    It reads its IDs up to three times, and for each member blinds its own and the member's; the
+    filling of buckets adds a few percent.
     """
     return count_allowed_heartbeats((4 + 3 * members) * maximum_ids)
 
@@ -84,23 +85,23 @@ def signs_of_alignment(maximum_ids: int, members: int) -> int:
 class ProgressTo:
     """A sender of signs of a role's progress, which counts each piece of its work anew.
 
-    It reports that progress as long work of this process, too.
+    It also reports that progress as long work of this process.
     """
 
     def __init__(self, signs: Heartbeats) -> None:
         self._signs = signs
-        self._done = 0
+        self._last_done = 0
 
     def __call__(self, progress: Progress) -> None:
-        before = self._done if progress.done > self._done else 0
-        self._signs.count_work(progress.done - before)
+        previous = self._last_done if progress.done > self._last_done else 0
+        self._signs.count_work(progress.done - previous)
         report_work(f"alignment, {progress.work}", progress.done, progress.total)
-        self._done = progress.done if progress.done < progress.total else 0
+        self._last_done = progress.done if progress.done < progress.total else 0
 
 
 @contextmanager
 def relay_signs(links: Links) -> Iterator[None]:
-    """Let all others hear, too, that a peer is alive for whom this party, the hub, waits."""
+    """Relay to all others that the peer is alive for which this party, the hub, waits."""
     links.signs.relays = True
     try:
         yield
@@ -120,7 +121,7 @@ async def align_hub(
     """Run the hub's side of an intersection; return its row at each position, (rows,).
 
     Its IDs are read several times: no generator. `session` names the intersection, once. A folder
-    of this intersection alone keeps what is needed to go on after a break; None: a break ends it.
+    for this intersection alone keeps what is needed to resume after a break; None: a break ends it.
     """
     end = _End(links, links.me, tuple(members), ids, settings, folder)
     with relay_signs(links):
@@ -131,22 +132,22 @@ async def align_hub(
         sizes = {name: opening.size for name, opening in openings.items()}
         agreed = end.unfinished.agreed
         start = 0
-        again = agreed is not None and {agreed.identity} == {
-            opening.of for opening in openings.values()
+        resumes = agreed is not None and {agreed.identity} == {
+            opening.resumable for opening in openings.values()
         }
-        if agreed is None or not again:
+        if agreed is None or not resumes:
             nonces = {links.me: fresh_key()}
             nonces |= {name: opening.nonce for name, opening in openings.items()}
             count = bucket_count(max(len(ids), *sizes.values()))
             agreed = Agreed(session, end.terms, count, nonces)
         else:
-            done = [opening.finished for opening in openings.values()]
-            start = min(end.unfinished.done_buckets, *done)
-        drawn = tuple(agreed.nonces.items())
-        reply = _Reply(again, start, agreed.session, agreed.buckets, len(ids), drawn)
+            finished = [opening.finished for opening in openings.values()]
+            start = min(end.unfinished.done_buckets, *finished)
+        all_nonces = tuple(agreed.nonces.items())
+        reply = _Reply(resumes, start, agreed.session, agreed.buckets, len(ids), all_nonces)
         for name in members:
             end.send(name, reply.pack())
-        await end.intersect_buckets(agreed, sizes, start, again=again)
+        await end.intersect_buckets(agreed, sizes, start, resumes=resumes)
     return end.open_at_hub(sizes)
 
 
@@ -163,28 +164,28 @@ async def align_member(
     """Run a member's side of an intersection; `members` names all members; see `align_hub`."""
     end = _End(links, hub, tuple(members), ids, settings, folder)
     end.look_back()
-    known = end.unfinished.agreed
-    own = _Opening(
+    stored = end.unfinished.agreed
+    opening = _Opening(
         nonce=fresh_key(),
         size=len(ids),
-        of=known.identity if known else b"",
-        finished=end.unfinished.done_buckets if known else 0,
+        resumable=stored.identity if stored else b"",
+        finished=end.unfinished.done_buckets if stored else 0,
     )
-    end.send(hub, own.pack())
+    end.send(hub, opening.pack())
     reply = _parse_opening(_REPLY, await end.receive(hub, patience=4), settings)
-    agreed = end.check_reply(reply, own, session)
-    await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, again=reply.again)
+    agreed = end.check_reply(reply, opening, session)
+    await end.intersect_buckets(agreed, {hub: reply.size}, reply.start, resumes=reply.resumes)
     return end.open_at_member(
         await end.receive(hub, most=_OPENING_BYTES + 8 * len(ids)), reply.size
     )
 
 
 class _Opening(NamedTuple):
-    """A member's first message: `of` names the intersection that it can resume, or is empty."""
+    """A member's first message: `resumable` names the intersection it can resume, or is empty."""
 
     nonce: _Nonce
     size: Any
-    of: bytes
+    resumable: bytes
     finished: _Count
 
     def pack(self) -> bytes:
@@ -194,7 +195,7 @@ class _Opening(NamedTuple):
 class _Reply(NamedTuple):
     """The hub's answer to an opening: where and how to proceed, and the parts of the common key."""
 
-    again: bool
+    resumes: bool
     start: int
     session: str
     buckets: int
@@ -214,18 +215,18 @@ def _parse_opening(
     form: TypeAdapter[_First], message: Envelope, settings: AlignmentSettings
 ) -> _First:
     try:
-        read = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
+        opening = form.validate_python(msgpack.unpackb(message.payload, use_list=False))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(
             f"{message.sender} sent {message.receiver} something else than the opening of an "
             "intersection; use the same release at all parties"
         ) from error
-    if type(read.size) is not int or not 0 <= read.size <= settings.maximum_ids:
+    if type(opening.size) is not int or not 0 <= opening.size <= settings.maximum_ids:
         raise RemoteProtocolError(
-            f"{message.sender} announces {read.size!r} IDs, the parties agreed on at most "
+            f"{message.sender} announces {opening.size!r} IDs, the parties agreed on at most "
             f"{settings.maximum_ids}"
         )
-    return read
+    return opening
 
 
 class _End:
@@ -260,38 +261,44 @@ class _End:
         )
 
     def look_back(self) -> None:
-        """Forget an intersection that was broken off where it was of other IDs."""
-        kept = self.unfinished
-        if kept.agreed is None:
+        """Delete the record of a broken-off intersection if it was of other IDs."""
+        stored = self.unfinished
+        if stored.agreed is None:
             return
         worked = self._links.signs.count_work
-        now = fingerprint_ids(self._me, self._ids, self._settings, kept.agreed.key, worked)
-        if now != kept.fingerprint:
-            kept.delete_files()
+        fingerprint = fingerprint_ids(
+            self._me, self._ids, self._settings, stored.agreed.key, worked
+        )
+        if fingerprint != stored.fingerprint:
+            stored.delete_files()
 
-    def check_reply(self, reply: _Reply, own: _Opening, session: str) -> "Agreed":
+    def check_reply(self, reply: _Reply, opening: _Opening, session: str) -> "Agreed":
         """Return what a member agrees to with this reply."""
-        known = self.unfinished.agreed
+        stored = self.unfinished.agreed
         hub = self._hub
         nonces = dict(reply.nonces)
         offered = Agreed(reply.session, self.terms, reply.buckets, nonces)
-        if reply.again:
-            if known is None or offered.identity != known.identity or reply.start > own.finished:
+        if reply.resumes:
+            if (
+                stored is None
+                or offered.identity != stored.identity
+                or reply.start > opening.finished
+            ):
                 raise RemoteProtocolError(
                     f"{hub} goes on with bucket {reply.start} of an intersection that {self._me} "
                     "does not know; remove the record of it at all parties, and intersect anew"
                 )
-            return known
-        least = bucket_count(max(own.size, reply.size))
-        most = least if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
+            return stored
+        least = bucket_count(max(opening.size, reply.size))
+        greatest = least if len(self._members) == 1 else bucket_count(self._settings.maximum_ids)
         whole = reply.buckets.bit_count() == 1
-        if not (whole and least <= reply.buckets <= most) or reply.start != 0:
+        if not (whole and least <= reply.buckets <= greatest) or reply.start != 0:
             raise RemoteProtocolError(
                 f"{hub} wants {reply.buckets} buckets, from {reply.start} on; expected a power of "
-                f"two from {least} to {most}, from 0 on"
+                f"two from {least} to {greatest}, from 0 on"
             )
         named = tuple(nonces)
-        if named != (hub, *self._members) or nonces[self._me] != own.nonce:
+        if named != (hub, *self._members) or nonces[self._me] != opening.nonce:
             raise RemoteProtocolError(
                 f"{hub} makes the key of buckets of random bytes of {', '.join(named)}; expected "
                 f"those of {', '.join((hub, *self._members))}, and of {self._me} those that it sent"
@@ -303,13 +310,13 @@ class _End:
         return offered
 
     async def intersect_buckets(
-        self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, again: bool
+        self, agreed: "Agreed", sizes: Mapping[str, int], start: int, *, resumes: bool
     ) -> None:
-        """Play all buckets from `start` on, and keep what comes out of each."""
-        if not again:
+        """Run all buckets from `start` on, and store the result of each."""
+        if not resumes:
             self.unfinished.store_agreement(agreed)
         with self._links.signs.tighten_limits(self._estimate_signs(agreed.buckets, sizes)):
-            own = BucketedIds(
+            own_ids = BucketedIds(
                 self._me,
                 self._ids,
                 self._settings,
@@ -319,13 +326,15 @@ class _End:
                 folder=self.unfinished.folder,
                 worked=self._links.signs.count_work,
             )
-            admit_run(self._settings, self._me, self._peers, session=agreed.session, again=again)
-            self.unfinished.has_ids(own.fingerprint)
+            admit_run(
+                self._settings, self._me, self._peers, session=agreed.session, resumes=resumes
+            )
+            self.unfinished.has_ids(own_ids.fingerprint)
             for bucket in range(start, agreed.buckets):
                 report_work("alignment, buckets", bucket, agreed.buckets)
-                await self._intersect_bucket(own, agreed, sizes, bucket)
+                await self._intersect_bucket(own_ids, agreed, sizes, bucket)
             report_work("alignment, buckets", agreed.buckets, agreed.buckets)
-            own.clear()
+            own_ids.clear()
 
     def _estimate_signs(self, buckets: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """Return how many signs of life each peer's work may take, from the announced sizes."""
@@ -338,7 +347,7 @@ class _End:
                 )
                 for peer, size in sizes.items()
             }
-        # Of the other members one knows that they have no larger sets than the buckets are for.
+        # The sets of other members are known only to be no larger than the buckets allow.
         largest = buckets * bucketing.BUCKET_IDS
         theirs = mine if members == 1 else compute_capacity(largest, buckets)
         size = sizes[self._hub]
@@ -346,9 +355,9 @@ class _End:
         return {self._hub: count_allowed_heartbeats(2 * size + members * largest + buckets * lists)}
 
     async def _intersect_bucket(
-        self, own: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
+        self, own_ids: BucketedIds, agreed: "Agreed", sizes: Mapping[str, int], bucket: int
     ) -> None:
-        entries, row_of_entry = own.load_bucket(bucket)
+        entries, row_of_entry = own_ids.load_bucket(bucket)
         lists = {peer: compute_capacity(size, agreed.buckets) for peer, size in sizes.items()}
         agreement = IntersectionAgreement(
             session=f"{agreed.identity.hex()} {bucket} of {agreed.buckets}",
@@ -363,7 +372,7 @@ class _End:
             progress=ProgressTo(self._links.signs),
             secret=self.unfinished.secret,
         )
-        longest = protocol.longest_message(max(own.capacity, *lists.values()))
+        longest = protocol.longest_message(max(own_ids.capacity, *lists.values()))
         lengths = {peer: protocol.longest_message(size) for peer, size in lists.items()}
 
         async def play_role(role: Conversation) -> None:
@@ -387,25 +396,25 @@ class _End:
         self.unfinished.store_result(bucket, result)
 
     def open_at_hub(self, sizes: Mapping[str, int]) -> Rows:
-        """Tell the members what is common to all; return the own rows of it."""
+        """Send the members the common positions; return this party's rows of them."""
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
         assert agreed is not None
-        found = self.unfinished.load_results()
-        if len(found) < minimum:
+        results = self.unfinished.load_results()
+        if len(results) < minimum:
             for name in self._members:
                 self.send(name, _TOO_FEW)
             raise IntersectionTooSmallError.for_party(
-                self._me, minimum, f" ({len(found)} in common to all)"
+                self._me, minimum, f" ({len(results)} in common to all)"
             )
-        found = found[random_permutation(len(found))]
-        for name, places in zip(self._members, found.T[1:], strict=True):
+        results = results[random_permutation(len(results))]
+        for name, places in zip(self._members, results.T[1:], strict=True):
             form = _pick_position_type(agreed.buckets, sizes[name])
             self.send(name, _OPENED + places.astype(form).tobytes())
-        return found[:, 0].copy()
+        return results[:, 0].copy()
 
     def open_at_member(self, message: Envelope, hub_size: int) -> Rows:
-        """Return the own row at each position that the hub names."""
+        """Return this party's row at each position that the hub names."""
         agreed = self.unfinished.agreed
         minimum = self._settings.minimum_rows
         assert agreed is not None
@@ -418,9 +427,9 @@ class _End:
             raise RemoteProtocolError(f"{self._hub} sent {self._me} no list of common rows")
         row_of_place = self.unfinished.load_results()[:, 0]
         places = np.frombuffer(body, form)
-        within = places[places < len(row_of_place)]
-        rows = row_of_place[within]
-        sound = len(within) == len(places) and len(np.unique(places)) == len(places)
+        known_places = places[places < len(row_of_place)]
+        rows = row_of_place[known_places]
+        sound = len(known_places) == len(places) and len(np.unique(places)) == len(places)
         if not (sound and (rows >= 0).all() and minimum <= len(rows) <= hub_size):
             raise RemoteProtocolError(
                 f"{self._hub} opened {len(places)} places, of which {(rows >= 0).sum()} are of IDs "
@@ -497,7 +506,7 @@ class StoredIntersection:
     fingerprint: bytes = field(default=b"", repr=False)
     # From which the keys and orders of all buckets follow.
     secret: bytes = field(default_factory=fresh_key, repr=False)
-    _held: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
+    _contents: dict[str, bytes] = field(default_factory=dict, repr=False)  # without a folder
 
     @classmethod
     def from_folder(cls, folder: Path | None, terms: bytes) -> "StoredIntersection":
@@ -506,10 +515,10 @@ class StoredIntersection:
             return cls(folder)
         path = folder / _AGREED
         try:
-            version, session, known, buckets, nonces, own = msgpack.unpackb(
+            version, session, stored_terms, buckets, nonces, fingerprint = msgpack.unpackb(
                 load_bytes(path, most=_SMALL_BYTES)
             )
-            agreed = Agreed(session, known, buckets, dict(nonces))
+            agreed = Agreed(session, stored_terms, buckets, dict(nonces))
             secret = load_bytes(folder / _SECRET, most=_SMALL_BYTES)
             if version != _VERSION or len(secret) != len(fresh_key()):
                 raise ValueError("another version")
@@ -519,10 +528,10 @@ class StoredIntersection:
                 f"{path} is no record of an intersection; remove its folder, then all parties "
                 "intersect anew"
             ) from error
-        return cls(folder, agreed, own, secret) if known == terms else cls(folder)
+        return cls(folder, agreed, fingerprint, secret) if stored_terms == terms else cls(folder)
 
     def store_agreement(self, agreed: Agreed) -> None:
-        """Forget what was there, and keep what is agreed now."""
+        """Delete the former record, and store the new agreement."""
         self.delete_files()
         self.agreed = agreed
         self.secret = fresh_key()
@@ -533,7 +542,7 @@ class StoredIntersection:
         self._write_file(_SECRET, self.secret)
 
     def has_ids(self, fingerprint: bytes) -> None:
-        """Note which IDs it is of; from here on it can be gone on with."""
+        """Store the fingerprint of its IDs; from here on it can be resumed."""
         assert self.agreed is not None
         self.fingerprint = fingerprint
         session, terms, buckets, nonces = astuple(self.agreed)
@@ -545,11 +554,11 @@ class StoredIntersection:
         """The number of buckets that are done, counted from the first."""
         assert self.agreed is not None
         count = self.agreed.buckets
-        lacking = (at for at in range(count) if not self._has_file(f"result-{at}.bin"))
+        lacking = (bucket for bucket in range(count) if not self._has_file(f"result-{bucket}.bin"))
         return next(lacking, count)
 
     def store_result(self, bucket: int, result: Rows) -> None:
-        """Keep what came out of a bucket, (rows, columns)."""
+        """Store the result of a bucket, (rows, columns)."""
         shape = np.array(result.shape, "<i8").tobytes()
         self._write_file(f"result-{bucket}.bin", shape + result.astype("<i8").tobytes())
 
@@ -557,11 +566,11 @@ class StoredIntersection:
         """Return the results of all buckets, one after another."""
         assert self.agreed is not None
         names = (f"result-{bucket}.bin" for bucket in range(self.agreed.buckets))
-        kept = [np.frombuffer(self._load_file(name, most=_RESULT_BYTES), "<i8") for name in names]
-        return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in kept])
+        arrays = [np.frombuffer(self._load_file(name, most=_RESULT_BYTES), "<i8") for name in names]
+        return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in arrays])
 
     def require_same(self, bucket: int, peer: str, message: bytes) -> None:
-        """Keep the digest of a peer's list for this bucket, or compare it with the one kept."""
+        """Store the digest of a peer's list for this bucket, or compare it with the stored one."""
         digest = hashlib.sha256(message).digest()
         name = f"seen-{bucket}-{peer.encode().hex()}.bin"
         if not self._has_file(name):
@@ -575,21 +584,21 @@ class StoredIntersection:
             )
 
     def delete_files(self) -> None:
-        self._held.clear()
+        self._contents.clear()
         self.agreed = None
         if self.folder is not None and not self.folder.is_symlink():
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder)
 
     def _has_file(self, name: str) -> bool:
-        return name in self._held if self.folder is None else (self.folder / name).exists()
+        return name in self._contents if self.folder is None else (self.folder / name).exists()
 
     def _load_file(self, name: str, *, most: int = _SMALL_BYTES) -> bytes:
         path = self.folder and self.folder / name
-        return self._held[name] if path is None else load_bytes(path, most=most)
+        return self._contents[name] if path is None else load_bytes(path, most=most)
 
     def _write_file(self, name: str, content: bytes) -> None:
         if self.folder is None:
-            self._held[name] = content
+            self._contents[name] = content
         else:
             write_atomically(self.folder / name, content, private=True)

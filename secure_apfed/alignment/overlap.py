@@ -1,7 +1,7 @@
 """How many of its people a party found at the others, and which of its IDs hardly ever matched.
 
-Run by: each party on its own IDs, once its rows are aligned. It learns nothing that the alignment
-did not tell it, and sends nothing.
+Run by: each party on its own IDs, once its rows are aligned. It learns nothing beyond the
+alignment, and sends nothing.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def describe_common(
     *,
     active: str,
 ) -> CommonPeople:
-    """Return what a party says of its people.
+    """Return a party's report on its people after an alignment.
 
     Args:
         ids: of its table, in its order.
@@ -75,27 +75,30 @@ def _describe_mismatches(
     step = -(-len(ids) // _MOST_READ) or 1
     rules = id_rules(settings)
     texts = [rules.normalise_text(text) for text in ids[::step]]
-    found = is_common[::step].tolist()
-    unmatched = find_unmatched_patterns(texts, found)
+    are_common = is_common[::step].tolist()
+    unmatched = find_unmatched_patterns(texts, are_common)
     if not unmatched:
         return ""
     rare = ", ".join(
         f"{pattern} ({common:,} of {total:,})" for pattern, (common, total) in unmatched.items()
     )
-    others = [
-        at for text, at in zip(texts, found, strict=True) if pattern_of(text) not in unmatched
+    others_found = [
+        is_found
+        for text, is_found in zip(texts, are_common, strict=True)
+        if pattern_of(text) not in unmatched
     ]
     say = propose_rules(suggest_rules(ids, rules), settings)
     remedy = say or "compare how the parties write them, with `secure-apfed check --meet 60`"
     return (
         f"{party}: IDs written as {rare} are far rarer among the common people than its others "
-        f"({sum(others):,} of {len(others):,}); if these are spellings of one kind of ID, {remedy}"
+        f"({sum(others_found):,} of {len(others_found):,}); if these are spellings of one kind of "
+        f"ID, {remedy}"
     )
 
 
 def propose_rules(rules: Sequence[str], settings: AlignmentSettings) -> str:
-    """Say the setting that adds rules to those that hold; empty where there are none to add."""
+    """Return the setting that adds these rules to the agreed ones; empty if there are none."""
     if not rules:
         return ""
-    every = [rule for rule in ID_RULES if rule in (*settings.normalisation, *rules)]
-    return f"agree on alignment.normalisation: [{', '.join(every)}]"
+    all_rules = [rule for rule in ID_RULES if rule in (*settings.normalisation, *rules)]
+    return f"agree on alignment.normalisation: [{', '.join(all_rules)}]"

@@ -60,7 +60,7 @@ class AlignmentHistory:
             raise DataError(f"this party cannot name the file of a history: {error}") from None
         return cls(Path(folder) / f"{party}.jsonl", runs_with_a_peer=runs_with_a_peer)
 
-    def record_run(self, *, session: str, peers: Sequence[str], again: bool = False) -> None:
+    def record_run(self, *, session: str, peers: Sequence[str], resumes: bool = False) -> None:
         """Note a run on the disk before anything is sent.
 
         Args:
@@ -78,14 +78,14 @@ class AlignmentHistory:
         # Two processes of this party cannot take the last run.
         lock = FileLock(self._path.with_name(f"{self._path.name}.lock"))
         try:
-            held = lock.acquire(timeout=_PATIENCE_S)
+            acquired = lock.acquire(timeout=_PATIENCE_S)
         except Timeout:
             raise CheckpointError(
                 f"another process has held {lock.lock_file} for {_PATIENCE_S} s; end it"
             ) from None
-        with held:
+        with acquired:
             sessions, runs = self._load_sessions()
-            if again and sessions.get(session) == sorted(peers):
+            if resumes and sessions.get(session) == sorted(peers):
                 return
             if session in sessions:
                 raise DataError(f"session {session!r} was used before; give every run a new name")
@@ -140,11 +140,16 @@ class AlignmentHistory:
 
 
 def admit_run(
-    settings: AlignmentSettings, me: str, peers: Sequence[str], *, session: str, again: bool = False
+    settings: AlignmentSettings,
+    me: str,
+    peers: Sequence[str],
+    *,
+    session: str,
+    resumes: bool = False,
 ) -> None:
     """Note a run where the settings of the party `me` name a history; see `AlignmentHistory`."""
     folder = settings.history
     runs = settings.runs_with_a_peer
     if folder is not None and runs is not None:
         history = AlignmentHistory.for_party(folder, me, runs_with_a_peer=runs)
-        history.record_run(session=session, peers=peers, again=again)
+        history.record_run(session=session, peers=peers, resumes=resumes)

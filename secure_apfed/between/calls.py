@@ -1,11 +1,11 @@
 """Connections made of calls between sites, as a job of NVFlare gives them.
 
 Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
-one call, which returns when the other end has taken it; a few are under way at once, in any order,
-and are put in order by their numbers. Whoever carries the calls learns who speaks to whom, when and
-how much. Protects from: calls of strangers, who take nobody's place until they have proved who they
-are, and from frames that are too large, repeated, ahead of their turn, or that nobody reads: few
-wait here. No module of NVFlare's is used here.
+one call, which returns when the other end has taken it. A few are under way at once, in any order,
+and are sorted by their numbers. The carrier of the calls learns who speaks to whom, when and how
+much. Protects from: calls of strangers, who replace nobody until they have proved who they are, and
+from frames that are too large, repeated, ahead of their turn, or that nobody reads: only a few wait
+here. No module of NVFlare's is used here.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from secure_apfed.exchange.sealed_connection import (
 )
 
 Carry = Callable[[str, bytes, int, bytes], bool]
-"""Calls `Calls.take` at a peer: its name, then name of the connection, number and frame.
+"""Calls `Calls.take_frame` at a peer: its name, then name of the connection, number and frame.
 
 Returns what that returned; raises ConnectionAbortedError where the job is over, OSError where the
 call failed."""
@@ -55,12 +55,12 @@ class Calls:
         self._ended = ""
 
     def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
-        """Return, by peer, a function that makes a connection to it; see `Linked`."""
+        """Return, by peer, a function that makes a connection to it; see `LinkTransport`."""
         return {name: partial(self._connect_peer, name) for name in self._me.known}
 
     def _connect_peer(self, peer: str) -> Connection:
-        if (told := self._stopped.get(peer)) is not None:
-            raise RemoteProtocolError(f"{peer} stopped: {told}")
+        if (reason := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {reason}")
         if self._ended:
             raise RemoteProtocolError(self._ended)
         if peer > self._me.name:
@@ -77,9 +77,9 @@ class Calls:
         """Take one frame of a peer, and wait while many do already; False: the connection is over.
 
         Args:
-            caller: whose call it is, by those who carry it; who is there proves itself afterwards.
-            name: of the connection, as who dials drew it.
-            number: of the frame, from 0; -1 - n: none comes after the first n.
+            caller: the caller's name, by the carrier; the peer proves its identity afterwards.
+            name: of the connection, drawn by the dialling end.
+            number: of the frame, from 0; -1 - n: none follows the first n.
         """
         if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
             return False
@@ -111,7 +111,7 @@ class Calls:
         return fresh
 
     def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
-        """Let who dialled prove who it is; only then it takes the place of who stands there."""
+        """Let a dialling peer prove its identity; only then it replaces the standing connection."""
         self._door.admit_stranger(fresh, b"")
         if fresh.over:
             with self._lock:
@@ -136,7 +136,7 @@ class Calls:
 
     def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
         try:
-            taken = self._carry(peer, name, number, frame)
+            is_taken = self._carry(peer, name, number, frame)
         except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
             raise
         except OSError:
@@ -145,22 +145,26 @@ class Calls:
             raise
         with self._lock:
             self._failing.discard(peer)
-        return taken
+        return is_taken
 
     def end_connections(self, why: str) -> None:
-        """Break all connections for good; whoever waits is told why, and which peers were gone."""
+        """End all connections with this reason, and name the peers whose calls failed before."""
         with self._lock:
-            gone = " and ".join(sorted(self._failing))
-            self._ended = self._ended or (f"{why}; calls to {gone} failed before" if gone else why)
-            every = [*self._standing.values()]
-            every += [called for coming in self._coming.values() for called in coming.values()]
-        for called in every:
+            failing = " and ".join(sorted(self._failing))
+            self._ended = self._ended or (
+                f"{why}; calls to {failing} failed before" if failing else why
+            )
+            connections = [*self._standing.values()]
+            connections += [
+                called for coming in self._coming.values() for called in coming.values()
+            ]
+        for called in connections:
             called.close()
 
-    def note_stop(self, peer: str, told: str) -> None:
+    def note_stop(self, peer: str, reason: str) -> None:
         """Record that a known peer's party has ended and makes no more connections."""
         if peer in self._me.known:
-            self._stopped[peer] = quote_reason(told.encode("utf-8", "replace"))
+            self._stopped[peer] = quote_reason(reason.encode("utf-8", "replace"))
 
 
 class _Called(Pipe):
@@ -173,19 +177,19 @@ class _Called(Pipe):
         self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
         self._room = threading.Semaphore(_AT_ONCE)
         self._early: dict[int, bytes] = {}
-        self._sent = self._came = 0
-        self._most = MOST_UNPROVED
+        self._sent_frames = self._came = 0
+        self._most_bytes = MOST_UNPROVED
         self._last: int | None = None
 
     def trust_peer(self) -> None:
-        self._most = MOST_SEALED
+        self._most_bytes = MOST_SEALED
 
     def take_frame(self, number: int, frame: bytes) -> bool:
-        """Take a frame, once its turn came and there is room; False: it is none of the next
-        `_AT_ONCE`, which are as many as who calls has under way.
+        """Take a frame when its turn comes and there is room; return False if it is not among the
+        next `_AT_ONCE`, as many as a caller has under way.
         """
         with self._changed:
-            if self._ended is not None or len(frame) > self._most:
+            if self._ended is not None or len(frame) > self._most_bytes:
                 return False
             ahead = _AT_ONCE + min(0, MOST_QUEUED - len(self._frames))
             if number in self._early or not self._came <= number < self._came + ahead:
@@ -209,7 +213,7 @@ class _Called(Pipe):
         return self._ended is not None
 
     def over_after(self, count: int) -> None:
-        """Hear that the other end closed, and sent so many frames before."""
+        """Note that the other end closed after so many frames."""
         with self._changed:
             self._last = count
             self._end_if_over()
@@ -224,8 +228,8 @@ class _Called(Pipe):
             with self._changed:
                 if self._ended is not None:
                     raise BrokenPipeError(self._ended)
-                number = self._sent
-                self._sent = self._sent + 1
+                number = self._sent_frames
+                self._sent_frames = self._sent_frames + 1
                 self._calling.submit(self._send_frame, number, buf)
         except BaseException:
             self._room.release()
@@ -242,18 +246,18 @@ class _Called(Pipe):
             self._room.release()
 
     def close(self) -> None:
-        """End it here, and at the other end when what was sent is there."""
-        self._fail_connection("the connection was closed", after=self._sent)
+        """End the connection here, and at the other end after all frames have arrived."""
+        self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
 
-    def _fail_connection(self, why: str, *, after: int = 0) -> None:
+    def _fail_connection(self, why: str, *, sent_frames: int = 0) -> None:
         with self._changed:
             if self._ended is None:
-                self._calling.submit(self._say_over, after)
+                self._calling.submit(self._say_over, sent_frames)
             self.end(why)
 
-    def _say_over(self, after: int) -> None:
+    def _say_over(self, sent_frames: int) -> None:
         with contextlib.suppress(OSError):  # it finds out by the silence
-            self._carry(-1 - after, b"")
+            self._carry(-1 - sent_frames, b"")
 
     def end(self, why: str = "") -> None:
         with self._changed:

@@ -1,9 +1,9 @@
 """Certificates for TLS between parties: checked at both ends, and made for a project or a trial.
 
-Run by: every party, on its own files and on what a caller shows; and by whoever makes them. An
-organisation's own authority does as well: a party's certificate bears the party's name as a DNS
-name among its subject alternative names, for clients and servers. Protects from: strangers, and
-keys that were lost and are listed as revoked. Who a party is rests on its identity, not on these.
+Run by: every party, on its own files and on a caller's certificate; and by whoever makes them. An
+organisation may use its own authority: a party's certificate has the party's name as a DNS name
+among its subject alternative names, for clients and servers. Protects from: strangers, and lost
+keys that are listed as revoked. A party is authenticated by its identity, not by these.
 """
 
 import datetime as dt
@@ -54,7 +54,7 @@ def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def _quote_names(names: Sequence[str]) -> str:
-    """Return names of a certificate that somebody showed, as text that nobody takes for ours."""
+    """Return the names of a peer's certificate, quoted as text of somebody else."""
     return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
 
 
@@ -64,7 +64,7 @@ def _list_entries(certificate: x509.Certificate) -> set[str]:
 
 
 def list_entries(pem: bytes) -> set[str]:
-    """Return by what a list may name a certificate in PEM; nothing where it is none."""
+    """Return the entries that may revoke a certificate in PEM; none if it is no certificate."""
     try:
         return _list_entries(x509.load_pem_x509_certificate(pem))
     except ValueError:
@@ -79,7 +79,7 @@ def load_revocations(path: Path | None) -> frozenset[str]:
     """
     if path is None:
         return frozenset()
-    found = set()
+    entries = set()
     lines = _load_file(path, "revoked").decode("utf-8", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
         entry = line.partition("#")[0].strip().lower().replace(":", "")
@@ -88,8 +88,8 @@ def load_revocations(path: Path | None) -> frozenset[str]:
                 f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
                 f"an identity, in hex, got {entry[:80]!r}"
             )
-        found.add(entry.lstrip("0") if len(entry) < 64 else entry)
-    return frozenset(found - {""})
+        entries.add(entry.lstrip("0") if len(entry) < 64 else entry)
+    return frozenset(entries - {""})
 
 
 class RevokedList:
@@ -137,12 +137,12 @@ class Credentials:
         name: str | None,
         revoked: frozenset[str] = frozenset(),
     ) -> "Credentials":
-        """Read them and check them as the peers will."""
+        """Load the files and check them as the peers will."""
         loaded = cls(
             _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
         )
         try:
-            own, *chain = x509.load_pem_x509_certificates(loaded.certificate)
+            leaf, *chain = x509.load_pem_x509_certificates(loaded.certificate)
             secret = serialization.load_pem_private_key(loaded.key, password=None)
             authorities = x509.load_pem_x509_certificates(loaded.ca)
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -150,17 +150,17 @@ class Credentials:
                 f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
                 "key has no password, and a certificate comes before those that signed it"
             ) from error
-        names = certificate_names(own)
+        names = certificate_names(leaf)
         now = dt.datetime.now(dt.UTC)
         wrong = ""
-        if secret.public_key() != own.public_key():
+        if secret.public_key() != leaf.public_key():
             raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
-        if now > own.not_valid_after_utc:
-            wrong = f"has expired at {own.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
-        elif now < own.not_valid_before_utc:
-            wrong = f"is valid from {own.not_valid_before_utc} on; set the clock, or wait"
-        # Of others between this one and its authority TLS itself checks each.
-        elif not chain and not any(_has_issuer(own, authority) for authority in authorities):
+        if now > leaf.not_valid_after_utc:
+            wrong = f"has expired at {leaf.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
+        elif now < leaf.not_valid_before_utc:
+            wrong = f"is valid from {leaf.not_valid_before_utc} on; set the clock, or wait"
+        # TLS itself checks each certificate between this one and its authority.
+        elif not chain and not any(_has_issuer(leaf, authority) for authority in authorities):
             wrong = (
                 f"is of another authority than those in {ca}; have one made by the authority that "
                 "all parties believe"
@@ -170,7 +170,7 @@ class Credentials:
                 f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
                 "the party's name as a DNS name"
             )
-        elif _list_entries(own) & revoked:
+        elif _list_entries(leaf) & revoked:
             wrong = "is revoked; have another one made"
         if wrong:
             raise ConfigError(f"tls.certificate: {certificate} {wrong}")
@@ -191,18 +191,18 @@ def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> b
 
 
 def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
-    """Return where a caller's certificate, which TLS has verified, is the named party's."""
+    """Refuse a caller whose certificate, which TLS has verified, is not the named party's."""
     try:
-        shown = x509.load_pem_x509_certificate(pem)
+        certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
         raise RemoteProtocolError(f"{name} came without a certificate that can be read") from error
-    names = certificate_names(shown)
+    names = certificate_names(certificate)
     if name not in names:
         raise RemoteProtocolError(
             f"{name} came with a certificate for {_quote_names(names)}; where a proxy "
             f"calls for {name}, say behind_proxy: true of {name} in the party's file"
         )
-    if _list_entries(shown) & revoked:
+    if _list_entries(certificate) & revoked:
         raise RemoteProtocolError(
             f"the certificate of {name} is revoked; {name} has another one made (secure-apfed "
             "certs request)"
@@ -223,14 +223,14 @@ class Authority:
         return Credentials(self.certificate, made, key)
 
     def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
-        """Return a certificate in PEM for the key of a request; ignore all else that it says.
+        """Return a certificate in PEM for the key of a request; ignore its other content.
 
         Raises RemoteProtocolError: it is no request, or not signed by its own key.
         """
         try:
-            asked = x509.load_pem_x509_csr(request)
-            public = asked.public_key()
-            if not asked.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
+            csr = x509.load_pem_x509_csr(request)
+            public = csr.public_key()
+            if not csr.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
                 raise ValueError("its key is of another kind, or did not sign it")
         except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
             raise RemoteProtocolError(
@@ -254,16 +254,16 @@ class Authority:
 
 
 def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
-    """Return a request that an authority signs, and the key that it is of, both in PEM.
+    """Return a request for an authority to sign, and its key, both in PEM.
 
     Raises ConfigError: `key` is none that could have been made here; None: a new one is made.
     """
     secret = ec.generate_private_key(ec.SECP256R1())
     if key is not None:
-        given = serialization.load_pem_private_key(key, password=None)
-        if not isinstance(given, ec.EllipticCurvePrivateKey):
+        loaded_key = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(loaded_key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"the key of {name} is of another kind than is made here")
-        secret = given
+        secret = loaded_key
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     made = x509.CertificateSigningRequestBuilder().subject_name(subject)
     request = made.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -85,10 +85,10 @@ class GrpcConnection(Pipe):
         super().__init__(room=1)
         self._outgoing = Pipe()
         self._cancel = cancel
-        self._most = MOST_UNPROVED
+        self._most_bytes = MOST_UNPROVED
 
     def trust_peer(self) -> None:
-        self._most = MOST_SEALED
+        self._most_bytes = MOST_SEALED
         self.room = MOST_QUEUED
 
     def receive_pieces(self, pieces: Iterator[bytes]) -> None:
@@ -97,8 +97,8 @@ class GrpcConnection(Pipe):
         try:
             for piece in pieces:
                 frame += memoryview(piece)[1:]
-                if len(frame) > self._most:
-                    why = refuse_long_frame(self, self._most)
+                if len(frame) > self._most_bytes:
+                    why = refuse_long_frame(self, self._most_bytes)
                     self.close()
                     break
                 if piece[:1] == _MORE:
@@ -194,17 +194,17 @@ class Port:
         handler = grpc.stream_stream_rpc_method_handler(self._carry_stream)
         handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
         self._server.add_generic_rpc_handlers((handlers,))
-        at = spell_address(address)
+        place = spell_address(address)
         try:
             if credentials is None:
-                self.port = int(self._server.add_insecure_port(at))
+                self.port = int(self._server.add_insecure_port(place))
             else:
                 pairs = [(credentials.key, credentials.certificate)]
                 tls = grpc.ssl_server_credentials(pairs, credentials.ca, require_client_auth=True)
-                self.port = int(self._server.add_secure_port(at, tls))
+                self.port = int(self._server.add_secure_port(place, tls))
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen at {at}; end who does, or name another port there and in the "
+                f"cannot listen at {place}; end who does, or name another port there and in the "
                 "others' files"
             ) from error
         self._server.start()
@@ -285,5 +285,5 @@ def _describe_error(error: Exception) -> str:
     """Return why a call ended, in words for people."""
     details = getattr(error, "details", lambda: "")() or ""
     code = getattr(getattr(error, "code", lambda: None)(), "name", "")
-    cause = next((told for found, told in _CAUSES.items() if found in details), "")
+    cause = next((explanation for phrase, explanation in _CAUSES.items() if phrase in details), "")
     return f"{cause or 'the connection broke'} ({code}: {plain_text(details.encode())[-160:]})"

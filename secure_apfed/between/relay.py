@@ -1,14 +1,14 @@
 """A relay: it joins the streams of parties that may only dial out, and forwards what they seal.
 
-Run by: anybody whom the parties can reach; it holds no key of theirs. Who enters proves an identity
-that its room lists; a room is the set of a session's public identities, named by their digest, so
-nobody comes into the room of others. It learns who speaks to whom, when and how much; what it
-forwards is sealed between the two ends from their first proof on. It can cut, and nothing else.
-Protects itself from: rooms, streams and frames that are too many or too large, and streams that
-are idle. It reads a list of what is revoked, as every party does: whose certificate or identity
-stands there does not come in, and a stream of theirs ends with the next frame after it is listed.
-That is safe without a list, too, since each party refuses by its own; the relay's keeps a stolen
-key from learning who is there, and from taking the place of whose it was.
+Run by: anybody whom the parties can reach; it holds no key of theirs. A party that enters proves an
+identity of its room. A room is the set of a session's public identities, named by their digest, so
+nobody enters the room of others. The relay learns who speaks to whom, when and how much. What it
+forwards is sealed between the two ends from their first proof on; it can only cut connections.
+Protects itself from: rooms, streams and frames that are too many or too large, and idle streams. It
+reads a list of revoked keys, as every party does: a listed certificate or identity is refused, and
+its stream ends with the next frame after it is listed. Without a list that is safe, too, since each
+party refuses by its own; the relay's list keeps a stolen key from learning who is there, and from
+replacing its owner.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ _MOST_IN_ROOM = 256
 _PROOF_S = 10.0
 _IDLE_S = 120.0
 PARTNER_S = 20.0
-"""How long a relay lets a party wait for another."""
+"""Seconds that a relay lets a party wait for another."""
 
 _LOOK_S = 1.0
 _MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
@@ -69,10 +69,10 @@ def enter_room(
             f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
         ) from error
     parties = sorted((*me.known.values(), me.identity.public))
-    own = me.identity.public
-    other = me.known[peer]
-    signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own, other)
-    connection.send_bytes(msgpack.packb([parties, own, other, signature]))
+    own_key = me.identity.public
+    peer_key = me.known[peer]
+    signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own_key, peer_key)
+    connection.send_bytes(msgpack.packb([parties, own_key, peer_key, signature]))
     try:
         if receive_before(connection, time.monotonic() + wait_s) != _READY:
             raise ConnectionError("the relay sent something else than that the peer is there")
@@ -112,7 +112,7 @@ class _Stream:
     """A stream that proved its entry, and the one that it is joined to, once that is there.
 
     Attributes:
-        marks: by what a list of what is revoked may name its party.
+        marks: the entries that may revoke its party.
     """
 
     connection: GrpcConnection
@@ -194,7 +194,7 @@ class Relay:
             )
 
     def _admit_stream(self, stream: _Stream) -> None:
-        """Take a place; whoever had it before goes, and so does who was joined to that."""
+        """Register a stream; disconnect the former one of the same ends, and its partner."""
         entry = stream.entry
         with self._changed:
             room = self._rooms.get(entry.room, {})
@@ -220,11 +220,11 @@ class Relay:
             self._rooms.pop(stream.entry.room, None)
 
     def _forward_frames(self, stream: _Stream) -> None:
-        """Wait until the other one is there, and give this one all that the other sends."""
+        """Wait until the partner is there, and forward all its frames to this stream."""
         deadline = time.monotonic() + PARTNER_S
         with self._changed:
             while stream.partner is None:
-                # It says nothing before the other is there: there is something where it went.
+                # It sends nothing before the partner is there: input means that it disconnected.
                 if time.monotonic() > deadline or stream.connection.poll(0):
                     return
                 self._changed.wait(_LOOK_S)

@@ -91,10 +91,11 @@ def party(
     signal.signal(signal.SIGTERM, _end_by_signal)
     if end_with_stdin:
         threading.Thread(target=watch_stdin, daemon=True).start()
-    file, status, records = PartyFile.from_file(config), StatusTracker(), list[OwnRecord]()
-    expand_choices(
-        load_config(file.config).attacks
-    )  # a misspelt one is refused before hours of training
+    file = PartyFile.from_file(config)
+    status = StatusTracker()
+    records = list[OwnRecord]()
+    # A misspelt attack is refused before hours of training.
+    expand_choices(load_config(file.config).attacks)
     board = progress.Board(lambda: (status.build_status(),))
     me = file.party
     how: dict[str, Any] = {"as_json": as_json, "json_events": json_events}
@@ -163,12 +164,12 @@ class Terminated(ApfedError):  # noqa: N818 - it is no error
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> None:
-    """End as an error does: the others are told, and what was written is whole."""
+    """Raise `Terminated`, so that the others are told and files are complete, as for an error."""
     raise Terminated("ended by SIGTERM")
 
 
 def watch_stdin() -> None:
-    """End this process once whoever started it is gone: it would be nobody's."""
+    """End this process when the process that started it has ended."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -307,13 +308,13 @@ def install_renewal(
     """Show the renewed certificate from now on; at another party: note it."""
     from secure_apfed.runs.renewal import accept_certificate
 
-    found = accept_certificate(renewed, config)
+    renewal = accept_certificate(renewed, config)
     if as_json:
-        terminal.print_json({"holder": found.holder})
+        terminal.print_json({"holder": renewal.holder})
     else:
         typer.echo(
-            f"The renewed certificate of {found.holder} is in its place. A party that trains shows "
-            "it from its next start on, one that serves within seconds."
+            f"The renewed certificate of {renewal.holder} is in its place. A party that trains "
+            "shows it from its next start on, one that serves within seconds."
         )
 
 
@@ -351,39 +352,39 @@ def revoke_certificates(
     ]
     if not all(entry and set(entry) <= set("0123456789abcdef") for entry in entries):
         raise ConfigError("certs revoke: name files of certificates that are there, or hex")
-    before = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
+    existing = revoked.read_text(encoding="utf-8") if revoked.exists() else ""
     remark = f"  # {dt.datetime.now(dt.UTC):%Y-%m-%d} {' '.join(note.split())}".rstrip()
     lines = "".join(f"{entry}{remark}\n" for entry in entries)
-    if before and not before.endswith("\n"):
-        before += "\n"
-    revoked.write_text(before + lines, encoding="utf-8")
+    if existing and not existing.endswith("\n"):
+        existing += "\n"
+    revoked.write_text(existing + lines, encoding="utf-8")
     listed = sorted(load_revocations(revoked))
     reading, others = find_readers(revoked, beside=[Path.cwd()])
     if not reading and not for_others:
-        named = [f"{one.path} of {one.party} names {one.revoked or 'none'}" for one in others]
+        named = [f"{file.path} of {file.party} names {file.revoked or 'none'}" for file in others]
         raise ConfigError(
             f"{revoked} names {len(listed)} now, and no party's file reads it, so it protects "
             f"nobody here ({'; '.join(named) or 'there is no party.yaml beside it or below'}). "
             f"Say `revoked: {revoked.absolute()}` under `tls` in the party.yaml, start the party "
             "again, and revoke anew; or say --for-others where it is for other machines"
         )
-    relays = sorted({one.relay for one in (*reading, *others) if one.relay is not None})
+    relays = sorted({file.relay for file in (*reading, *others) if file.relay is not None})
     if as_json:
         terminal.print_json(
             {
                 "list": str(revoked),
                 "revoked": listed,
-                "read_by": [str(one.path) for one in reading],
-                "not_read_by": [str(one.path) for one in others],
+                "read_by": [str(file.path) for file in reading],
+                "not_read_by": [str(file.path) for file in others],
                 "relays": relays,
             }
         )
         return
-    by = ", ".join(f"{one.party} ({one.path})" for one in reading) or "nobody here"
-    terminal.show_note(f"{revoked} names {len(listed)}; read by {by}: give it to all parties")
-    for one in others:
+    readers = ", ".join(f"{file.party} ({file.path})" for file in reading) or "nobody here"
+    terminal.show_note(f"{revoked} names {len(listed)}; read by {readers}: give it to all parties")
+    for file in others:
         terminal.show_note(
-            f"note: {one.path} of {one.party} reads {one.revoked or 'no list'}, and not this one"
+            f"note: {file.path} of {file.party} reads {file.revoked or 'no list'}, and not this one"
         )
     for address in relays:
         terminal.show_note(
@@ -426,34 +427,36 @@ def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
     """Compare what two parties logged of the link between them; exit code 4 where they part."""
     from secure_apfed.audit_log import compare_logs
 
-    found = compare_logs(one, other)
+    comparison = compare_logs(one, other)
     if as_json:
-        terminal.print_json(found.as_json())
+        terminal.print_json(comparison.as_json())
     else:
-        for summary in found.logs:
+        for summary in comparison.logs:
             if not summary.has_final_signature:
                 terminal.show_note(f"note: {_describe_ending(summary)}")
         rows = [
             (
-                way.sender,
-                way.receiver,
-                f"{way.equal:,}",
-                f"{way.equal_size:,}",
-                f"{way.unreceived:,}",
-                "no" if way.parting is None else "yes",
+                direction.sender,
+                direction.receiver,
+                f"{direction.equal:,}",
+                f"{direction.equal_size:,}",
+                f"{direction.unreceived:,}",
+                "no" if direction.parting is None else "yes",
             )
-            for way in found.directions
+            for direction in comparison.directions
         ]
         columns = ("from", "to", "equal", "bytes", "sent, never received", "they part")
         terminal.show_rows("Two logs of one link", columns, rows)
-        for way in found.directions:
-            if (at := way.parting) is not None:
-                where = "its end" if at.sent_line is None else f"line {at.sent_line}"
+        for direction in comparison.directions:
+            parting = direction.parting
+            if parting is not None:
+                place = "its end" if parting.sent_line is None else f"line {parting.sent_line}"
                 terminal.show_note(
-                    f"{way.sender} to {way.receiver}: {way.sender} logged at {where}: {at.sent}; "
-                    f"{way.receiver} logged at line {at.received_line}: {at.received}"
+                    f"{direction.sender} to {direction.receiver}: {direction.sender} logged at "
+                    f"{place}: {parting.sent}; {direction.receiver} logged at line "
+                    f"{parting.received_line}: {parting.received}"
                 )
-    if not found.agree:
+    if not comparison.agree:
         raise typer.Exit(_PARTED)
 
 
@@ -471,14 +474,14 @@ def restart_counter(
     """
     from secure_apfed.counters import restart_in
 
-    done = restart_in(folder, counter, party=party)
+    restart = restart_in(folder, counter, party=party)
     if as_json:
-        terminal.print_json(done.as_json())
+        terminal.print_json(restart.as_json())
         return
-    aside = f"; the file that lay there is now {done.aside.name}" if done.aside else ""
+    aside = f"; the file that lay there is now {restart.aside.name}" if restart.aside else ""
     terminal.show_note(
-        f"{folder / counter} goes on from {done.line.number:,}, the audit log had noted "
-        f"{done.line.noted:,}{aside}"
+        f"{folder / counter} goes on from {restart.line.number:,}, the audit log had noted "
+        f"{restart.line.noted:,}{aside}"
     )
 
 
@@ -499,12 +502,13 @@ def _show_log(summary: "Summary") -> None:
     ]
     rows += [
         (
-            f"{done.counter}, restarted",
-            f"{done.why}: {done.noted:,} were noted, it went on from {done.number:,}",
+            f"{restart.counter}, restarted",
+            f"{restart.why}: {restart.noted:,} were noted, it went on from {restart.number:,}",
         )
-        for done in summary.restarts
+        for restart in summary.restarts
     ]
-    if (ended := summary.ended) is not None:
+    ended = summary.ended
+    if ended is not None:
         day = dt.datetime.fromtimestamp(ended.at, dt.UTC)
         deleted, kept = (", ".join(names) or "nothing" for names in (ended.deleted, ended.kept))
         rows.append(("project ended", f"{day:%Y-%m-%d}; deleted {deleted}; kept {kept}"))

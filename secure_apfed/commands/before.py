@@ -72,7 +72,9 @@ def plan(
         raise typer.BadParameter("give CONFIG, or --config, not both")
     if baselines and (party is not None or config_file is None):
         raise typer.BadParameter("--baselines takes CONFIG, whose tables all lie here")
-    declared, config_file = (None, config_file) if party is None else _load_shapes(party)
+    declared = None
+    if party is not None:
+        declared, config_file = _load_shapes(party)
     if config_file is None:
         if epsilon is None or overrides or peers is not None:
             raise typer.BadParameter("give CONFIG, or --epsilon without --set, or both")
@@ -124,25 +126,23 @@ def _config_of(
     from secure_apfed.config.file import load_config
 
     config = load_config(path, overrides=overrides)
-    more = list(overrides)
+    changes = list(overrides)
     if epochs is not None:
-        more.append(f"train.epochs={epochs}")
+        changes.append(f"train.epochs={epochs}")
     if delta is not None:
-        more.append(f"delta={delta!r}")
+        changes.append(f"delta={delta!r}")
     if epsilon is not None:
         mechanism = config.guard.mechanism
-        more += [
+        changes += [
             f"guard.mechanism={'gaussian' if mechanism == 'none' else mechanism}",
             "guard.sigma=null",
             f"guard.epsilon={epsilon!r}",
         ]
-    return load_config(path, overrides=more) if more else config
+    return load_config(path, overrides=changes) if changes else config
 
 
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
-    """Return all tables' shapes by a party's files, the active's first, and the folder of its
-    settings.
-    """
+    """Return all tables' shapes by a party's files, the active's first, and the run's file."""
     from secure_apfed.config.file import load_config
     from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
     from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
@@ -151,9 +151,9 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     file = PartyFile.from_file(path)
     config = load_config(file.config)
     sealed = file.folder / SEALED
-    held = own_data(file, config, role_of(file, config))
-    own = TableShape() if held is None else shape_of(held, columns=False)
-    told = {file.party: own}
+    data = own_data(file, config, role_of(file, config))
+    own_shape = TableShape() if data is None else shape_of(data, columns=False)
+    shapes = {file.party: own_shape}
     if sealed.exists():
         opened = SignedFile.from_file(sealed).open_document(SealedProject, sealed)
         answers = opened.answer_documents
@@ -162,14 +162,14 @@ def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
                 f"note: {organisation} runs {' and '.join(conflict.parties)}, which was allowed by "
                 f"name: together they {conflict.gets}"
             )
-        told = {name: said.table for name, said in answers.items() if said.table} | told
+        shapes = {name: answer.table for name, answer in answers.items() if answer.table} | shapes
     names = (file.active, *file.passives)
-    if alike := [name for name in names if name not in told]:
+    if alike := [name for name in names if name not in shapes]:
         terminal.show_note(
-            f"note: {', '.join(alike)} declared no table: planned as {own.rows:,} rows of "
-            f"{own.features} features"
+            f"note: {', '.join(alike)} declared no table: planned as {own_shape.rows:,} rows of "
+            f"{own_shape.features} features"
         )
-    return {name: told.get(name, own) for name in names}, file.config
+    return {name: shapes.get(name, own_shape) for name in names}, file.config
 
 
 def _forecast_run(
@@ -186,7 +186,7 @@ def _forecast_run(
     if baselines:
         from apfed_experiments.solo import seconds_alone
 
-        planned = forecast(config, shapes, alone=partial(seconds_alone, config))
+        planned = forecast(config, shapes, time_baselines=partial(seconds_alone, config))
     else:
         planned = forecast(config, shapes)
     departures = find_departures(config)
@@ -196,15 +196,15 @@ def _forecast_run(
         for warning in planned.warnings:
             terminal.show_note(f"note: {warning}")
     promises = [promise.as_json() for promise in planned.promises]
-    departed = [asdict(each) for each in departures]
+    departed = [asdict(departure) for departure in departures]
     return {**asdict(planned), "promises": promises, "departures": departed}
 
 
 def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[str, Any]:
     """Rehearse votes: measure on which share of the labelled rows each party would be right.
 
-    Each row is judged without its own label. A party that holds only its own table runs method
-    votes_rehearsal with the others instead.
+    The votes on a row are fitted without its own label. A party that holds only its own table runs
+    method votes_rehearsal with the others instead.
     """
     from secure_apfed.errors import ConfigError
     from secure_apfed.methods import METHODS
@@ -217,10 +217,12 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
         raise ConfigError(f"--with-peers: nobody votes in method {config.method.name}")
     if not 0 < epsilon < math.inf:
         raise ConfigError(f"--with-peers: an epsilon is above 0 and finite, got {epsilon:g}")
-    rehearsal = next(name for name, of in METHODS.items() if of.settings.opens_votes == "count")
-    said = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
+    rehearsal = next(
+        name for name, method in METHODS.items() if method.settings.opens_votes == "count"
+    )
+    vote_settings = config.method.model_dump(include=set(VoteSettings.model_fields) - {"name"})
     changed = {
-        "method": {**said, "name": rehearsal, "epsilon": epsilon},
+        "method": {**vote_settings, "name": rehearsal, "epsilon": epsilon},
         "attacks": [],
         "colluders": 0,
         "secure_sum": {**config.secure_sum.model_dump(), "noise": None},
@@ -228,12 +230,15 @@ def _rehearse_votes(config: "Config", epsilon: float, *, quiet: bool) -> dict[st
     with TemporaryDirectory() as folder:
         path = Path(folder) / "rehearsal"
         run(type(config).model_validate({**config.model_dump(), **changed}), path)
-        told = load_outcome(RunFolder(path)).agreement
+        agreement = load_outcome(RunFolder(path)).agreement
     if not quiet:
-        rows = [(name, f"{of.labels:.2f}", f"{of.labels_noise:.2f}") for name, of in told.items()]
+        rows = [
+            (name, f"{party_agreement.labels:.2f}", f"{party_agreement.labels_noise:.2f}")
+            for name, party_agreement in agreement.items()
+        ]
         title = f"\nVotes on labelled rows, one number of epsilon {epsilon:g} a passive"
         terminal.show_rows(title, ("party", "share that is right", "deviation of its noise"), rows)
-    return {name: asdict(of) for name, of in told.items()}
+    return {name: asdict(party_agreement) for name, party_agreement in agreement.items()}
 
 
 def _calibrate_noise(
@@ -265,7 +270,7 @@ def _calibrate_noise(
 def _show_noise(calibrations: Sequence[Mapping[str, Any]]) -> None:
     columns = ("guard", "releases of a row", "sigma", "sigma / (2C)", "clip C", "mu")
     form = "{mechanism}|{releases:,}|{sigma:.4g}|{noise_multiplier:.4g}|{clip:g}|{mu:.4g}"
-    rows = [tuple(form.format(**each).split("|")) for each in calibrations]
+    rows = [tuple(form.format(**calibration).split("|")) for calibration in calibrations]
     title = "\nNoise for epsilon_x {epsilon:g} at delta {delta:g}, {epochs:,} epochs"
     terminal.show_rows(title.format(**calibrations[0]), columns, rows)
     typer.echo("Covers one row's releases with the encoder held fixed; no label.")
@@ -304,7 +309,7 @@ def check_encoder(
     assert data.active.labels is not None
     labels_N = torch.full_like(data.active.labels, UNLABELLED)
     labels_N[data.labelled_rows] = data.active.labels[data.labelled_rows]
-    found = encoder_quality(
+    quality = encoder_quality(
         data.active.features[data.train_rows],
         labels_N[data.train_rows],
         model=config.model,
@@ -318,25 +323,25 @@ def check_encoder(
     if as_json:
         terminal.print_json(
             {
-                "columns": found.columns.tolist(),
-                "code": found.codes.tolist(),
-                "difference": found.difference,
+                "columns": quality.columns.tolist(),
+                "code": quality.codes.tolist(),
+                "difference": quality.difference,
                 "threshold": threshold,
-                "epochs": found.epochs,
-                "good_enough": found.good_enough,
+                "epochs": quality.epochs,
+                "good_enough": quality.good_enough,
             }
         )
         return
-    _show_quality(found, title=f"Encoder of {data.active.name} ({config.model.network})")
+    _show_quality(quality, title=f"Encoder of {data.active.name} ({config.model.network})")
 
 
-def _show_quality(found: "EncoderQuality", *, title: str) -> None:
-    borne = f"{100 * found.threshold:g} fewer are borne"
+def _show_quality(quality: "EncoderQuality", *, title: str) -> None:
+    borne = f"{100 * quality.threshold:g} fewer are borne"
     rows = [
-        (f"columns, {len(found.columns)} folds", f"{100 * found.columns.mean():.2f} %"),
-        ("their code", f"{100 * found.codes.mean():.2f} %"),
-        ("difference", f"{100 * found.difference:+.2f} points; {borne}"),
-        ("epochs of the autoencoder", str(found.epochs)),
-        ("the encoder is", "good enough" if found.good_enough else "not good enough"),
+        (f"columns, {len(quality.columns)} folds", f"{100 * quality.columns.mean():.2f} %"),
+        ("their code", f"{100 * quality.codes.mean():.2f} %"),
+        ("difference", f"{100 * quality.difference:+.2f} points; {borne}"),
+        ("epochs of the autoencoder", str(quality.epochs)),
+        ("the encoder is", "good enough" if quality.good_enough else "not good enough"),
     ]
     terminal.show_rows(title, ("", "accuracy"), rows)

@@ -35,8 +35,8 @@ def bench(
 ) -> None:
     """Measure one part against its peers, in turns within one run, or all after another."""
     if name not in (*NAMES, _ALL):
-        there = ", ".join((*NAMES, _ALL))
-        raise typer.BadParameter(f"no bench is called {name!r}; there are {there}")
+        known = ", ".join((*NAMES, _ALL))
+        raise typer.BadParameter(f"no bench is called {name!r}; there are {known}")
     table = _import_benches()
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
     failed = False
@@ -46,8 +46,8 @@ def bench(
         if as_json:
             typer.echo(to_json(measured))
             continue
-        shown = table.table_of(measured)
-        terminal.show_rows(shown.title, shown.header, shown.cells)
+        results = table.table_of(measured)
+        terminal.show_rows(results.title, results.header, results.cells)
         for row in measured["rows"]:
             if "reason" in row:
                 typer.echo(f"{row['case']}: {row['reason']}")

@@ -1,9 +1,9 @@
 """The command `check`: whether a party could begin now, by its own files and what it can reach.
 
-Part of the composition root. Whoever listens is called, and both ends prove who they are; with
---meet all parties run it at once, meet as for a run, and compare what they hold. Of a table the
-patterns of its IDs leave, and their shares; nothing is written, and a run that is under way goes
-on.
+Part of the composition root. It dials peers that listen, and both ends prove who they are. With
+--meet all parties run it at once, meet as for a run, and compare what they hold. The patterns of a
+table's IDs and their shares are sent, nothing else of it. Nothing is written, and a run that is
+under way continues.
 """
 
 import datetime as dt
@@ -61,23 +61,26 @@ def check(
 ) -> None:
     """Say whether a party could begin: its own files, and whom it reaches, and why not.
 
-    Who does not listen yet is no fault. Whatever is ends with the exit code of a run that met it.
+    A peer that is not running yet is not an error. An error ends with the exit code of a run that
+    met it.
     """
     checks = _Checks(config, is_quiet=as_json)
     findings = list(checks.run_checks(meet))
     if as_json:
-        told = [{**asdict(each), "state": _MARKS[each.state].lower()} for each in findings]
+        reported = [
+            {**asdict(finding), "state": _MARKS[finding.state].lower()} for finding in findings
+        ]
         terminal.print_json(
             {
                 "party": checks.file.party,
                 "code": checks.code,
-                "findings": told,
+                "findings": reported,
                 "settings": checks.settings,
             }
         )
     else:
         title = f"{checks.file.party}: {'not ready' if checks.code else 'ready'}"
-        rows = [(_MARKS[each.state], each.name, each.value) for each in findings]
+        rows = [(_MARKS[finding.state], finding.name, finding.value) for finding in findings]
         terminal.show_rows(title, ("", "what", "found"), rows)
         if checks.settings:
             terminal.show_remedy(describe_pasting(str(checks.file.config)), checks.settings)
@@ -86,7 +89,7 @@ def check(
 
 
 class _Checks:
-    """One party's; `code` is the exit code of the first thing that is wrong, or 0."""
+    """The checks of one party; `code` is the exit code of the first failure, or 0."""
 
     def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
         from secure_apfed.config.file import load_config
@@ -106,7 +109,7 @@ class _Checks:
         if not (file.folder / "identity.pem").is_file():
             raise ConfigError(f"{file.folder} holds no identity.pem; put it back, or answer anew")
         self.identity = PartyFolder(file.folder).load_identity()
-        self.known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        self.identities = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
         sealed = file.folder / SEALED
         self.sealed = (
             SignedFile.from_file(sealed).open_document(SealedProject, sealed)
@@ -116,14 +119,14 @@ class _Checks:
 
     @property
     def settings(self) -> str:
-        """The settings that mend the faults of tables, as YAML; empty where none does."""
+        """The settings that repair the faults of tables, as YAML; empty if none does."""
         from secure_apfed.faults import TableError
 
         return TableError(self.faults.faults).settings
 
     def run_checks(self, meet_s: float | None) -> Iterator[Finding]:
-        told = f"{self.role} of {self.config.method.title}, version {_get_version()}"
-        yield Finding("settings", "settings", "ok", told)
+        text = f"{self.role} of {self.config.method.title}, version {_get_version()}"
+        yield Finding("settings", "settings", "ok", text)
         for examine in (
             self._limits,
             self._contract,
@@ -148,10 +151,10 @@ class _Checks:
             except _ERRORS as error:
                 self.code = self.code or terminal.failure_of(error).code
                 yield from self._describe_failure(name, error)
-        yield from (Finding(name, name, "optional", str(one.message)) for one in warned)
+        yield from (Finding(name, name, "optional", str(warning.message)) for warning in warned)
 
     def _describe_failure(self, name: str, error: Exception) -> Iterator[Finding]:
-        """Say how something failed; of a table each fault."""
+        """Yield the failure; for a table, each of its faults."""
         from secure_apfed.faults import TableError
 
         if not isinstance(error, TableError):
@@ -169,14 +172,15 @@ class _Checks:
         from secure_apfed.settings.protection import find_departures
 
         require_own_limits(self.file, self.config)
-        for each in find_departures(self.config):
-            told = f"{each.value}, {each.usual}; protects {each.whom}: {each.means}"
-            yield Finding("limits", each.setting, "optional", told)
+        for departure in find_departures(self.config):
+            protects = f"protects {departure.whom}: {departure.means}"
+            text = f"{departure.value}, {departure.usual}; {protects}"
+            yield Finding("limits", departure.setting, "optional", text)
         for organisation, conflict in (
             self.sealed.proposal_document.conflicts if self.sealed else ()
         ):
-            told = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
-            yield Finding("limits", "one organisation", "optional", told)
+            text = f"{organisation} runs {' and '.join(conflict.parties)}: they {conflict.gets}"
+            yield Finding("limits", "one organisation", "optional", text)
 
     def _contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
@@ -186,14 +190,16 @@ class _Checks:
         file = self.file
         sealed = self.sealed
         if sealed is None:
-            told = f"{file.folder} holds no {SEALED} to compare with"
-            yield Finding("contract", "contract", "optional", told)
+            text = f"{file.folder} holds no {SEALED} to compare with"
+            yield Finding("contract", "contract", "optional", text)
             return
-        own = {**self.known, file.party: self.identity.public}
-        theirs = {name: given.identity for name, given in sealed.answer_documents.items()}
-        if other := [name for name, key in own.items() if theirs.get(name) != key.hex()]:
+        identities = {**self.identities, file.party: self.identity.public}
+        theirs = {name: answer.identity for name, answer in sealed.answer_documents.items()}
+        if mismatched := [
+            name for name, key in identities.items() if theirs.get(name) != key.hex()
+        ]:
             raise ConfigError(
-                f"{file.party} knows another identity of {', '.join(other)} than the sealed "
+                f"{file.party} knows another identity of {', '.join(mismatched)} than the sealed "
                 f"project: join {file.folder / SEALED} again, or put identity.pem back"
             )
         if differ := list(
@@ -205,10 +211,10 @@ class _Checks:
                 f"{file.config} differs from the sealed project in {', '.join(differ)}, which all "
                 "sign; nobody would begin"
             )
-        told = list_shared_settings(self.config).get("alignment", {})
+        own_settings = list_shared_settings(self.config).get("alignment", {})
         agreed = sealed.proposal_document.settings.get("alignment", {})
         for key in ("pairwise_overlaps", "dealer"):
-            if told.get(key) != agreed.get(key):
+            if own_settings.get(key) != agreed.get(key):
                 raise ConfigError(
                     f"{file.config} differs from the sealed project in alignment.{key}, which was "
                     f"proposed to all: put {agreed.get(key, 'nothing')!r} back"
@@ -218,22 +224,26 @@ class _Checks:
     def _table(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import own_data
 
-        own = own_data(self.file, self.config, self.role)
-        if own is None:
+        data = own_data(self.file, self.config, self.role)
+        if data is None:
             return
-        told = f"{len(own.table.ids):,} rows, no ID twice, {own.table.features[0].numel()} features"
-        yield Finding("table", "table", "ok", told)
-        yield self._describe_columns(own)
+        text = (
+            f"{len(data.table.ids):,} rows, no ID twice, {data.table.features[0].numel()} features"
+        )
+        yield Finding("table", "table", "ok", text)
+        yield self._describe_columns(data)
         if self.config.method.aligns:
-            yield from self._describe_patterns(own.table.ids)
-        if own.table.labels is not None:
-            told = f"{len(own.labelled_rows):,} rows to learn from, {len(own.test_rows):,} to test"
-            classes = f"; classes {', '.join(own.classes)}" if own.classes else ""
-            yield Finding("table", "labels", "ok", f"{told}{classes}")
+            yield from self._describe_patterns(data.table.ids)
+        if data.table.labels is not None:
+            text = (
+                f"{len(data.labelled_rows):,} rows to learn from, {len(data.test_rows):,} to test"
+            )
+            classes = f"; classes {', '.join(data.classes)}" if data.classes else ""
+            yield Finding("table", "labels", "ok", f"{text}{classes}")
 
-    def _describe_columns(self, own: "OwnData") -> Finding:
-        """Say which columns are features, by their kind, and which are left out."""
-        encoding = own.table.encoding
+    def _describe_columns(self, data: "OwnData") -> Finding:
+        """Return which columns are features, by their kind, and which are left out."""
+        encoding = data.table.encoding
         if encoding.kind != "columns":
             return Finding("table", "features", "ok", "images")
         by_kind: dict[str, list[str]] = {}
@@ -246,7 +256,7 @@ class _Checks:
         return Finding("table", "features", "ok", "; ".join(kinds))
 
     def _describe_patterns(self, ids: Sequence[str]) -> Iterator[Finding]:
-        """Say in how many ways the IDs are written, as the agreed rules read them."""
+        """Yield in how many ways the IDs are written, as the agreed rules read them."""
         from apfed_protocols.id_patterns import (
             LEGEND,
             count_patterns,
@@ -259,25 +269,25 @@ class _Checks:
         from secure_apfed.alignment.overlap import propose_rules
 
         settings = self.config.alignment
-        read = canonical_ids(self.file.party, ids, settings)
-        self.patterns = count_patterns(list(map(text_of, read)))
-        told = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
-        yield Finding("table", "IDs", "ok", told)
+        canonical = canonical_ids(self.file.party, ids, settings)
+        self.patterns = count_patterns(list(map(text_of, canonical)))
+        text = f"written as {describe_patterns(self.patterns)} ({LEGEND})"
+        yield Finding("table", "IDs", "ok", text)
         if remedy := propose_rules(suggest_rules(ids, id_rules(settings)), settings):
-            told = f"if these are spellings of one kind of ID, {remedy}"
-            yield Finding("table", "IDs", "optional", told)
+            text = f"if these are spellings of one kind of ID, {remedy}"
+            yield Finding("table", "IDs", "optional", text)
 
     def _others_tables(self) -> Iterator[Finding]:
-        """Look at tables of other parties whose files lie on this machine, as in a trial."""
+        """Check tables of other parties whose files lie on this machine, as in a trial."""
         from secure_apfed.data.tables import find_table_faults, has_table_here
         from secure_apfed.faults import Fault, TableError
 
         faults = list[Fault]()
         for name in self.config.data.parties or {}:
             if name != self.file.party and has_table_here(self.config.data, name):
-                found = find_table_faults(self.config.data, name, seed=self.config.seed)
-                faults += found
-                if not found:
+                table_faults = find_table_faults(self.config.data, name, seed=self.config.seed)
+                faults += table_faults
+                if not table_faults:
                     yield Finding("table", f"table of {name}", "ok", "read here, too: no fault")
         if faults:
             raise TableError(faults)
@@ -305,7 +315,8 @@ class _Checks:
         from secure_apfed.between.certificates import RENEWAL, Credentials, load_revocations
         from secure_apfed.runs.folder import load_ending
 
-        if (tls := self.file.tls) is None or load_ending(self.file.folder) is not None:
+        tls = self.file.tls
+        if tls is None or load_ending(self.file.folder) is not None:
             return  # an ended project has no certificate any more
         yield from self._check_revocations()
         yield from self._compare_certificates()
@@ -314,12 +325,12 @@ class _Checks:
         loaded = Credentials.from_files(*files, name=self.file.party, revoked=revoked)
         ends = load_pem_x509_certificate(loaded.certificate).not_valid_after_utc
         days = (ends - dt.datetime.now(dt.UTC)).days
-        told = f"{days} days left"
+        text = f"{days} days left"
         if days >= _FEW_DAYS:
-            yield Finding("certificate", "certificate", "ok", told)
+            yield Finding("certificate", "certificate", "ok", text)
         else:
-            told += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
-            yield Finding("certificate", "certificate", "optional", told)
+            text += f", until {ends:%Y-%m-%d %H:%M} UTC; {RENEWAL}"
+            yield Finding("certificate", "certificate", "optional", text)
 
     def _check_revocations(self) -> Iterator[Finding]:
         """Check that the list of revoked keys is read, and report whom it names."""
@@ -335,15 +346,15 @@ class _Checks:
                 "remove it"
             )
         if path is None:
-            told = f"tls.revoked of {self.path} names no list: a stolen key cannot be revoked here"
-            yield Finding("certificate", "revoked", "optional", told)
+            text = f"tls.revoked of {self.path} names no list: a stolen key cannot be revoked here"
+            yield Finding("certificate", "revoked", "optional", text)
             return
         revoked = load_revocations(path)
         names = find_revoked_names(self.file, revoked)
-        told = f"{path} names {len(revoked)}"
+        text = f"{path} names {len(revoked)}"
         if names:
-            told += f", among them {', '.join(names)}, with whom nothing can begin"
-        yield Finding("certificate", "revoked", "optional" if names else "ok", told)
+            text += f", among them {', '.join(names)}, with whom nothing can begin"
+        yield Finding("certificate", "revoked", "optional" if names else "ok", text)
 
     def _compare_certificates(self) -> Iterator[Finding]:
         """Report a project that was sealed again while this party still shows its old
@@ -356,17 +367,17 @@ class _Checks:
         sealed = self.sealed
         if tls is None or sealed is None or self.file.party not in sealed.certificates:
             return
-        shown = tls.certificate.read_text(encoding="utf-8", errors="replace")
+        certificate = tls.certificate.read_text(encoding="utf-8", errors="replace")
         authorities = tls.ca.read_text(encoding="utf-8", errors="replace")
         newest = find_newest_pem(
             self.file.folder, self.file.party, sealed.certificates[self.file.party]
         )
-        if shown != newest or sealed.ca not in authorities:
-            told = (
+        if certificate != newest or sealed.ca not in authorities:
+            text = (
                 f"{tls.certificate} or {tls.ca} is not the one of {self.file.folder / SEALED}: "
                 "where no authority of your own renewed it, join that file again"
             )
-            yield Finding("certificate", "sealed certificate", "optional", told)
+            yield Finding("certificate", "sealed certificate", "optional", text)
 
     def _check_peers(self) -> Iterator[Finding]:
         from secure_apfed.runs.party import LINKS
@@ -374,22 +385,22 @@ class _Checks:
         file = self.file
         if file.link not in LINKS:
             return
-        link = LINKS[file.link](file, self.identity, self.known)
+        link = LINKS[file.link](file, self.identity, self.identities)
         for name in file.peers:
             state: State = "optional"
             if not link.needs_dialling(name):
-                told = "it dials this party, which check --meet 60 tries"
+                text = "it dials this party, which check --meet 60 tries"
             else:
                 try:
                     link.dial_and_prove(name).close()
                     state = "ok"
-                    told = "reached, and it is who it should be"
+                    text = "reached, and it is who it should be"
                 except (OSError, EOFError, RemoteProtocolError) as error:
-                    told = str(error)
-                    if not any(why in told for why in _NOT_UP):
+                    text = str(error)
+                    if not any(why in text for why in _NOT_UP):
                         state = "missing"
                         self.code = _REFUSED
-            yield Finding("peers", f"{name} by relay" if file.relay else name, state, told)
+            yield Finding("peers", f"{name} by relay" if file.relay else name, state, text)
 
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
         """Meet all others as for a run, and compare versions, clocks and what would be signed."""
@@ -404,7 +415,7 @@ class _Checks:
         status.start_session(me, list(file.peers), None, meet_s=meet_s)
         board = progress.Board(lambda: (status.build_status(),))
         with progress.show_board(board, as_json=self.is_quiet):
-            transport = connect_peers(waits, self.identity, self.known, status.observe_missing)
+            transport = connect_peers(waits, self.identity, self.identities, status.observe_missing)
         links = Links(me, list(file.peers), transport.send_frame, lambda envelope, size: None)
         mine = {
             "version": _get_version(),
@@ -412,38 +423,38 @@ class _Checks:
             "sealed project": self.sealed.digest.hex() if self.sealed else "",
         }
         shares = share_patterns(self.patterns)
-        sent: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
-        said = run_role(
-            _compare_peers(links, list(file.peers), sent),
+        greeting: dict[str, Any] = {**mine, **({_PATTERNS: shares} if shares else {})}
+        reports = run_role(
+            _compare_peers(links, list(file.peers), greeting),
             links,
             transport,
             timeout_s=file.timeout_s,
         )
-        for name, (theirs, apart_s) in said.items():
-            for what, own in mine.items():
-                if theirs.get(what) != own:
+        for name, (theirs, apart_s) in reports.items():
+            for fact, ours in mine.items():
+                if theirs.get(fact) != ours:
                     raise RemoteProtocolError(
-                        f"{name} has another {what} than {me}, where it is {own:.16}; at one of "
+                        f"{name} has another {fact} than {me}, where it is {ours:.16}; at one of "
                         "them `check` without --meet names what differs"
                     )
             if apart_s > _APART_S:
                 raise RemoteProtocolError(
                     f"the clocks of {name} and {me} are {apart_s:,.0f} s apart; set them"
                 )
-            told = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
-            yield Finding("meeting", name, "ok", told)
-        others = {
+            text = f"met, with the same {', '.join(mine)}; clocks within {apart_s + 1:.0f} s"
+            yield Finding("meeting", name, "ok", text)
+        patterns_by_peer = {
             name: parse_patterns(theirs[_PATTERNS], sender=name)
-            for name, (theirs, _) in said.items()
+            for name, (theirs, _) in reports.items()
             if _PATTERNS in theirs
         }
         if shares:
-            yield from self._compare_patterns(shares, others)
+            yield from self._compare_patterns(shares, patterns_by_peer)
 
     def _compare_patterns(
-        self, own: Mapping[str, int], others: Mapping[str, Mapping[str, int]]
+        self, own_patterns: Mapping[str, int], patterns_by_peer: Mapping[str, Mapping[str, int]]
     ) -> Iterator[Finding]:
-        """Say how each other party writes its IDs, and the rules that unite all."""
+        """Yield how each other party writes its IDs, and the rules that unite all."""
         from apfed_protocols.id_patterns import (
             describe_patterns,
             differ_by_zeros,
@@ -455,68 +466,68 @@ class _Checks:
 
         file = self.file
         settings = self.config.alignment
-        told = (
-            f"told to {', '.join(self.file.peers)}: {describe_patterns(own)}. They learn which "
-            "kinds of characters this party's IDs have, and what share of its people is written "
-            "so in whole per cent; no ID, and no number of people"
+        text = (
+            f"told to {', '.join(self.file.peers)}: {describe_patterns(own_patterns)}. They learn "
+            "which kinds of characters this party's IDs have, and what share of its people is "
+            "written so in whole per cent; no ID, and no number of people"
         )
-        yield Finding("meeting", "patterns of IDs", "ok", told)
+        yield Finding("meeting", "patterns of IDs", "ok", text)
         uniting = set[str]()
         alien = list[str]()
         padded = list[str]()
-        for name, theirs in others.items():
-            is_same = theirs.keys() == own.keys()
-            told = f"{name} writes IDs as {describe_patterns(theirs)}"
+        for name, theirs in patterns_by_peer.items():
+            is_same = theirs.keys() == own_patterns.keys()
+            text = f"{name} writes IDs as {describe_patterns(theirs)}"
             state: State = "ok" if is_same else "optional"
-            if share_no_id(own, theirs):
+            if share_no_id(own_patterns, theirs):
                 state = "missing"
                 self.code = self.code or _DATA
-                told += "; an ID of these patterns is none of this party's, so hardly anybody "
-                told += "would be known to all"
-            yield Finding("meeting", f"IDs of {name}", state, told)
-            rules = suggest_rules_for_patterns(own, theirs, id_rules(settings))
-            if differ_by_zeros(own, theirs, id_rules(settings)):
+                text += "; an ID of these patterns is none of this party's, so hardly anybody "
+                text += "would be known to all"
+            yield Finding("meeting", f"IDs of {name}", state, text)
+            rules = suggest_rules_for_patterns(own_patterns, theirs, id_rules(settings))
+            if differ_by_zeros(own_patterns, theirs, id_rules(settings)):
                 padded.append(name)
             elif not is_same and not rules:
                 alien.append(name)
             uniting.update(() if is_same else rules)
         if remedy := propose_rules(sorted(uniting), settings):
-            told = f"if these are spellings of one kind of ID, {remedy}; {_ANEW}"
-            yield Finding("meeting", "patterns of IDs", "optional", told)
+            text = f"if these are spellings of one kind of ID, {remedy}; {_ANEW}"
+            yield Finding("meeting", "patterns of IDs", "optional", text)
         if padded:
-            told = (
+            text = (
                 f"numbers of {file.party} or of {', '.join(padded)} have zeros before them (09) "
                 "that the others lack, and no rule adds or drops zeros behind a name: write them "
                 "alike in one of the tables"
             )
-            yield Finding("meeting", "patterns of IDs", "optional", told)
+            yield Finding("meeting", "patterns of IDs", "optional", text)
         if alien:
-            told = (
+            text = (
                 f"no rule makes these patterns those of {', '.join(alien)}: compare by telephone "
                 "what the ID columns hold"
             )
-            yield Finding("meeting", "patterns of IDs", "optional", told)
+            yield Finding("meeting", "patterns of IDs", "optional", text)
 
 
 async def _compare_peers(
     links: "Links", peers: list[str], mine: Mapping[str, Any]
 ) -> dict[str, tuple[dict[str, Any], float]]:
-    """Return what each peer says, and how far its clock is from this one, in seconds."""
+    """Return each peer's report, and the difference of its clock to this one, in seconds."""
     from secure_apfed.exchange import BEFORE_TRAINING, Kind
 
     for peer in peers:
         links.send(peer, Kind.GREETING, BEFORE_TRAINING, msgpack.packb([time.time(), mine]))
-    found: dict[str, tuple[dict[str, Any], float]] = {}
+    reports: dict[str, tuple[dict[str, Any], float]] = {}
     for peer in peers:
         message = await links.receive(peer, Kind.GREETING, step=BEFORE_TRAINING)
         try:
-            clock, said = msgpack.unpackb(message.payload)
-            found[peer] = dict(said), abs(time.time() - float(clock))
+            clock, report = msgpack.unpackb(message.payload)
+            reports[peer] = dict(report), abs(time.time() - float(clock))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError(
                 f"{peer} came for the run, and not to compare; all run check --meet at once"
             ) from error
-    return found
+    return reports
 
 
 def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
@@ -529,26 +540,26 @@ def share_patterns(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(list(frequent.items())[:_MOST_PATTERNS])
 
 
-def parse_patterns(given: object, *, sender: str) -> dict[str, int]:
+def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
     """Return the patterns that another party sent, with their shares in whole per cent.
 
     Raises:
-        RemoteProtocolError: they are anything else.
+        RemoteProtocolError: the value is anything else.
     """
     fits = (
-        isinstance(given, dict)
-        and len(given) <= _MOST_PATTERNS
-        and all(_is_pattern(pattern) for pattern in given)
-        and all(type(share) is int and 1 <= share <= 100 for share in given.values())
-        and sum(given.values()) <= 100
+        isinstance(value, dict)
+        and len(value) <= _MOST_PATTERNS
+        and all(_is_pattern(pattern) for pattern in value)
+        and all(type(share) is int and 1 <= share <= 100 for share in value.values())
+        and sum(value.values()) <= 100
     )
-    if not fits or not isinstance(given, dict):
+    if not fits or not isinstance(value, dict):
         raise RemoteProtocolError(
             f"{sender} sent no patterns of IDs: at most {_MOST_PATTERNS} are expected, each of at "
             f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
             "same version of check --meet"
         )
-    return given
+    return value
 
 
 def _is_pattern(text: object) -> bool:

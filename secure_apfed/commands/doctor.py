@@ -120,9 +120,9 @@ def _check_accelerator() -> Iterator[Finding]:
     except (ImportError, OSError):
         return
     if torch.cuda.is_available():
-        names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
-        found = f"{', '.join(names)}, CUDA {torch.version.cuda}"
-        yield Finding("system", "GPU", "ok", found)
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        description = f"{', '.join(names)}, CUDA {torch.version.cuda}"
+        yield Finding("system", "GPU", "ok", description)
         return
     remedy = (
         "check the driver with nvidia-smi"
@@ -148,5 +148,5 @@ def _check_data() -> Iterator[Finding]:
         except DataError:
             yield Finding("data", dataset.name, "optional", "not found", dataset.how)
         else:
-            where = f"found in {', '.join(sorted(map(str, places)))}"
-            yield Finding("data", dataset.name, "ok", where if places else dataset.how)
+            places_text = f"found in {', '.join(sorted(map(str, places)))}"
+            yield Finding("data", dataset.name, "ok", places_text if places else dataset.how)

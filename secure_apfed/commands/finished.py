@@ -1,5 +1,5 @@
-"""Commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `columns`, `export`; what
-follows one.
+"""The commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `columns` and `export`,
+and the steps after a run.
 
 Part of the composition root: baselines, attacks, report and result follow `run`, and `party` at the
 active.
@@ -42,8 +42,11 @@ def finish_run(
     phases: Phases | None = None,
     json_events: bool = False,
 ) -> None:
-    """Measure and write what belongs beside a finished run, and print all of it; what its phases
-    took where they are given. `contributions`: what each passive's help was worth, too.
+    """Measure baselines, attacks and report of a finished run, write them, and print all.
+
+    Args:
+        contributions: also measure the worth of each passive's help.
+        phases: the phases of the run, whose costs are printed; None: not measured.
     """
     from apfed_experiments.finished import load_finished_run, mount_attacks
     from apfed_experiments.verdict import describe_run
@@ -65,11 +68,11 @@ def finish_run(
             "attacks are those of each party on what it let out itself; run it with --transport "
             "memory for those that read more"
         )
-    if (recording := result.recorded) is None:
+    if result.recorded is None:
         results = _merge_attacks(folder)
     else:
         with progress.show_work(**how):
-            results = mount_attacks(folder, recording=recording)
+            results = mount_attacks(folder, recording=result.recorded)
     begin_phase("report")
     page = report_if_possible(folder)
     if page is not None and result.recorded is None:
@@ -104,7 +107,9 @@ def finish_run(
                 "privacy": asdict(result.privacy),
                 "promises": [promise.as_json() for promise in result.promises],
                 "attacks": [attack.as_json() for attack in results],
-                "directions": [of.as_json() for of in headlines_by_direction(results, config)],
+                "directions": [
+                    headline.as_json() for headline in headlines_by_direction(results, config)
+                ],
                 "contributions": result.contributions,
                 "who_helped": _dump_record(who_helped),
                 "stated": result.stated,
@@ -123,15 +128,15 @@ def finish_run(
 
 
 def _measure_worth(result: "RunResult", *, quiet: bool) -> "WhoHelped":
-    """Train again without each passive, and write what that shows beside the run."""
+    """Train again without each passive, and write the passives' worth into the run's folder."""
     from secure_apfed.runs.worth import measure_worth
 
     assert result.folder is not None
     with progress.show_count("trainings without a passive", quiet=quiet) as on_done:
-        found = measure_worth(result, on_done=on_done)
+        worth = measure_worth(result, on_done=on_done)
     files = _open_folder(result.folder)
-    files.write_json(files.who_helped, found.model_dump(mode="json"))
-    return found
+    files.write_json(files.who_helped, worth.model_dump(mode="json"))
+    return worth
 
 
 def _dump_record(written: "Written | None") -> "dict[str, Any] | None":
@@ -154,19 +159,19 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
 
     run = _open_folder(folder)
     paths = [path / "attacks.json" for path in run.list_ended_parties() or (folder,)]
-    found = tuple(
+    results = tuple(
         result
         for path in paths
         if path.is_file()
         for result in load_json(path, tuple[AttackResult, ...])
     )
-    if found:
-        run.write_json(folder / "attacks.json", [result.as_json() for result in found])
-    return found
+    if results:
+        run.write_json(folder / "attacks.json", [result.as_json() for result in results])
+    return results
 
 
 def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
-    """Measure what a party let out against its own truth, where its settings ask for it."""
+    """Attack what a party sent, if its settings ask for it; its own table is the ground truth."""
     if not record.config.attacks or record.held is None:
         return
     from apfed_attacks.own import measure_own
@@ -180,7 +185,7 @@ def attack_own(record: "OwnRecord", folder: Path, *, quiet: bool) -> None:
 
 
 def tell_helper(folder: Path, *, quiet: bool) -> None:
-    """Make the report of a party that helped, and say where it lies."""
+    """Make the report of a party that helped, and print its path."""
     page = report_if_possible(folder)
     if quiet:
         terminal.print_json({"folder": folder, "report": page})
@@ -243,7 +248,8 @@ def _show_result(
         for name, value in result.accuracy.items()
         if not math.isnan(value)
     ]
-    if (ranking := result.ranking) is not None:
+    ranking = result.ranking
+    if ranking is not None:
         rate = ranking.rate
         rows.append(
             (
@@ -254,12 +260,12 @@ def _show_result(
             )
         )
         rows += [
-            (MEASURES[name].title, found.format_interval(MEASURES[name]))
-            for name, found in ranking.intervals.items()
+            (MEASURES[name].title, interval.format_interval(MEASURES[name]))
+            for name, interval in ranking.intervals.items()
         ]
     rows += [
-        (f"people of {one.party}", one.sentence)
-        for one in load_common_people(_open_folder(result.folder))
+        (f"people of {people.party}", people.sentence)
+        for people in load_common_people(_open_folder(result.folder))
     ]
     if result.threshold is not None:
         rows.append(("threshold of the positive class", f"{result.threshold:.3f}"))
@@ -288,13 +294,13 @@ def _show_result(
         (f"epsilon_x by {name}", value if isinstance(value, str) else f"{value:.4g}")
         for name, value in checked.items()
     ]
-    for name, said in result.stated.items():
-        told = ", ".join(
+    for name, statement in result.stated.items():
+        accounts = ", ".join(
             f"{account['figure']} {promise_of_account(account).text}"
-            for account in said["accounts"]
+            for account in statement["accounts"]
         )
-        how = "signed" if said["step"] is not None else "it never said"
-        rows.append((f"stated by {name}", f"{told or NO_ACCOUNT}, {how}"))
+        how = "signed" if statement["step"] is not None else "it never said"
+        rows.append((f"stated by {name}", f"{accounts or NO_ACCOUNT}, {how}"))
     rows += [
         (headline.direction.title, headline.text)
         for headline in headlines_by_direction(results, config)
@@ -343,16 +349,16 @@ def attack(
     chosen = _pick_attacks(attacks or [], options or [])
     if not as_json:
         terminal.show_note(f"mounting {', '.join(dict.fromkeys(choice.name for choice in chosen))}")
-    where = None if device is None else find_device(device)
+    target_device = None if device is None else find_device(device)
     with progress.show_work(as_json=as_json):
-        results = mount_attacks(folder, chosen, seed=seed, device=where)
+        results = mount_attacks(folder, chosen, seed=seed, device=target_device)
     page = report_if_possible(folder)
     headlines = headlines_by_direction(results, _open_folder(folder).load_config())
     if as_json:
-        found = [result.as_json() for result in results]
+        attack_rows = [result.as_json() for result in results]
         directions = [headline.as_json() for headline in headlines]
         terminal.print_json(
-            {"attacks": found, "directions": directions, "folder": folder, "report": page}
+            {"attacks": attack_rows, "directions": directions, "folder": folder, "report": page}
         )
         return
     _show_attacks(results, headlines)
@@ -366,7 +372,7 @@ def attack(
 
 
 def report_if_possible(folder: Path) -> Path | None:
-    """Make a run's report; without the extra that draws it, say so and return None."""
+    """Make a run's report; without the extra that draws it, print a note and return None."""
     try:
         from apfed_experiments.report import write_report
 
@@ -387,22 +393,22 @@ def _show_attacks(results: "Sequence[AttackResult]", by_direction: "Sequence[Hea
     worst = select_headlines(results)
     rows: list[tuple[str, ...]] = [
         (
-            each.attack,
-            f"{each.target} of {each.victim}" if each.victim else each.target,
-            each.adversary,
-            f"{each.advantage:+.3f}",
-            str(each.metric),
-            str(each.variant),
-            str(each.baseline),
+            result.attack,
+            f"{result.target} of {result.victim}" if result.victim else result.target,
+            result.adversary,
+            f"{result.advantage:+.3f}",
+            str(result.metric),
+            str(result.variant),
+            str(result.baseline),
         )
-        for each in worst
-        if each.advantage is not None
+        for result in worst
+        if result.advantage is not None
     ]
     columns = ("attack", "target", "by", "advantage", "in", "best variant", "over")
     terminal.show_rows("Attacks, the worst adversary of each", columns, rows)
-    for each in worst:
-        if each.advantage is None:
-            terminal.show_note(f"{each.attack} declined: {each.reason}")
+    for result in worst:
+        if result.advantage is None:
+            terminal.show_note(f"{result.attack} declined: {result.reason}")
     rows_of_directions = [
         (headline.direction.title, headline.short, headline.note) for headline in by_direction
     ]
@@ -420,17 +426,17 @@ def _pick_attacks(names: Sequence[str], options: Sequence[str]) -> "tuple[Attack
     from secure_apfed.config import AttackChoice
     from secure_apfed.errors import ConfigError
 
-    wanted = [part.strip() for text in names for part in text.split(",") if part.strip()]
-    if names and not wanted:
+    requested = [part.strip() for text in names for part in text.split(",") if part.strip()]
+    if names and not requested:
         raise ConfigError("--attacks: no name is given; leave it out for all attacks")
-    given = _options_by_attack(options)
-    if ALL in wanted or not (wanted or given):
-        wanted = list(ATTACKS)
-    named = list(dict.fromkeys([*wanted, *given]))
+    options_by_attack = _options_by_attack(options)
+    if ALL in requested or not (requested or options_by_attack):
+        requested = list(ATTACKS)
+    named = list(dict.fromkeys([*requested, *options_by_attack]))
     chosen: list[AttackChoice] = []
     for name in named:
-        if name in given:
-            chosen.append(AttackChoice(name=name, options=given[name]))
+        if name in options_by_attack:
+            chosen.append(AttackChoice(name=name, options=options_by_attack[name]))
             prepare_attack(chosen[-1])
         else:
             chosen += full_suite([name])
@@ -441,7 +447,7 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
     from secure_apfed.config.plain_yaml import yaml_value
     from secure_apfed.errors import ConfigError
 
-    given: dict[str, dict[str, object]] = {}
+    options_by_attack: dict[str, dict[str, object]] = {}
     for option in options:
         path, equals, text = option.partition("=")
         name, dot, key = path.strip().partition(".")
@@ -450,8 +456,8 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
                 f"--option {option}: expected ATTACK.KEY=VALUE, as in "
                 "model_completion.labels_per_class=4"
             )
-        given.setdefault(name, {})[key] = yaml_value(text, given=f"--option {option}")
-    return given
+        options_by_attack.setdefault(name, {})[key] = yaml_value(text, given=f"--option {option}")
+    return options_by_attack
 
 
 def tradeoff(
@@ -517,18 +523,18 @@ def runs(
     """List run folders, the newest first: method, data, gain, epsilon, worst attacks, date."""
     from apfed_experiments.run_list import HEADER, list_runs
 
-    found = list_runs(folder)
+    listed = list_runs(folder)
     page = None
     if html is not None:
         from apfed_experiments.report.page import write_runs_page
 
-        page = write_runs_page(found, html, title=f"Runs below {folder}")
+        page = write_runs_page(listed, html, title=f"Runs below {folder}")
     if as_json:
-        rows = [run.as_json() for run in found]
+        rows = [run.as_json() for run in listed]
         terminal.print_json({"folder": folder, "runs": rows, "page": page})
         return
-    if found:
-        terminal.show_rows(f"Runs below {folder}", HEADER, [run.list_cells() for run in found])
+    if listed:
+        terminal.show_rows(f"Runs below {folder}", HEADER, [run.list_cells() for run in listed])
         terminal.show_note(
             "The gain of one run shows no help, only several seeds do (secure-apfed run CONFIG "
             "--seeds 5). The worst of several attacks is above 0 by chance alone; where none was "
@@ -565,13 +571,13 @@ def predict(
     if output is None:
         predictions = predict_file(model, data, id_columns=id_column)
         compared = predictions.compared
-        shown = predictions.as_json()
+        record = predictions.as_json()
     else:
         predictions = None
         compared = predict_into(model, data, output, id_columns=id_column)
-        shown = {"rows": compared.rows, **compared.as_json()}
+        record = {"rows": compared.rows, **compared.as_json()}
     if as_json:
-        terminal.print_json({**shown, "output": output})
+        terminal.print_json({**record, "output": output})
     elif predictions is None:
         terminal.show_note(f"{compared.rows} rows written to {output}")
     else:
@@ -614,25 +620,26 @@ def _predict_jointly(
         raise ConfigError(
             f"--jointly {party}: its folder is not {model}; give the run of that file"
         )
-    status, frames = StatusTracker(), list["pd.DataFrame"]()
+    status = StatusTracker()
+    frames = list["pd.DataFrame"]()
     board = progress.Board(lambda: (status.build_status(),))
     with progress.show_board(board, as_json=as_json):
-        said = predict_jointly(
+        counts = predict_jointly(
             party, data, output, status=status, write=None if output else frames.append
         )
     if as_json:
         rows = [row for frame in frames for row in frame.to_dict("records")]
-        terminal.print_json({**asdict(said), "predictions": rows, "output": output})
+        terminal.print_json({**asdict(counts), "predictions": rows, "output": output})
     else:
         for frame in frames:
             _show_predictions(frame)
-        refused = f" ({said.refused} of people who were asked about as often as a passive allows)"
+        refused = f" ({counts.refused} of people who were asked about as often as a passive allows)"
         terminal.show_note(
-            f"{said.jointly} rows predicted jointly, {said.alone} by the active alone"
-            + (refused if said.refused else "")
-            + (f", since {said.why}" if said.why else "")
+            f"{counts.jointly} rows predicted jointly, {counts.alone} by the active alone"
+            + (refused if counts.refused else "")
+            + (f", since {counts.why}" if counts.why else "")
         )
-    if said.is_failure:
+    if counts.is_failure:
         raise typer.Exit(4)  # as where a party left or something was refused; all rows are written
 
 
@@ -654,20 +661,26 @@ def columns(
     from secure_apfed.runs.columns import load_column_scores, pick_columns, restrict_columns
 
     scores = load_column_scores(folder)
-    kept = {} if keep is None else pick_columns(scores, keep)
+    kept_columns = {} if keep is None else pick_columns(scores, keep)
     if output is not None:
         if keep is None:
             raise ConfigError("--output: say how many columns stay, as --keep 10 or --keep 0.3")
         refuse_replacing_input(output, "--output", folder)
-        config = restrict_columns(_open_folder(folder).load_config(), scores, kept)
+        config = restrict_columns(_open_folder(folder).load_config(), scores, kept_columns)
         write_atomically(output, dump_settings(config).encode())
     if as_json:
-        terminal.print_json({"scores": scores, "kept": kept, "config": output})
+        terminal.print_json({"scores": scores, "kept": kept_columns, "config": output})
         return
     rows = [
-        (party, str(at), name, f"{score:.4g}", "yes" if name in kept.get(party, own) else "")
-        for party, own in scores.items()
-        for at, (name, score) in enumerate(own.items(), 1)
+        (
+            party,
+            str(rank),
+            name,
+            f"{score:.4g}",
+            "yes" if name in kept_columns.get(party, party_scores) else "",
+        )
+        for party, party_scores in scores.items()
+        for rank, (name, score) in enumerate(party_scores.items(), 1)
     ]
     terminal.show_rows("Columns by score", ("party", "rank", "column", "score", "stays"), rows)
     if output is not None:

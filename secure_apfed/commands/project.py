@@ -89,10 +89,8 @@ def new(
 
     config = load_config(config_file, overrides=overrides or ())
     home = folder or Path(party)
-    (relay_by, dialled), *_ = [
-        *_parse_pairs("--relay", [relay] if relay else []).items(),
-        (None, None),
-    ]
+    relays = _parse_pairs("--relay", [relay] if relay else [])
+    relay_by, relay_address = next(iter(relays.items()), (None, None))
     proposal = propose_project(
         config,
         party,
@@ -100,7 +98,7 @@ def new(
         certificates=certificates,
         columns=columns,
         relay_by=relay_by,
-        relay=dialled,
+        relay=relay_address,
         addresses=_parse_pairs("--at", at or ()),
         run_by=_parse_pairs("--run-by", run_by or ()),
         together=_parse_groups(together or ()),
@@ -129,8 +127,8 @@ def seal_answers(
     from secure_apfed.runs.project import SEALED, seal_project
 
     sealed = seal_project(answers, folder, days=days)
-    then = f"Send {folder / SEALED} to all others; each joins it."
-    _show_sealed_project(sealed, folder, then, as_json=as_json)
+    next_step = f"Send {folder / SEALED} to all others; each joins it."
+    _show_sealed_project(sealed, folder, next_step, as_json=as_json)
 
 
 @project_app.command("end")
@@ -159,9 +157,9 @@ def end_party_project(
         _show_end(plan)
     asks = not (yes or as_json or plan.is_done) and sys.stdin.isatty()
     if yes or (asks and typer.confirm("Delete these, and end the project here?")):
-        done = end_project(owner, now=time.time())
+        ending = end_project(owner, now=time.time())
         if as_json:
-            terminal.print_json({**done.as_json(), "is_ended": True})
+            terminal.print_json({**ending.as_json(), "is_ended": True})
         elif not plan.is_done:
             typer.echo(
                 f"The project is ended in {owner.folder}, and its audit log says so, signed. Keep "
@@ -226,10 +224,16 @@ def join(
     if words is not None:
         _check_words(words, file, organiser)
     if sealed:
-        then = f"Next: secure-apfed check --config {home / 'party.yaml'}"
-        _show_sealed_project(project.accept_project(file, party, home), home, then, as_json=as_json)
+        next_step = f"Next: secure-apfed check --config {home / 'party.yaml'}"
+        _show_sealed_project(
+            project.accept_project(file, party, home), home, next_step, as_json=as_json
+        )
         return
-    own = {"file": table and str(table.absolute()), "id_column": id_column, "missing": missing}
+    own_table = {
+        "file": table and str(table.absolute()),
+        "id_column": id_column,
+        "missing": missing,
+    }
     try:
         proposal = project.answer_proposal(
             file,
@@ -237,7 +241,7 @@ def join(
             home,
             columns=columns,
             certificates=certificates,
-            table={key: value for key, value in own.items() if value is not None},
+            table={key: value for key, value in own_table.items() if value is not None},
             together=_parse_groups(together or ()),
             settings=own_settings or (),
             show=partial(_show_proposal, party=party, as_json=as_json),
@@ -254,7 +258,7 @@ def join(
 
 
 def _reword_message(message: str) -> str:
-    """Say by options what a message says by the run's file, which a party that joins has not."""
+    """Return a message with options in place of the run's file, which a joining party has not."""
     message = message.replace(" in the run's file", "")
     if _EMPTY_CELLS in message:
         message = message.partition(", or train with")[0]
@@ -267,18 +271,23 @@ def _reword_message(message: str) -> str:
 def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") -> None:
     from secure_apfed.runs.project import SealedProject
 
-    told = {"organiser": organiser.words.split()}
+    known_words = {"organiser": organiser.words.split()}
     if isinstance(organiser, SealedProject):
-        told["whole project"] = organiser.project_words.split()
-    given = words.split()
-    whose = next((name for name, right in told.items() if len(right) == len(given)), None)
-    if whose is None:
-        needed = " or ".join(f"the {len(right)} of the {name}" for name, right in told.items())
-        raise ConfigError(f"--words: {len(given)} words were given; say {needed}")
-    if told[whose] != given:
+        known_words["whole project"] = organiser.project_words.split()
+    given_words = words.split()
+    owner = next(
+        (name for name, right in known_words.items() if len(right) == len(given_words)), None
+    )
+    if owner is None:
+        needed = " or ".join(
+            f"the {len(right)} of the {name}" for name, right in known_words.items()
+        )
+        raise ConfigError(f"--words: {len(given_words)} words were given; say {needed}")
+    if known_words[owner] != given_words:
         raise RemoteProtocolError(
-            f"{file}: the {whose} has the words {' '.join(told[whose])!r}, not {words!r}: it is of "
-            f"somebody else, or one was misheard; ask {organiser.party} for its words, and its file"
+            f"{file}: the {owner} has the words {' '.join(known_words[owner])!r}, not {words!r}: "
+            f"it is of somebody else, or one was misheard; ask {organiser.party} for its words, "
+            "and its file"
         )
 
 
@@ -306,34 +315,39 @@ def _show_identity(folder: Path, *, as_json: bool) -> None:
     from secure_apfed.runs.folder import PartyFolder
 
     public = PartyFolder(folder).load_identity().public
-    told = {"identity": public.hex(), "words": format_as_words(public, IDENTITY_WORDS)}
+    fields = {"identity": public.hex(), "words": format_as_words(public, IDENTITY_WORDS)}
     if as_json:
-        terminal.print_json(told)
+        terminal.print_json(fields)
     else:
-        terminal.show_rows(str(folder), ("", ""), list(told.items()))
+        terminal.show_rows(str(folder), ("", ""), list(fields.items()))
 
 
-def _parse_pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    found = dict(text.partition("=")[::2] for text in given)
-    if len(found) < len(given) or not all(name and value for name, value in found.items()):
-        raise ConfigError(f"{option} {' '.join(given)}: expected NAME=VALUE, and each name once")
-    return found
+def _parse_pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = dict(text.partition("=")[::2] for text in texts)
+    if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
+        raise ConfigError(f"{option} {' '.join(texts)}: expected NAME=VALUE, and each name once")
+    return pairs
 
 
-def _parse_groups(given: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+def _parse_groups(options: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the parties that each option names."""
-    groups = tuple(tuple(text.split("+")) for text in given)
+    groups = tuple(tuple(text.split("+")) for text in options)
     if any(len(group) < 2 or not all(group) for group in groups):
         raise ConfigError(
-            f"--allow-together {' '.join(given)}: expected two names or more, as bank+aggregator"
+            f"--allow-together {' '.join(options)}: expected two names or more, as bank+aggregator"
         )
     return groups
 
 
 def _show_proposal(
-    proposal: "Proposal", config: "Config", own: "TableShape | None", *, party: str, as_json: bool
+    proposal: "Proposal",
+    config: "Config",
+    own_shape: "TableShape | None",
+    *,
+    party: str,
+    as_json: bool,
 ) -> None:
-    """Show in one screen what is asked of a party, what is learnt of it, and what it learns.
+    """Show in one screen what is asked of a party, what others learn of it, and what it learns.
 
     Raises ConfigError: such a run would not begin.
     """
@@ -345,20 +359,22 @@ def _show_proposal(
     links: tuple[Link, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of rows that nobody has
-        like = dict.fromkeys(proposal.list_names("active", "passive"), own or TableShape())
+        shapes = dict.fromkeys(proposal.list_names("active", "passive"), own_shape or TableShape())
         try:
-            links = forecast(config, like).links
+            links = forecast(config, shapes).links
         except DataError as error:  # other parties' tables may still do
             terminal.show_note(f"note: what is sent cannot be told from this table alone: {error}")
     facts = RunFacts.from_settings(config, passives=len(proposal.list_names("passive")), apart=True)
-    asked = dict(_describe_request(proposal, config, party, own, links))
+    request = dict(_describe_request(proposal, config, party, own_shape, links))
     by_others = f"What is learnt of {party}"
     by_party = f"What {party} learns"
     learnt: dict[str, list[tuple[str, ...]]] = {
         by_others: list(_describe_leaks(proposal, facts, links, sender=party)),
         by_party: list(_describe_leaks(proposal, facts, links, receiver=party)),
         "Who puts together what it has": [
-            (each.who, each.learns) for each in COALITIONS if each.holds_for(facts)
+            (coalition.who, coalition.learns)
+            for coalition in COALITIONS
+            if coalition.holds_for(facts)
         ],
     }
     departures = find_departures(config)
@@ -367,14 +383,14 @@ def _show_proposal(
         terminal.print_json(
             {
                 "words": proposal.words,
-                "asked": asked,
+                "asked": request,
                 "learnt": learnt,
-                "departures": [asdict(each) for each in departures],
+                "departures": [asdict(departure) for departure in departures],
                 "organisations": organisations,
             }
         )
         return
-    terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(asked.items()))
+    terminal.show_rows(f"{config.name}: what is asked of {party}", ("", ""), list(request.items()))
     terminal.show_departures(departures)
     for sentence in organisations:
         terminal.show_note(f"note: {sentence}")
@@ -387,7 +403,7 @@ def _show_proposal(
 
 
 def _describe_organisations(proposal: "Proposal") -> Iterator[str]:
-    """Yield what an organisation reads by parties that it was allowed to run together."""
+    """Yield what an organisation reads because it was allowed to run several parties."""
     for organisation, conflict in proposal.conflicts:
         yield (
             f"{organisation} runs {' and '.join(conflict.parties)}, which was allowed by name: "
@@ -399,7 +415,7 @@ def _describe_request(
     proposal: "Proposal",
     config: "Config",
     party: str,
-    own: "TableShape | None",
+    own_shape: "TableShape | None",
     links: "Sequence[Link]",
 ) -> Iterator[tuple[str, str]]:
     data = config.data
@@ -408,34 +424,36 @@ def _describe_request(
     yield "organiser", f"{proposal.party}, by telephone: {proposal.words}"
     yield "role", f"{proposal.roles[party]} of {config.method.title}"
     for name, role in proposal.roles.items():
-        where = proposal.addresses.get(name, "dials out only")
-        who = proposal.run_by.get(name)
-        yield f"{name} ({role})", f"{where}, run by {who}" if who else where
+        address = proposal.addresses.get(name, "dials out only")
+        organisation = proposal.run_by.get(name)
+        yield f"{name} ({role})", f"{address}, run by {organisation}" if organisation else address
     if proposal.relay is not None:
         yield "relay", f"{proposal.relay}, run by {proposal.relay_by}"
     if party in proposal.list_names("active", "passive"):
         labels = f", labels in {data.label_column}" if data.holds_labels(party) else ""
         ids = ", ".join(data.id_columns(party)) if data.parties else data.id_column
         yield "columns", f"IDs in {ids}{labels}; features: numbers, dates or texts"
-        told = "of which nothing is told (--table)"
-        if own is not None:
-            named = ", ".join(own.columns or ()) or "whose names stay here"
-            told = f"told: about {own.rows:,} rows, {own.features} features, {named}"
-        yield "table", told if data.parties else f"its part of {data.dataset}"
+        table_text = "of which nothing is told (--table)"
+        if own_shape is not None:
+            named = ", ".join(own_shape.columns or ()) or "whose names stay here"
+            table_text = (
+                f"told: about {own_shape.rows:,} rows, {own_shape.features} features, {named}"
+            )
+        yield "table", table_text if data.parties else f"its part of {data.dataset}"
     yield "training", f"{train.epochs} epochs at most, batches of {train.batch_size}"
     sends, gets = (
         sum(link.wire_bytes for link in links if getattr(link, end) == party)
         for end in ("sender", "receiver")
     )
-    guess = "" if own is not None or not data.parties else ", for tables of 1,000 rows"
+    guess = "" if own_shape is not None or not data.parties else ", for tables of 1,000 rows"
     yield "bytes", f"sends about {size(sends)}, gets about {size(gets)}{guess}"
-    yield from _describe_serving(config, party, own, role=proposal.roles[party])
+    yield from _describe_serving(config, party, own_shape, role=proposal.roles[party])
 
 
 def _describe_serving(
-    config: "Config", party: str, own: "TableShape | None", *, role: str
+    config: "Config", party: str, own_shape: "TableShape | None", *, role: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield what a passive answers after the training, unless its own file says otherwise."""
+    """Yield how much a passive answers after the training, unless its own file says otherwise."""
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
     from secure_apfed.runs.party import ServeSettings
@@ -445,11 +463,14 @@ def _describe_serving(
     if config.alignment.pairwise_overlaps == "hidden":
         yield "joint prediction", "not served, since a lookup tells whom a passive knows"
         return
-    told = "a tenth of its people" if own is None else ""
-    if own is not None:
-        limits = ServeSettings().limits_for(own.rows)
-        told = f"{limits.a_day:,} people a day and {limits.in_all:,} answers in all"
-    yield "joint prediction", f"where {party} serves: {told}, unless its party.yaml says otherwise"
+    limits_text = "a tenth of its people" if own_shape is None else ""
+    if own_shape is not None:
+        limits = ServeSettings().limits_for(own_shape.rows)
+        limits_text = f"{limits.a_day:,} people a day and {limits.in_all:,} answers in all"
+    yield (
+        "joint prediction",
+        f"where {party} serves: {limits_text}, unless its party.yaml says otherwise",
+    )
 
 
 def _describe_leaks(
@@ -459,21 +480,21 @@ def _describe_leaks(
     from apfed_experiments.report.who_learns import Role, Rule, rule_for
     from secure_apfed.exchange import Kind
 
-    found: dict[Rule, list[str]] = {}
-    ((own, party),) = end.items()
-    other = "receiver" if own == "sender" else "sender"
+    peers_by_rule: dict[Rule, list[str]] = {}
+    ((own_end, party),) = end.items()
+    other_end = "receiver" if own_end == "sender" else "sender"
     for link in links:
-        if getattr(link, own) == party:
+        if getattr(link, own_end) == party:
             rule = rule_for(Kind(link.kind), Role(proposal.roles[link.receiver]), facts)
-            found.setdefault(rule, []).append(getattr(link, other))
-    for rule, names in found.items():
+            peers_by_rule.setdefault(rule, []).append(getattr(link, other_end))
+    for rule, names in peers_by_rule.items():
         of_protocol = rule.when == "always" and rule.receiver is None
         if not of_protocol and rule.remains != "Nothing.":
             yield f"{', '.join(names)}: {rule.kind}", rule.reads, rule.remains
 
 
 def _spell_own(address: str) -> str:
-    """Return where to listen for an address of a proposal, in no words of who proposed it."""
+    """Return where to listen for an address of a proposal, parsed and written by this program."""
     from ipaddress import ip_address
 
     from secure_apfed.exchange.sockets import parse_address, spell_address
@@ -484,9 +505,9 @@ def _spell_own(address: str) -> str:
 
 
 def _show_sealed_project(
-    sealed: "SealedProject", folder: Path, then: str, *, as_json: bool
+    sealed: "SealedProject", folder: Path, next_step: str, *, as_json: bool
 ) -> None:
-    words = {name: given.words for name, given in sealed.answer_documents.items()}
+    words = {name: answer.words for name, answer in sealed.answer_documents.items()}
     if as_json:
         terminal.print_json({"words": words, "project_words": sealed.project_words})
         return
@@ -497,7 +518,7 @@ def _show_sealed_project(
         files = {name: folder / f"{name}.pem" for name in ("ca", "relay-certificate", "relay-key")}
         options = " ".join(f"--{key.removeprefix('relay-')} {path}" for key, path in files.items())
         allowed = " ".join(
-            f"--allow {given.identity}" for given in sealed.answer_documents.values()
+            f"--allow {answer.identity}" for answer in sealed.answer_documents.values()
         )
         from secure_apfed.runs.revocation import REVOKED
 
@@ -506,4 +527,4 @@ def _show_sealed_project(
         typer.echo(
             f"The relay: secure-apfed relay --listen {_spell_own(address)} {options} {allowed}"
         )
-    typer.echo(then)
+    typer.echo(next_step)

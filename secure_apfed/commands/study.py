@@ -130,15 +130,15 @@ def gains(
         from apfed_experiments import gains as help_by_case
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    there = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
-    few = help_by_case.QUICK if quick and tables is None else ("*",)
-    cases = help_by_case.cases_like(only or few, there)
+    known_cases = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
+    default_patterns = help_by_case.QUICK if quick and tables is None else ("*",)
+    cases = help_by_case.cases_like(only or default_patterns, known_cases)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
     with progress.show_count("runs", quiet=as_json) as on_done:
-        found = help_by_case.run_gains(
+        results = help_by_case.run_gains(
             output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
         )
-    _show_tables(found, help_by_case.READING, output / "gains.md", as_json=as_json)
+    _show_tables(results, help_by_case.READING, output / "gains.md", as_json=as_json)
 
 
 @app.command("who-helped")
@@ -165,10 +165,12 @@ def measure_passives(
     folder = output or Path("runs", f"{config.name}-who-helped")
     warnings.simplefilter("ignore", UnsafeChoiceWarning)
     with progress.show_count("runs", quiet=as_json) as on_done:
-        found = run_leave_one_out(
+        results = run_leave_one_out(
             config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
         )
-    _show_tables([found.table], found.reading, found.page, as_json=as_json, note=found.reading)
+    _show_tables(
+        [results.table], results.reading, results.page, as_json=as_json, note=results.reading
+    )
 
 
 @app.command()
@@ -188,18 +190,18 @@ def leaks(
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
     with one_thread(), progress.show_count("parts", quiet=as_json) as on_done:
-        found = run_parts(only or LEAKS, store, on_done=on_done)
+        results = run_parts(only or LEAKS, store, on_done=on_done)
     if as_json:
         terminal.print_json(
-            {name: [export_value(row) for row in rows] for name, rows in found.items()}
+            {name: [export_value(row) for row in rows] for name, rows in results.items()}
         )
         return
-    for name, rows in found.items():
+    for name, rows in results.items():
         typer.echo(f"\n{name}\n\n{table_of(rows).format_markdown()}", nl=False)
 
 
-def _check_names(given: Sequence[str] | None, names: Sequence[str]) -> None:
-    for name in given or ():
+def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
+    for name in chosen or ():
         if name not in names:
             from secure_apfed.settings import unknown_name
 
@@ -212,14 +214,14 @@ def _show_tables(
     page: Path | None = None,
     *,
     as_json: bool = False,
-    **more: Any,
+    **further: Any,
 ) -> None:
     """Show the tables, how to read them and where they lie; or print all rows as one object, beside
     `more`.
     """
     if as_json:
         terminal.print_json(
-            {**more, "rows": [row for table in tables for row in table.export_rows()]}
+            {**further, "rows": [row for table in tables for row in table.export_rows()]}
         )
         return
     for table in tables:
@@ -252,20 +254,24 @@ def table(
     from apfed_experiments.tables import find_table
     from apfed_experiments.tables.table import fill_table, write_table
 
-    wanted = find_table(name)
+    paper_table = find_table(name)
     folder = output or Path("runs", "tables", name)
     with progress.show_count(f"{name}: jobs", quiet=as_json) as on_done:
-        board = fill_table(wanted, folder, full=full, jobs=jobs, minutes=minutes, on_done=on_done)
+        board = fill_table(
+            paper_table, folder, full=full, jobs=jobs, minutes=minutes, on_done=on_done
+        )
     files = write_table(board, folder)
     if as_json:
         terminal.print_json({**board.as_json(), "files": files})
     else:
         terminal.show_rows(
-            f"{wanted.title}: {wanted.source}", board.lines.header, board.lines.cells
+            f"{paper_table.title}: {paper_table.source}", board.lines.header, board.lines.cells
         )
-        terminal.show_note(". ".join(filter(None, (wanted.unit.capitalize(), wanted.reading))))
-        if wanted.leaves_out and not full:
-            terminal.show_note(f"Left out, and run by --full: {wanted.leaves_out}.")
+        terminal.show_note(
+            ". ".join(filter(None, (paper_table.unit.capitalize(), paper_table.reading)))
+        )
+        if paper_table.leaves_out and not full:
+            terminal.show_note(f"Left out, and run by --full: {paper_table.leaves_out}.")
         terminal.show_note(f"{board.sentence}.")
         for reason in dict.fromkeys(board.failures.values()):
             names = [name for name, why in board.failures.items() if why == reason]

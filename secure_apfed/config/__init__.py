@@ -25,10 +25,10 @@ class Config(RunSettings):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _is_a_method(cls, said: Any, info: ValidationInfo) -> MethodSettings:
+    def _is_a_method(cls, value: Any, info: ValidationInfo) -> MethodSettings:
         from secure_apfed.methods import method_settings
 
-        return method_settings(said, as_json=info.mode == "json")
+        return method_settings(value, as_json=info.mode == "json")
 
     @field_validator("passives")
     @classmethod
@@ -82,6 +82,6 @@ class Config(RunSettings):
                 f"figure, and {'labels' if self.dp_sgd is None else 'dp_sgd'} would not cover that;"
                 " say at_random, or leave it out"
             )
-        drawn = {"split": "at_random"}
-        object.__setattr__(self, "data", self.data.model_copy(update=drawn))
+        changes = {"split": "at_random"}
+        object.__setattr__(self, "data", self.data.model_copy(update=changes))
         return self

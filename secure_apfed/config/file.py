@@ -59,16 +59,16 @@ def describe_errors(
     A hundred problems at most, since each takes time; one more, of no key, says if there are more.
     """
     problems: dict[KeyPath, list[ErrorDetails]] = {}
-    more: list[tuple[KeyPath, str]] = []
+    overflow: list[tuple[KeyPath, str]] = []
     for detail in error.errors(include_url=False):
         path = (*_locate_error(detail, raw), *_find_key_names(cls, detail, raw))
         if path not in problems and len(problems) == _MOST:
-            more = [((), f"has more problems than these {_MOST}; mend them first")]
+            overflow = [((), f"has more problems than these {_MOST}; mend them first")]
             break
         problems.setdefault(path, []).append(detail)
     return [
         *((path, _describe_problem(cls, path, details, raw)) for path, details in problems.items()),
-        *more,
+        *overflow,
     ]
 
 
@@ -81,9 +81,9 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
     for name in names:
         if isinstance(value, dict):
             # JSON keys are texts, those of YAML may be numbers.
-            known = {str(key): key for key in value}
-            if str(name) in known:
-                value = value[known[str(name)]]
+            keys = {str(key): key for key in value}
+            if str(name) in keys:
+                value = value[keys[str(name)]]
                 path.append(name)
         elif isinstance(value, list) and isinstance(name, int) and name < len(value):
             value = value[name]
@@ -111,23 +111,24 @@ def _describe_problem(
     first = details[0]
     if first["type"] == "extra_forbidden":
         *above, name = first["loc"]
-        known = sorted(set(_list_known_keys(cls, tuple(above), raw)))
-        guess = did_you_mean(str(name), known)
-        return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(known)}"
+        names = sorted(set(_list_known_keys(cls, tuple(above), raw)))
+        guess = did_you_mean(str(name), names)
+        return f"is an unknown key{f'; {guess}' if guess else '.'} Known here: {', '.join(names)}"
     if first["type"] == "missing":
         return "is missing; it has no default"
     if first["type"] in ("value_error", "assertion_error"):
         # Validators may name their field, which the path names already.
-        keys, _, rest = (said := str(first["ctx"]["error"])).partition(": ")
-        return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else said
+        message = str(first["ctx"]["error"])
+        keys, _, rest = message.partition(": ")
+        return rest if rest and path[-len(keys.split(".")) :] == tuple(keys.split(".")) else message
     # A member of a union that takes another shape altogether says nothing about this value.
     expected = dict.fromkeys(_describe_expectation(detail) for detail in details)
-    given = first["input"]
+    value = first["input"]
     if first["type"] == "union_tag_invalid":
-        given = first["ctx"]["tag"]
-    wanted = " or ".join(expected)
-    nearest = _suggest_choice(given, details)
-    return f"expected {wanted}, got {_format_value(given)}{nearest}"
+        value = first["ctx"]["tag"]
+    expectation = " or ".join(expected)
+    nearest = _suggest_choice(value, details)
+    return f"expected {expectation}, got {_format_value(value)}{nearest}"
 
 
 def _describe_expectation(detail: ErrorDetails) -> str:
@@ -139,7 +140,7 @@ def _describe_expectation(detail: ErrorDetails) -> str:
     return expected.format_map(context)
 
 
-def _suggest_choice(given: Any, details: list[ErrorDetails]) -> str:
+def _suggest_choice(value: Any, details: list[ErrorDetails]) -> str:
     """Name the choice that is closest to a misspelt one."""
     choices = [
         choice.strip(" '")
@@ -147,7 +148,7 @@ def _suggest_choice(given: Any, details: list[ErrorDetails]) -> str:
         for key in ("expected", "expected_tags")
         for choice in str(detail.get("ctx", {}).get(key, "")).replace(" or ", ",").split(",")
     ]
-    guess = did_you_mean(str(given), filter(None, choices), cutoff=0.7)
+    guess = did_you_mean(str(value), filter(None, choices), cutoff=0.7)
     return f"; {guess}" if guess else ""
 
 
@@ -159,45 +160,45 @@ def _format_value(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def _list_known_keys(annotation: Any, path: KeyPath, given: Any) -> Iterator[str]:
+def _list_known_keys(annotation: Any, path: KeyPath, value: Any) -> Iterator[str]:
     """Yield the keys that settings at `path` inside `annotation` may have, where this is given."""
-    for model in _models_at(annotation, path, given):
+    for model in _models_at(annotation, path, value):
         yield from model.model_fields
 
 
-def _models_at(annotation: Any, path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
+def _models_at(annotation: Any, path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
     for option in _list_union_members(annotation):
         arguments = get_args(option)
         if isinstance(option, type) and issubclass(option, BaseModel):
-            yield from _models_within(_find_named_class(option, given), path, given)
+            yield from _models_within(_find_named_class(option, value), path, value)
         elif path and get_origin(option) is dict:
-            yield from _models_at(arguments[1], path[1:], _get_item(given, path[0]))
+            yield from _models_at(arguments[1], path[1:], _get_item(value, path[0]))
         elif path and get_origin(option) in (tuple, list):
-            yield from _models_at(arguments[0], path[1:], _get_item(given, path[0]))
+            yield from _models_at(arguments[0], path[1:], _get_item(value, path[0]))
 
 
-def _models_within(model: type[BaseModel], path: KeyPath, given: Any) -> Iterator[type[BaseModel]]:
+def _models_within(model: type[BaseModel], path: KeyPath, value: Any) -> Iterator[type[BaseModel]]:
     if not path:
         yield model
     elif path[0] in model.model_fields:
         inner = model.model_fields[str(path[0])].annotation
-        yield from _models_at(inner, path[1:], _get_item(given, path[0]))
+        yield from _models_at(inner, path[1:], _get_item(value, path[0]))
     elif path[0] == model.__name__ or path[0] in _list_tags(model):
-        yield from _models_within(model, path[1:], given)
+        yield from _models_within(model, path[1:], value)
 
 
-def _get_item(given: Any, key: str | int) -> Any:
-    return given.get(key) if isinstance(given, dict) else None
+def _get_item(value: Any, key: str | int) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
 
 
-def _find_named_class(model: type[BaseModel], given: Any) -> type[BaseModel]:
+def _find_named_class(model: type[BaseModel], value: Any) -> type[BaseModel]:
     """Return the class with the given name, if one class stands for those derived from it."""
-    name = _get_item(given, "name") if isinstance(given, dict) else given
+    name = _get_item(value, "name") if isinstance(value, dict) else value
     if isinstance(name, str) and name in _list_tags(model):
         return model
-    found = (_find_named_class(kind, given) for kind in model.__subclasses__())
+    classes = (_find_named_class(kind, value) for kind in model.__subclasses__())
     return next(
-        (kind for kind in found if isinstance(name, str) and name in _list_tags(kind)), model
+        (kind for kind in classes if isinstance(name, str) and name in _list_tags(kind)), model
     )
 
 
@@ -297,8 +298,8 @@ def _parse_index(holder: Any, name: str, override: str) -> str | int:
         return name
     if isinstance(holder, list) and name.isdecimal() and int(name) < len(holder):
         return int(name)
-    given = f"a list of {len(holder)}" if isinstance(holder, list) else repr(holder)
-    raise ConfigError(f"--set {override}: there is no {name!r} to set in {given}")
+    holder_text = f"a list of {len(holder)}" if isinstance(holder, list) else repr(holder)
+    raise ConfigError(f"--set {override}: there is no {name!r} to set in {holder_text}")
 
 
 def _describe_place(
@@ -310,5 +311,5 @@ def _describe_place(
     for end in range(len(path), 0, -1):
         if path[:end] in lines:
             return f"{source}:{lines[path[:end]]}"
-    below = any(given[: len(path)] == path for given in overridden)
+    below = any(key_path[: len(path)] == path for key_path in overridden)
     return "--set" if path and below else source

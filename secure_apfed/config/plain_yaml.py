@@ -129,7 +129,7 @@ def _list_key_lines(
             yield from _list_key_lines(item, source, (*path, index))
     if not isinstance(node, yaml.MappingNode):
         return
-    seen: dict[str, int] = {}
+    lines_by_name: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1
         if key.tag != f"{_TAG}str":
@@ -137,12 +137,12 @@ def _list_key_lines(
                 f"{source}:{line}: keys are texts, got {_format_key(key)}; write it in quotes"
             )
         name = key.value
-        if name in seen:
+        if name in lines_by_name:
             raise ConfigError(
                 f"{source}:{line}: {'.'.join(map(str, (*path, name)))}: is given twice, "
-                f"first in line {seen[name]}; keep one"
+                f"first in line {lines_by_name[name]}; keep one"
             )
-        seen[name] = line
+        lines_by_name[name] = line
         yield (*path, name), line
         yield from _list_key_lines(value, source, (*path, name))
 

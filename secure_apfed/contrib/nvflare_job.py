@@ -1,8 +1,8 @@
-"""A job of NVFlare's that plays the parties of a run, and startup kits that let it.
+"""A job of NVFlare's that runs the parties of a run, and startup kits that allow it.
 
 Run by: whoever submits it, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A job
 holds names of sites and classes and nothing else: no code, no data, no settings of a run, no path.
-What a site plays, and with what, that site alone says; see docs/nvflare.md.
+Each site alone decides which party it runs, and with which files; see docs/nvflare.md.
 
 Example: a submission in production, where `kits/lead@bank.example` is a startup kit of NVFlare's.
 
@@ -94,15 +94,15 @@ def simulate_job(
     local.mkdir(parents=True, exist_ok=True)
     allow_classes(local / "resources.json")
     file = next(iter(files.values()))
-    before = os.environ.get(PARTY_FILE)
+    previous = os.environ.get(PARTY_FILE)
     os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
     try:
         env = SimEnv(clients=list(files), workspace_root=str(workspace))
         PartyRecipe(list(files), name=name, resume=resume).run(env)
     finally:
         del os.environ[PARTY_FILE]
-        if before is not None:
-            os.environ[PARTY_FILE] = before
+        if previous is not None:
+            os.environ[PARTY_FILE] = previous
 
 
 class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
@@ -142,8 +142,10 @@ def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
     """Return the same rights by role, without the right to submit own code."""
     roles: dict[str, Any] = content["permissions"]
     named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
-    every = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}
-    spelled_out = roles | {role: dict.fromkeys(named, rights) for role, rights in every.items()}
+    rights_of_all = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}
+    spelled_out = roles | {
+        role: dict.fromkeys(named, rights) for role, rights in rights_of_all.items()
+    }
     denied = {role: rights | {"byoc": "none"} for role, rights in spelled_out.items()}
     return content | {"permissions": denied}
 

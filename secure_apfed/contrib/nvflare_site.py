@@ -1,11 +1,11 @@
 """A job of NVFlare's at each of its sites: the party of that site, and a server that holds nothing.
 
 Run by: NVFlare's job processes, which find these classes by name in the library as it is installed
-there; no code travels. Each site plays the party whose file the site itself names, exactly as
-`secure-apfed party` does, and calls carry the frames, which are sealed between the two parties from
+there; no code travels. Each site runs the party whose file the site itself names, exactly as
+`secure-apfed party` does. Calls carry the frames, which are sealed between the two parties from
 their first proof on. The server starts the parties and waits for them. Of an error it learns who
-left, or the kind alone; the rest is in the party's own log. Protects from: other sites of the job,
-which start no party, and stop none whose links hold.
+left, or only the kind; the rest is in the party's own log. Protects from: other sites of the job,
+which start no party, and stop none whose links work.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def play(self) -> str:
-        """Play the party's part to its end; return how it failed, in words for all, or nothing."""
+        """Run the party to its end; return how it failed, in words for all, or an empty text."""
         site: str = collab.site_name
         self._require_first(site, collab.caller)
         # It says of every call that there was one.
@@ -118,11 +118,13 @@ class Site:
                 )
             folder = settings.folder
 
-            told = [0]  # epochs: NVFlare's log says how far the active is, and nothing more
+            reported_epochs = [
+                0
+            ]  # epochs: NVFlare's log says how far the active is, and nothing more
 
             def tell_progress(progress: Progress) -> None:
-                if progress.epoch > told[-1]:
-                    told.append(progress.epoch)
+                if progress.epoch > reported_epochs[-1]:
+                    reported_epochs.append(progress.epoch)
                     _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
 
             def tell_restart(why: str) -> None:
@@ -142,13 +144,13 @@ class Site:
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def carry(self, name: bytes, number: int, frame: bytes) -> bool:
-        """Take one frame of the calling site; see `Calls.take`."""
+        """Take one frame of the calling site; see `Calls.take_frame`."""
         calls = self._calls  # another session may begin meanwhile
         return calls is not None and calls.take_frame(collab.caller, name, number, frame)
 
     @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def stopped(self, failure: str) -> None:
-        """Hear that the party of the calling site has ended; see `Calls.stopped`."""
+        """Note that the party of the calling site has ended; see `Calls.note_stop`."""
         why = _one_line(failure)
         with self._lock:
             self._stopped[collab.caller] = why
@@ -157,7 +159,7 @@ class Site:
             calls.note_stop(collab.caller, why)
 
     def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
-        """Tell all that this party has ended; who has a link to it heard so there, too."""
+        """Tell all sites that this party has ended; linked peers are also told over their links."""
 
         def announce_to_peer(peer: Any) -> None:
             with contextlib.suppress(CollabCallError, RunAborted):
@@ -171,14 +173,14 @@ class Site:
         peers: Mapping[str, Any],
         settings: PartyFile,
         identity: Identity,
-        known: Mapping[str, bytes],
-        told: Missed = lambda missing: None,
+        identities: Mapping[str, bytes],
+        report_missing: Missed = lambda missing: None,
     ) -> Transport:
         """Return links to all peers by calls; close those of a session before."""
         me = LocalEnd(
             name=settings.party,
             identity=identity,
-            known={name: key for name, key in known.items() if name != settings.party},
+            known={name: key for name, key in identities.items() if name != settings.party},
         )
         if set(me.known) != set(peers):
             raise ConfigError(
@@ -202,7 +204,7 @@ class Site:
             calls.make_connectors(),
             patience_s=settings.reconnect_s,
             meet_s=settings.meet_s,
-            told=told,
+            told=report_missing,
         )
 
     def _replace_calls(self, calls: Calls) -> Calls:
@@ -221,7 +223,7 @@ class Site:
         return calls
 
     def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
-        """End the party where NVFlare ends the job; no session begins any more."""
+        """End the party when NVFlare ends the job; no session begins afterwards."""
         while not ended.wait(_LOOK_S):
             if aborted.triggered:
                 with self._lock:
@@ -237,7 +239,7 @@ class Server:
 
     @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
     def run(self) -> None:
-        """Play the whole job."""
+        """Run the whole job."""
         ended: dict[str, str] = {}
 
         def note_end(call: Any, failure: str) -> str:
@@ -245,16 +247,16 @@ class Server:
             return ""
 
         sites = collab.clients
-        gone = set[str]()
+        lost_sites = set[str]()
         ask_at = float("inf")
         played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
         while waited := [
-            site for site in sites if site.name not in {*ended, *gone, *played.failures}
+            site for site in sites if site.name not in {*ended, *lost_sites, *played.failures}
         ]:
             if collab.is_aborted:
                 return
             if time.monotonic() > ask_at:  # some go on without who failed
-                gone |= {site.name for site in waited if not _is_running(site)}
+                lost_sites |= {site.name for site in waited if not _is_running(site)}
                 ask_at = float("inf")
             if played.failures or any(ended.values()):
                 ask_at = min(ask_at, time.monotonic() + _GRACE_S)
@@ -275,7 +277,7 @@ def _is_running(site: Any) -> bool:
 
 
 class WrongSiteError(ConfigError):
-    """A site does not say what it plays, or is not the party's; says nothing that is its own."""
+    """A site names no party, or another one; the message holds nothing private to the site."""
 
 
 def _party_file(site: str) -> Path:
@@ -294,13 +296,13 @@ def _for_all(error: Exception) -> str:
     return f"{type(error).__name__}: {failure}"
 
 
-def _one_line(said: object) -> str:
+def _one_line(text: object) -> str:
     """Return another site's untrusted text as one short line."""
-    return plain_text(str(said).encode("utf-8", "replace"))
+    return plain_text(str(text).encode("utf-8", "replace"))
 
 
 def _write_log(folder: Path | None, line: str) -> None:
-    """Keep a line in the party's own folder, or where this process writes."""
+    """Write a line to the party's own log, or to stderr."""
     if folder is None:
         sys.stderr.write(f"{line}\n")
         return

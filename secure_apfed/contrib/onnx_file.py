@@ -5,11 +5,11 @@ float64, dates as days since 1970-01-01, durations as days, categories as texts;
 input, (N, C, H, W), whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of
 a regression `output_prediction` (N,), float64, in the unit of the labels.
 
-An empty number is NaN, an empty category one of the texts that mean so in a file. A graph can
-refuse nothing: of a row that `secure_apfed.data.ColumnEncoding` refuses what is told is NaN, and
-its label the empty text. So it is, too, of a text that a graph cannot bring into the form that was
-learnt: with blanks at its ends, or an unknown one with a mark that form NFC composes, or whose
-number, time or moment `secure_apfed.data.frames.plain_text` may write otherwise.
+An empty number is NaN, an empty category one of the texts that mean so in a file. A graph cannot
+refuse a row: if `secure_apfed.data.ColumnEncoding` refuses it, the outputs are NaN and the label is
+the empty text. The same holds for a text that a graph cannot convert to the learnt form: one with
+blanks at its ends, or an unknown one with a mark that form NFC composes, or whose number, time or
+moment `secure_apfed.data.frames.plain_text` may write otherwise.
 """
 
 import functools
@@ -107,9 +107,9 @@ class _Predicting(nn.Module):
         self.eval()
 
     def forward(self, features_N: Tensor) -> Tensor:
-        placed_N = features_N.to(next(self.network.parameters()).dtype)
-        told_N = self.task.decode_outputs(self.network(placed_N))
-        return told_N.double() if told_N.ndim == 1 else told_N.float()
+        typed_N = features_N.to(next(self.network.parameters()).dtype)
+        outputs_N = self.task.decode_outputs(self.network(typed_N))
+        return outputs_N.double() if outputs_N.ndim == 1 else outputs_N.float()
 
 
 def _export_network(model: SoloModel) -> Any:
@@ -132,7 +132,7 @@ def _export_network(model: SoloModel) -> Any:
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Silence what torch's exporter says of its own insides and of packages that nobody needs."""
+    """Silence the exporter's messages on its own internals and on packages that nobody needs."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -150,7 +150,8 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
     graph = _Graph(helper)
     if isinstance(encoding, ColumnEncoding):
         parts = [
-            graph.add_column(at, column, encoding) for at, column in enumerate(encoding.columns)
+            graph.add_column(index, column, encoding)
+            for index, column in enumerate(encoding.columns)
         ]
         graph.add_refusals(graph.add_node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
     else:
@@ -162,12 +163,12 @@ def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> An
 
 
 def _one_of(holds: Callable[[str], object]) -> str:
-    """Return the characters of which this holds, as a class of RE2, which knows no surrogates."""
+    """Return a character class of RE2 with the characters for which `holds` is true."""
     codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
-    found = [code for code in codes if holds(chr(code))]
+    matching = [code for code in codes if holds(chr(code))]
     runs = [
         [code for _, code in run]
-        for _, run in itertools.groupby(enumerate(found), lambda one: one[1] - one[0])
+        for _, run in itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
     ]
     return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
 
@@ -190,7 +191,11 @@ def _build_non_nfc_pattern() -> str:
     composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
     return (
         "(?s).*"
-        + _one_of(lambda one: one in composed or not unicodedata.is_normalized("NFC", one))
+        + _one_of(
+            lambda character: (
+                character in composed or not unicodedata.is_normalized("NFC", character)
+            )
+        )
         + ".*"
     )
 
@@ -216,78 +221,80 @@ class _Graph:
         self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
         return name
 
-    def add_column(self, at: int, column: Column, encoding: ColumnEncoding) -> str:
+    def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
         """Add one column's features, (N, number of them)."""
         kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
-        given = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
-        self.inputs.append(given)
-        own = f"encoding/{at}"
+        tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
+        self.inputs.append(tensor_info)
+        prefix = f"encoding/{index}"
         if isinstance(column, CategoricalColumn):
-            return self._add_category(own, column, encoding)
-        given = column.name
-        mean = self.add_constant(f"{own}_mean", _DOUBLE, [column.mean])
+            return self._add_category(prefix, column, encoding)
+        tensor_name = column.name
+        mean = self.add_constant(f"{prefix}_mean", _DOUBLE, [column.mean])
         if encoding.missing == "mean":
-            empty = self.add_node("IsNaN", [given], f"{own}_empty")
-            given = self.add_node("Where", [empty, mean, given], f"{own}_filled")
-        centred = self.add_node("Sub", [given, mean], f"{own}_centred")
+            empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
+            tensor_name = self.add_node("Where", [empty, mean, tensor_name], f"{prefix}_filled")
+        centred = self.add_node("Sub", [tensor_name, mean], f"{prefix}_centred")
         if column.constant:  # what is not finite is NaN here, too
-            zero = self.add_constant(f"{own}_zero", _DOUBLE, [0.0])
-            scaled = self.add_node("Mul", [centred, zero], f"{own}_scaled")
+            zero = self.add_constant(f"{prefix}_zero", _DOUBLE, [0.0])
+            scaled = self.add_node("Mul", [centred, zero], f"{prefix}_scaled")
         else:
-            scale = self.add_constant(f"{own}_scale", _DOUBLE, [column.scale])
-            scaled = self.add_node("Div", [centred, scale], f"{own}_scaled")
-        return self.add_node("Cast", [scaled], own, to=_FLOAT)
+            scale = self.add_constant(f"{prefix}_scale", _DOUBLE, [column.scale])
+            scaled = self.add_node("Div", [centred, scale], f"{prefix}_scaled")
+        return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
 
     def add_refusals(self, features: str, output: str) -> str:
         """Add the features, with NaN in refused rows and where features are infinite."""
         none = self.add_constant("encoding/none", _FLOAT, [math.nan])
         infinite = self.add_node("IsInf", [features], "encoding/infinite")
         refused = [infinite]
-        for at, column in enumerate(self._refused):
-            refused = [self.add_node("Or", [*refused, column], f"encoding/refused_{at}")]
+        for index, column in enumerate(self._refused):
+            refused = [self.add_node("Or", [*refused, column], f"encoding/refused_{index}")]
         return self.add_node("Where", [*refused, none, features], output)
 
-    def _add_category(self, own: str, column: CategoricalColumn, encoding: ColumnEncoding) -> str:
+    def _add_category(
+        self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
+    ) -> str:
         """Add a text column's features; the graph compares texts exactly as they are given."""
         blank = _build_blank_pattern()
         words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
-        empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{own}_none")
+        empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
         if encoding.missing != "mean":
             self._refused.append(empty)
         hot = self.add_node(
             "OneHotEncoder",
-            [self._replace_spellings(own, column)],
-            f"{own}_hot",
+            [self._replace_spellings(prefix, column)],
+            f"{prefix}_hot",
             "ai.onnx.ml",
             cats_strings=[text.encode() for text in column.categories],
             zeros=1,
         )
-        known = self.add_node("Flatten", [hot], f"{own}_known", axis=1)
+        hot_known = self.add_node("Flatten", [hot], f"{prefix}_known", axis=1)
         # Neither a category nor empty.
-        axis = self.add_constant(f"{own}_axis", _INT64, [1])
-        found = self.add_node("ReduceMax", [known, axis], f"{own}_found")
-        taken = self.add_node("Cast", [found], f"{own}_taken", to=_BOOL)
-        left_out = self.add_node("Or", [empty, taken], f"{own}_left_out")
-        other = self.add_node("Not", [left_out], f"{own}_other")
+        axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
+        any_known = self.add_node("ReduceMax", [hot_known, axis], f"{prefix}_found")
+        is_category = self.add_node("Cast", [any_known], f"{prefix}_taken", to=_BOOL)
+        left_out = self.add_node("Or", [empty, is_category], f"{prefix}_left_out")
+        is_unknown = self.add_node("Not", [left_out], f"{prefix}_other")
         pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
-        odd = self._add_match(column, pattern, f"{own}_odd")
-        self._refused.append(self.add_node("And", [odd, other], f"{own}_refused"))
+        odd = self._add_match(column, pattern, f"{prefix}_odd")
+        self._refused.append(self.add_node("And", [odd, is_unknown], f"{prefix}_refused"))
         if column.constant:
-            same = self.add_node("Equal", [column.name, column.name], f"{own}_same")
-            return self.add_node("Cast", [same], own, to=_FLOAT)
-        return known
+            ones = self.add_node("Equal", [column.name, column.name], f"{prefix}_same")
+            return self.add_node("Cast", [ones], prefix, to=_FLOAT)
+        return hot_known
 
     def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
         return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
 
-    def _replace_spellings(self, own: str, column: CategoricalColumn) -> str:
+    def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
         """Add the column with other spellings of its categories replaced by these."""
         if len(column.spellings) == len(column.categories):
             return column.name
         return self.add_node(
             "LabelEncoder",
             [column.name],
-            f"{own}_spelled",
+            f"{prefix}_spelled",
             "ai.onnx.ml",
             keys_strings=[text.encode() for text in column.spellings],
             values_strings=[text.encode() for text in column.spellings.values()],
@@ -302,8 +309,8 @@ class _Graph:
         end = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
         axis = self.add_constant("encoding/axis", _INT64, [2])
         cut = self.add_node("Slice", ["images", first, end, axis], "encoding/strip")
-        most = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
-        self.add_node("Div", [cut, most], _FEATURES)
+        maximum = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
+        self.add_node("Div", [cut, maximum], _FEATURES)
 
 
 def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
@@ -346,7 +353,7 @@ def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
 
 
 def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
-    """Add the index of the class decided for each row, as `SoloModel.decide` does."""
+    """Add the index of the class decided for each row, as `SoloModel.decide_classes` does."""
     if threshold is None:
         return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
     graph.initializer.extend(
@@ -356,9 +363,9 @@ def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | N
         ]
     )
     share = "network/share"
-    over = "network/over"
+    decision = "network/over"
     return [
         helper.make_node("Gather", [net, "network/second"], [share], axis=1),
-        helper.make_node("GreaterOrEqual", [share, "network/threshold"], [over]),
-        helper.make_node("Cast", [over], ["network/best"], to=_INT64),
+        helper.make_node("GreaterOrEqual", [share, "network/threshold"], [decision]),
+        helper.make_node("Cast", [decision], ["network/best"], to=_INT64),
     ]

@@ -1,11 +1,11 @@
-"""How a session begins: every party says who it is, and all sign one contract.
+"""The start of a session: every party identifies itself, and all sign one contract.
 
-Run by: every party, before anything else. Each sends each other a greeting: its long-term identity,
-a fresh key of its links, and what it offers. From these, and from the settings that all have, each
-draws up the contract for itself; the active names the session. Each signs session, own link key
-and contract, and nobody goes on before it holds the signatures of all. Protects from: parties that
-hold other settings, an active that tells one another contract than the other, and whoever speaks in
-a party's name. Until then messages travel in the clear: nothing in them is secret.
+Run by: every party, before anything else. Each sends every other a greeting: its long-term
+identity, a fresh key of its links, and its offer. From these and the shared settings each draws up
+the contract for itself; the active names the session. Each signs session, its link key and the
+contract, and continues only when it holds the signatures of all. Protects from: parties with other
+settings, an active that gives two parties different contracts, and impersonation. Until then
+messages travel in the clear: nothing in them is secret.
 """
 
 import json
@@ -35,10 +35,11 @@ class Greeting:
 
     Attributes:
         identity: its long-term public key, 32 bytes; run_key: of its links in this session.
-        offer: what a row may be of the representations that it sends; None: it sends none.
-        resumes: where it would go on, at the active; None: from the start.
-        holds: steps of which it keeps a checkpoint.
-        answered: at a passive, steps from the oldest of these on that it answered, and among whom.
+        offer: the terms of the representations that it sends; None: it sends none.
+        resumes: at the active, where it would resume; None: from the start.
+        holds: steps of which it has a checkpoint.
+        answered: at a passive, the steps since the oldest of these that it answered, and among
+            which passives.
     """
 
     identity: bytes
@@ -54,18 +55,18 @@ class Greeting:
             for part in (self.offer, self.resumes)
         ]
         answered = [[steps.first, steps.last, steps.passives] for steps in self.answered]
-        more = [answered] if answered else []
+        optional = [answered] if answered else []
         packed: bytes = msgpack.packb(
-            [self.identity, self.run_key, *parts, list(self.holds), *more]
+            [self.identity, self.run_key, *parts, list(self.holds), *optional]
         )
         return packed
 
     @classmethod
-    def from_message(cls, message: Envelope, known: bytes) -> "Greeting":
-        """Read the greeting of a party that is known by this identity."""
+    def from_message(cls, message: Envelope, known_identity: bytes) -> "Greeting":
+        """Parse the greeting of a party with this known identity."""
         peer = message.sender
         try:
-            identity, run_key, offer, resumes, holds, *more = msgpack.unpackb(message.payload)
+            identity, run_key, offer, resumes, holds, *optional = msgpack.unpackb(message.payload)
             for key in (identity, run_key):
                 if type(key) is not bytes or len(key) != _KEY_BYTES:
                     raise ValueError("a key of another size")
@@ -73,13 +74,13 @@ class Greeting:
             onward = None if resumes is None else Resumption.model_validate(resumes)
             if len(holds) > _MOST_HELD or not all(type(s) is int and s >= 0 for s in holds):
                 raise ValueError("no steps")
-            answered = _parse_answered_steps(*more)
+            answered = _parse_answered_steps(*optional)
         except _MALFORMED as error:
             raise RemoteProtocolError(f"{peer} sent something else than a greeting") from error
-        if identity != known:
+        if identity != known_identity:
             raise RemoteProtocolError(
                 f"{peer} says that its identity is {identity.hex()[:16]}..., and is known by "
-                f"{known.hex()[:16]}...; ask {peer} which is right, and write it into the "
+                f"{known_identity.hex()[:16]}...; ask {peer} which is right, and write it into the "
                 "party's file"
             )
         return cls(
@@ -93,7 +94,7 @@ class Greeting:
 
 
 def _parse_answered_steps(stretches: Any = ()) -> tuple[AnsweredSteps, ...]:
-    """Read which steps a passive answered. Raises ValueError, TypeError: it says something else."""
+    """Parse the steps that a passive answered. Raises ValueError, TypeError: malformed."""
     if len(stretches) > _MOST_ANSWERED:
         raise ValueError("too many stretches of steps")
     return tuple(
@@ -148,10 +149,10 @@ async def agree_on_contract(
         peer: SealedLink(me=links.me, peer=peer, run_key=run_key, contract_hash=digest)
         for peer in peers
     }
-    own = identity.sign(_PURPOSE, contract.session.encode(), run_key.public, digest)
-    signatures = {links.me: own}
+    own_signature = identity.sign(_PURPOSE, contract.session.encode(), run_key.public, digest)
+    signatures = {links.me: own_signature}
     for peer in peers:
-        body = msgpack.packb([own, seals[peer].hello, contract.document])
+        body = msgpack.packb([own_signature, seals[peer].hello, contract.document])
         links.send(peer, Kind.SIGNATURE, BEFORE_TRAINING, body)
     for peer in peers:
         message = await links.receive(peer, Kind.SIGNATURE, step=BEFORE_TRAINING, patience=2)
@@ -165,7 +166,7 @@ async def agree_on_contract(
 
 
 def _require_distinct(greetings: Mapping[str, Greeting]) -> None:
-    """Check that nobody is two parties: the aggregator, say, and the active."""
+    """Check that no two parties share a key, such as the aggregator and the active."""
     for keys in (
         [greeting.identity for greeting in greetings.values()],
         [greeting.run_key for greeting in greetings.values()],
@@ -212,12 +213,12 @@ def _parse_signature(message: Envelope, contract: Contract) -> tuple[bytes, byte
 
 
 def find_differences(
-    ours: dict[str, Any], theirs: dict[str, Any], where: str = ""
+    ours: dict[str, Any], theirs: dict[str, Any], prefix: str = ""
 ) -> Iterator[str]:
     """Yield dotted names of what differs, among this party's own fields."""
     for key, mine in ours.items():
-        other = theirs.get(key)
-        if isinstance(mine, dict) and isinstance(other, dict) and mine:
-            yield from find_differences(mine, other, f"{where}{key}.")
-        elif other != mine:
-            yield f"{where}{key}"
+        their_value = theirs.get(key)
+        if isinstance(mine, dict) and isinstance(their_value, dict) and mine:
+            yield from find_differences(mine, their_value, f"{prefix}{key}.")
+        elif their_value != mine:
+            yield f"{prefix}{key}"

@@ -1,7 +1,7 @@
 """Payloads: named tensors as safetensors and plain metadata as msgpack; no pickle, ever.
 
 Layout: 4 bytes big-endian length of the metadata, the metadata, the tensors. All bytes
-from a peer are hostile: `unpack` returns exactly what the receiver said it expects, or
+from a peer are hostile: `unpack_tensors` returns exactly what the receiver said it expects, or
 raises `RemoteProtocolError`.
 """
 

@@ -1,4 +1,4 @@
-"""Who drives roles: all of a session in this process, or one of them over a transport.
+"""The drivers of roles: all of a session in this process, or one of them over a transport.
 
 The protocol is written once, as one script a role (see `secure_apfed.exchange.links`); a driver
 only carries frames, and tells a waiting script when a party left.
@@ -76,11 +76,11 @@ def run_role(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Play one role to its end; where it fails, tell the peers that it stops."""
+    """Run one role to its end; if it fails, tell the peers that it stops."""
     try:
         return run_script(script, transport, timeout_s=timeout_s, observer=observer)
     except BaseException as error:
-        with contextlib.suppress(Exception):  # what happened matters more than who is told
+        with contextlib.suppress(Exception):  # the error matters more than a failed notice of it
             links.abort(error)
         raise
     finally:
@@ -94,7 +94,7 @@ def run_script(
     timeout_s: float,
     observer: WaitObserver | None = None,
 ) -> T:
-    """Play a script to its end over a transport that stays open; see `play_one`."""
+    """Run a script to its end over a transport that stays open; see `run_role`."""
     role = _RunningScript(script)
     event: Frame | PartyLeftError | None = None
     try:
@@ -132,15 +132,15 @@ class InMemoryNetwork:
         self._inboxes: defaultdict[str, deque[Frame]] = defaultdict(deque)
         self._due: deque[str] = deque()
         self._roles: dict[str, _RunningScript] = {}
-        every = tuple(names)
+        all_names = tuple(names)
         self.links = {
             name: Links(
                 name,
-                [peer for peer in every if peer != name],
+                [peer for peer in all_names if peer != name],
                 partial(self.queue_frame, name),
                 record,
             )
-            for name in every
+            for name in all_names
         }
 
     def queue_frame(self, sender: str, receiver: str, frame: bytes) -> None:
@@ -148,10 +148,10 @@ class InMemoryNetwork:
         self._due.append(receiver)
 
     def start_script(self, name: str, script: Script[Any]) -> "_RunningScript":
-        """Let this party play `script` from now on, beside those that `complete` plays.
+        """Let this party run `script` from now on, beside those that `run_scripts` runs.
 
         Raises:
-            LocalProtocolError: it plays another one.
+            LocalProtocolError: it runs another one.
         """
         standing = self._roles.get(name)
         if standing is not None and not standing.ended:
@@ -164,29 +164,29 @@ class InMemoryNetwork:
         return role
 
     def replace_script(self, name: str, script: Script[Any]) -> None:
-        """End the script of this party where it waits, and let it play another one."""
+        """End the script of this party where it waits, and let it run another one."""
         if name in self._roles:
             self._roles[name].close()
         self.start_script(name, script)
 
     def run_script(self, name: str, script: Script[T]) -> T:
-        """Play this party's script to its end, and the others as far as its messages take them.
+        """Run this party's script to its end, and the others as far as its messages take them.
 
         Raises:
-            LocalProtocolError: the party plays another script.
-            Exception: whatever any of the scripts raised; none of them goes on then.
+            LocalProtocolError: the party runs another script.
+            Exception: whatever any of the scripts raised; then all of them have ended.
         """
         result: T = self.run_scripts({name: script})[name]
         return result
 
     def run_scripts(self, scripts: Mapping[str, Script[Any]]) -> dict[str, Any]:
-        """Play all of these to their ends, as `complete`; by party what its script returned."""
-        left = dict(scripts)
+        """Run all of these to their ends; return, by party, what its script returned."""
+        unstarted = dict(scripts)
         try:
             for name in scripts:
-                self.start_script(name, left.pop(name))
+                self.start_script(name, unstarted.pop(name))
         finally:
-            for script in left.values():
+            for script in unstarted.values():
                 script.close()  # one before it failed, so it never began
         with self._ending_all():
             for name in scripts:
@@ -194,7 +194,7 @@ class InMemoryNetwork:
                     if not self._hand_over():
                         self._break_the_silence()
             while self._hand_over():
-                pass  # what was sent last has an effect, too
+                pass  # the last messages have an effect, too
         return {name: self._roles[name].result for name in scripts}
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ class InMemoryNetwork:
             role.close()
 
     @contextlib.contextmanager
-    def _ending_all(self) -> Iterator[None]:  # where one fails, none goes on
+    def _ending_all(self) -> Iterator[None]:  # if one fails, all end
         try:
             yield
         except BaseException:
@@ -211,30 +211,30 @@ class InMemoryNetwork:
             raise
 
     def _hand_over(self) -> bool:
-        """Hand over the oldest frame that somebody waits for; False where there is none."""
+        """Hand over the oldest frame that somebody waits for; return False if there is none."""
         while self._due:
             name = self._due.popleft()
             role = self._roles.get(name)
             inbox = self._inboxes[name]
             if role is None or role.awaited is None:
                 continue
-            for at, (sender, _) in enumerate(inbox):
+            for index, (sender, _) in enumerate(inbox):
                 if sender in role.awaited.senders:
-                    frame = inbox[at]
-                    del inbox[at]
+                    frame = inbox[index]
+                    del inbox[index]
                     self._due.append(name)  # the next frame may have waited for this one
                     role.advance(frame)
                     return True
         return False
 
     def _break_the_silence(self) -> None:
-        """Tell whoever has the least patience that nothing came."""
+        """Raise PartyLeftError in the waiting script with the least patience."""
         ended = {name for name, role in self._roles.items() if role.ended}
 
         def list_gone_senders(awaited: Awaited) -> tuple[str, ...]:
             """Return the awaited senders that left, if too few remain; else none."""
-            gone = tuple(name for name in awaited.senders if name in ended)
-            return gone if len(awaited.senders) - len(gone) < awaited.least else ()
+            departed = tuple(name for name in awaited.senders if name in ended)
+            return departed if len(awaited.senders) - len(departed) < awaited.least else ()
 
         waiting = {name: role.awaited for name, role in self._roles.items() if role.awaited}
         if not waiting:

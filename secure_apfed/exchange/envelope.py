@@ -1,4 +1,4 @@
-"""The one form in which anything passes between parties.
+"""Envelopes, the only form in which anything passes between parties.
 
 An envelope's header names session, step, kind, sender, receiver and sequence; the link
 authenticates it together with the payload (see `apfed_protocols.seal`). Payloads are tensors
@@ -162,11 +162,11 @@ class Envelope:
         return envelope
 
 
-def plain_text(said: bytes, most: int = 400) -> str:
+def plain_text(text: bytes, most: int = 400) -> str:
     """Return a peer's text as one line that no terminal obeys, of at most `most` bytes."""
-    return escape_text(said[:most].decode("utf-8", "replace"))
+    return escape_text(text[:most].decode("utf-8", "replace"))
 
 
-def quote_reason(said: bytes, most: int = 400) -> str:
-    """Return a peer's own words, in quotes: nobody is to take them for ours."""
-    return quote_text(said[:most].decode("utf-8", "replace"), most=most)
+def quote_reason(text: bytes, most: int = 400) -> str:
+    """Return a peer's text in quotes, so that nobody takes it for ours."""
+    return quote_text(text[:most].decode("utf-8", "replace"), most=most)

@@ -1,12 +1,12 @@
-"""A role's view of the others: it sends envelopes, and awaits them by sender, kind and step.
+"""A role's links to the others: it sends envelopes, and awaits them by sender, kind and step.
 
 Run by: every party, one object a session. Once the contract is signed (see
 `secure_apfed.exchange.agreement`) every envelope is sealed end to end between its two parties (see
 `apfed_protocols.seal`), so a message under another contract, replayed, reordered or altered is
-refused. A role is an `async def` over its links and does nothing else with the world: whoever
-drives it (see `secure_apfed.exchange.drivers`) carries the frames. Long messages before training
-travel in parts (see `Gathering`), and signs of life are heard while a role waits (see `Signs`);
-roles see whole messages only.
+refused. A role is an `async def` over its links and has no other input or output: its driver (see
+`secure_apfed.exchange.drivers`) carries the frames. Long messages before training travel in parts
+(see `MessageAssembler`), and signs of life are read while a role waits (see `Heartbeats`); roles
+see whole messages only.
 """
 
 import struct
@@ -60,14 +60,14 @@ class Awaited:
 
     Attributes:
         step: that it must be of; None: of any.
-        least: senders without whom it makes no sense to wait on.
-        unit_s: seconds of one unit, where the contract says so; None: the driver's own.
-        patience: how long a silence is borne, in such units. Whoever waits
-            for another's answer has more of it than that one has for what the answer needs, so
-            the one that waits for the silent party itself notices first and names it.
-        needed: peers without whom the session cannot go on. Where one of them has left, whoever is
-            awaited will leave, too, and is given a few seconds to say why.
-        predicts: whether the session's steps are no training, but joint predictions.
+        least: how many of the senders must be left for the wait to make sense.
+        unit_s: seconds of one unit, if the contract says so; None: the driver's own.
+        patience: how long a silence is accepted, in such units. A party that waits for an answer
+            has more patience than the answering party has for what the answer needs. So the party
+            that waits for the silent one itself notices first, and names it.
+        needed: peers without whom the session cannot continue. If one of them has left, the awaited
+            peers will leave, too, and get a few seconds to say why.
+        predicts: whether the session's steps are joint predictions instead of training.
     """
 
     me: str
@@ -89,9 +89,9 @@ class Awaited:
         return "prediction" if self.predicts and phase == "training" else phase
 
     def __str__(self) -> str:
-        what = " or ".join(self.kinds)
-        when = "" if self.step is None else f" of step {self.step}"
-        return f"{self.me} expected {what}{when} from {' or '.join(self.senders)}"
+        kinds = " or ".join(self.kinds)
+        step = "" if self.step is None else f" of step {self.step}"
+        return f"{self.me} expected {kinds}{step} from {' or '.join(self.senders)}"
 
 
 Script: TypeAlias = Coroutine[Awaited, Frame, T]
@@ -101,7 +101,7 @@ Script: TypeAlias = Coroutine[Awaited, Frame, T]
 class LinkObserver(Protocol):
     """An observer of every frame of one party as it is on the wire; it alters none.
 
-    What it raises stops the role, so who must note a frame before it leaves can insist on that.
+    What it raises stops the role, so an observer can make sure that a frame is noted first.
     """
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
@@ -120,14 +120,14 @@ def count_overhead(envelope: Envelope, *, sealed: bool) -> int:
 
 
 class Links:
-    """All that one party, `me`, sees of a session with these peers.
+    """One party's links, of `me`, to the peers of a session.
 
     Args:
         post: carries a frame to a peer.
-        record: told of every envelope that is sent and of its bytes on the wire.
+        record: called with every envelope that is sent and its bytes on the wire.
 
     Attributes:
-        signs: of life, while this party computes for long, and those that it takes.
+        signs: the signs of life that this party sends in long computations, and accepts.
         unit_s: seconds of one unit of patience, as the contract says; None: the driver's own.
         needed, predicts: see `Awaited`; nobody is needed before there is a contract.
     """
@@ -206,13 +206,13 @@ class Links:
     def abort(self, error: BaseException) -> None:
         """Tell all peers that this party stops, and why.
 
-        Who left or stopped is told as it is; of any other error its kind alone, since refusals
-        repeat figures that are between two parties.
+        A `PartyLeftError` is sent as it is; of any other error only its kind, since refusals repeat
+        figures that are between two parties.
         """
-        told = isinstance(error, PartyLeftError)
-        reason = str(error) if told else f"{type(error).__name__}{_MORE}"
-        # Where it was interrupted while it sent, a message has a number that never came, and what
-        # follows would pass for a replay: that peer sees the link close.
+        is_departure = isinstance(error, PartyLeftError)
+        reason = str(error) if is_departure else f"{type(error).__name__}{_MORE}"
+        # If it was interrupted while it sent, a message has a number that never arrived, and what
+        # follows would count as a replay: that peer sees the link close.
         for peer in self._peers:
             if peer not in self._torn:
                 self.dismiss_peer(peer, reason)
@@ -253,8 +253,9 @@ class Links:
         )
         self._require_links(awaited.senders)
         message = None
-        if self._early and (early := self._early.keys() & set(awaited.senders)):
-            message = self._early.pop(min(early, key=awaited.senders.index))
+        early_senders = self._early.keys() & set(awaited.senders)
+        if early_senders:
+            message = self._early.pop(min(early_senders, key=awaited.senders.index))
         while message is None:
             try:
                 sender, frame = await awaited
@@ -263,8 +264,8 @@ class Links:
                 if not any(halves):
                     raise
                 silence = str(error).replace("; nothing came", "; nothing more came")
-                told = "; ".join([silence, *filter(None, halves)])
-                raise PartyLeftError(told, left=error.left, gone=error.gone) from error
+                reason = "; ".join([silence, *filter(None, halves)])
+                raise PartyLeftError(reason, left=error.left, gone=error.gone) from error
             message = self._assemble_message(awaited, self._open_frame(sender, frame), most)
         return message
 
@@ -299,13 +300,13 @@ class Links:
     async def run_conversation(
         self, kind: Kind, role: Conversation, peers: Sequence[str], *, most: int = MOST_BYTES
     ) -> None:
-        """Play one end of an interactive protocol with these peers, before training.
+        """Run one end of an interactive protocol with these peers, before training.
 
-        Messages have at most `most` bytes. A peer that is done may say that it is ready while
-        messages of others are on their way still; that is kept for who waits for it next.
+        Messages have at most `most` bytes. A peer that is done may report that it is ready while
+        messages of others are still on their way; its message is kept for the next `receive`.
 
         Raises:
-            LocalProtocolError: the role writes to somebody who takes no part.
+            LocalProtocolError: the role writes to a party that takes no part.
             RemoteProtocolError: a peer fell silent, or sent what the protocol does not allow.
         """
 
@@ -349,7 +350,7 @@ class Links:
                 )
 
     def _open_frame(self, sender: str, frame: bytes) -> Envelope:
-        """Open a frame and return its envelope; observers see it opened, or refused."""
+        """Open a frame and return its envelope; notify observers of success or refusal."""
         length = int.from_bytes(frame[:_LENGTH_BYTES], "big")
         header = frame[_LENGTH_BYTES : _LENGTH_BYTES + length]
         body = frame[_LENGTH_BYTES + length :]
@@ -357,8 +358,8 @@ class Links:
             try:
                 claimed = Envelope.parse_header(header)
             except RemoteProtocolError as error:
-                told = f"{self.me}, on the link from {sender}: {error}"
-                raise RemoteProtocolError(told) from error
+                reason = f"{self.me}, on the link from {sender}: {error}"
+                raise RemoteProtocolError(reason) from error
             if self._seals and claimed.kind is Kind.ABORT and claimed.session == UNNAMED_SESSION:
                 raise RunStoppedError(
                     f"agreement: {sender} stopped the run before its links were sealed, and says "
@@ -386,8 +387,8 @@ class Links:
 
 
 def is_final_stop(error: PartyLeftError) -> bool:
-    """Return whether a peer, this one's or another's, stopped for a reason that no new session
-    removes: settings, tables, folders or a budget.
+    """Return whether a party stopped for a reason that no new session removes: settings, tables,
+    folders or a budget.
     """
     return any(kind in str(error) for kind in _FOR_GOOD)
 
@@ -479,18 +480,18 @@ class MessageAssembler:
         self._total = total
 
 
-# Signs of life: who computes for long tells those that may wait for it how many IDs are behind it.
-# The very thread that computes sends them, between two pieces of its work, so none comes of a
-# computation that hangs or of a process that was stopped. A sign only renews the patience of who
-# waits. Each stands for `IDS_A_SIGN` IDs, and how much work there can be follows from how many IDs
-# there are, so a peer may send so many at most: nobody waits for ever for signs alone.
+# Signs of life: a party in a long computation tells those that may wait for it how many IDs it has
+# processed. The computing thread itself sends them, between two pieces of its work, so a
+# computation that hangs or a stopped process sends none. A sign only renews the patience of the
+# party that waits. Each stands for `IDS_A_SIGN` IDs, and the amount of work follows from the number
+# of IDs, so the number of signs is bounded: nobody waits for ever for signs alone.
 
 
 def count_allowed_heartbeats(work: int) -> int:
     """Return how many signs of life a party may send for its own work on this many IDs.
 
-    This is twice as many as it makes: others also hear from it about a party that it waits for (see
-    `Signs.relays`).
+    This is twice as many as it makes: it also relays the signs of a party that it waits for (see
+    `Heartbeats.relays`).
     """
     return 2 * (work // IDS_A_SIGN) + _SPARE_SIGNS
 
@@ -502,40 +503,40 @@ class Heartbeats:
         self._me = me
         self._peers = tuple(peers)
         self._send = send
-        self._done = self._told = 0
-        self._left: dict[str, int] = {}
+        self._done_ids = self._reported_ids = 0
+        self._allowed: dict[str, int] = {}
         self._heard: dict[str, int] = {}
         self.relays = False
 
     def count_work(self, ids: int) -> None:
-        """Note work on so many more IDs; tell the peers where it has become much."""
-        self._done += ids
-        if self._done - self._told >= IDS_A_SIGN:
+        """Note work on so many more IDs; send a sign to the peers after every `IDS_A_SIGN`."""
+        self._done_ids += ids
+        if self._done_ids - self._reported_ids >= IDS_A_SIGN:
             self._send_heartbeats(self._peers)
 
     def _send_heartbeats(self, peers: Sequence[str]) -> None:
-        self._told = self._done
+        self._reported_ids = self._done_ids
         for peer in peers:
-            self._send(peer, _DONE.pack(self._done))
+            self._send(peer, _DONE.pack(self._done_ids))
 
     def set_limits(self, signs: Mapping[str, int]) -> None:
-        """Take so many more signs of these peers, in place of what was allowed before."""
-        self._left |= signs
+        """Set how many more signs of these peers are accepted, in place of the former limits."""
+        self._allowed |= signs
 
     @contextmanager
     def tighten_limits(self, signs: Mapping[str, int]) -> Iterator[None]:
-        """Take no more than so many within the block, nor more than was allowed before."""
-        before = {peer: self._left.get(peer, 0) for peer in signs}
-        within = {peer: min(count, before[peer]) for peer, count in signs.items()}
-        self._left |= within
+        """Accept no more signs than these within the block, nor more than the former limits."""
+        allowed_before = {peer: self._allowed.get(peer, 0) for peer in signs}
+        limits = {peer: min(count, allowed_before[peer]) for peer, count in signs.items()}
+        self._allowed |= limits
         try:
             yield
         finally:
-            used = {peer: within[peer] - self._left[peer] for peer in signs}
-            self._left |= {peer: before[peer] - used[peer] for peer in signs}
+            used = {peer: limits[peer] - self._allowed[peer] for peer in signs}
+            self._allowed |= {peer: allowed_before[peer] - used[peer] for peer in signs}
 
     def accept_heartbeat(self, sender: str, sign: bytes) -> None:
-        left = self._left.get(sender, 0)
+        allowed = self._allowed.get(sender, 0)
         heard = self._heard.get(sender, 0)
         if len(sign) != _DONE.size:
             raise RemoteProtocolError(f"{sender} sent {self._me} a malformed sign of life")
@@ -545,13 +546,13 @@ class Heartbeats:
                 f"{sender} sent {self._me} a sign of life without progress: {done} IDs done, after "
                 f"{heard}; each stands for {IDS_A_SIGN} more"
             )
-        if left <= 0:
+        if allowed <= 0:
             raise RemoteProtocolError(
                 f"{sender} sent {self._me} more signs of life than its work can take, and nothing "
                 "else; it keeps others waiting. Look at its log, then start all parties again"
             )
-        self._left[sender] = left - 1
+        self._allowed[sender] = allowed - 1
         self._heard[sender] = done
         if self.relays:
-            self._done = max(self._done, self._told + IDS_A_SIGN)
+            self._done_ids = max(self._done_ids, self._reported_ids + IDS_A_SIGN)
             self._send_heartbeats([peer for peer in self._peers if peer != sender])

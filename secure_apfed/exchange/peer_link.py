@@ -120,14 +120,14 @@ def _local_end(
                 f"`public` of that of {peer}; got {', '.join(kind.__name__ for kind in kinds)}"
             )
         return LocalEnd(name=me, identity=identities[0], known={peer: identities[1]})
-    known = secret.encode() if isinstance(secret, str) else secret
-    if not isinstance(known, bytes) or len(known) < _SECRET_BYTES:
+    material = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(material, bytes) or len(material) < _SECRET_BYTES:
         raise LocalProtocolError(
             f"{me}: secret= is random text or bytes, at least {_SECRET_BYTES}, the same at both "
             "ends; secrets.token_urlsafe() makes one, to be told in private"
         )
     salt = b"secure-apfed link v1"
-    root = hashlib.scrypt(known, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES)
+    root = hashlib.scrypt(material, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=_KEY_BYTES)
     mine, theirs = (
         Identity.from_secret_bytes(derive_key(root, name.encode())) for name in (me, peer)
     )

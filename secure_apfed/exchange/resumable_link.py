@@ -1,12 +1,12 @@
 """Links to peers that outlive their connections: what was under way is sent again.
 
 Run by: both ends, around any connection that keeps messages whole, and by the driver of one role
-over all its links (`Linked`). Messages travel in numbered parts; after each new connection both
-ends say who they are, whom they had there, and how many parts they have, and send what the other
-lacks. So no link of a session before gets to one of the next; while parties come together, a peer
-that begins anew is as good as before, where nothing went either way. An end that has nothing left
-to send and is closed says goodbye, and waits for that of the other. While there is nothing to send,
-signs of life go both ways.
+over all its links (`LinkTransport`). Messages travel in numbered parts. After each new connection
+both ends say who they are, whom they had there and how many parts they have, and send what the
+other lacks. So a link of one session never joins one of the next. While parties come together, a
+peer may restart if nothing was sent either way. An end that has nothing left to send and is closed
+says goodbye, and waits for the goodbye of the other. While there is nothing to send, signs of life
+go both ways.
 Protects from: connections that break or hang, and a peer that sends more than anybody reads: what
 waits here is bounded, and checked before memory is taken. Not from a process that ends, and from
 no attacker: `connect` must give an authenticated and encrypted connection to the same peer each
@@ -40,12 +40,12 @@ _HELLO, _PART, _RECEIPT, _GOODBYE = range(1, 5)
 _PART_BYTES = 2**20
 _COST = 256  # of a part that waits, beside its bytes
 _ID_BYTES = 32
-_NOBODY = bytes(_ID_BYTES)  # whom an end had there that never was connected
+_NOBODY = bytes(_ID_BYTES)  # the peer of an end that was never connected
 MOST_FRAME = _FRAME.size + PART_HEADER_BYTES + _PART_BYTES
 """Bytes of the longest message that a connection has to carry."""
 _WINDOW = 2**28  # bytes that the peer has not confirmed; then `send` waits
 _MOST_HELD = 2**28  # bytes that nobody asked for yet; then no more is confirmed, so the peer waits
-# Nobody who keeps to what is confirmed gets further than this.
+# A peer that waits for confirmations never gets further than this.
 _MOST_UNREAD = _MOST_HELD + _WINDOW + 2 * MOST_BYTES
 _STALLED_S = 300.0
 _UNTOLD = 8  # parts that came; then a receipt is due at once
@@ -59,8 +59,8 @@ _FLUSH_S = 5.0
 _LINGER_S = 2.0
 _GREETING_S = 2.0
 _GREET_AGAIN_S = 2.0
-_PRESENT_S = 15.0  # for so long after its greeting a peer is taken to wait still
-_LAST_WORDS_S = 4.0  # for who is awaited, once somebody else has left
+_PRESENT_S = 15.0  # how long after its greeting a peer counts as waiting
+_LAST_WORDS_S = 4.0  # how long an awaited peer may still speak once a needed one has left
 ALL_AGAIN = "start all parties again with a new session"
 _LONGEST_WAIT_S = 3600.0  # systems take no time-out of months
 
@@ -76,8 +76,8 @@ class Refusal(str):
 
 
 Missed: TypeAlias = Callable[[Mapping[str, str]], None]
-"""Is told again and again who has not come yet, and why: a `Refusal` where one end refused the
-other, that the relay is not reached, or nothing."""
+"""Receives, again and again, who has not come yet, and why: a `Refusal` where one end refused the
+other, that the relay is not reached, or an empty text."""
 
 
 class Connection(Protocol):
@@ -114,8 +114,8 @@ class ResumableLink:
         on_change: called, under a lock of the link, when something came or the link ended.
 
     Attributes:
-        meets: whether others are still waited for, so that a peer that leaves before anything went
-            either way may come again.
+        meets: whether other peers are still awaited, so that a peer may leave and come again
+            before anything was sent either way.
         refusal: why one end refused the other last; empty once there is a connection.
         without_relay: why the last attempt did not reach the relay; empty where it did, or where
             there is none.
@@ -140,19 +140,29 @@ class ResumableLink:
         self._fork_check = ForkCheck(f"the link to {peer}")  # whose threads no copy has
         self._id = fresh_key()
         self._peer_id = b""
-        # Messages that nobody asked for yet, when they came (monotonic clock), and what they cost.
+        # Messages that nobody has received yet, their arrival (monotonic clock) and their cost.
         self._inbox: deque[tuple[bytes, float, int]] = deque()
         self._gathering = MessageAssembler("this party", peer, _PART_BYTES)
-        self._held = self._cost = 0  # bytes, about: all that waits here, and a message midway
-        self._sent = 0
+        # About how many bytes wait here, and how many of them are of a message midway.
+        self._inbox_bytes = 0
+        self._cost = 0
+        self._sent_messages = 0
         self._changed = threading.Condition()
         self._unconfirmed: deque[tuple[int, bytes]] = deque()
         self._unconfirmed_bytes = 0
-        self._confirmed = self._written = self._received = self._told = 0
+        # Numbers of parts: confirmed by the peer, written to the wire, received, reported to it.
+        self._confirmed = 0
+        self._written = 0
+        self._received = 0
+        self._reported = 0
         self._wire: _Wire | None = None
-        self._failure = self._trouble = self.refusal = ""
+        self._failure = ""
+        self._trouble = ""
+        self.refusal = ""
         self.without_relay = ""
-        self._closing = self._ended = self._heard_goodbye = False
+        self._closing = False
+        self._ended = False
+        self._heard_goodbye = False
         self._broken_at: float | None = None  # on the monotonic clock, since it stood last
         threading.Thread(target=self._run_reader, daemon=True).start()
 
@@ -180,13 +190,11 @@ class ResumableLink:
 
     @property
     def current_break(self) -> BrokenLink | None:
-        """The break of its connection: since when, and why; None: it stands, ends, or never
-        stood.
-        """
-        since = self._broken_at
-        if since is None or self._closing or self._heard_goodbye or self._is_over():
+        """The break of its connection: since when, and why; None: it stands, ends or never was."""
+        broken_at = self._broken_at
+        if broken_at is None or self._closing or self._heard_goodbye or self._is_over():
             return None
-        since_s = time.monotonic() - since
+        since_s = time.monotonic() - broken_at
         return BrokenLink(since_s=since_s, patience_s=self._patience_s, why=self._trouble)
 
     @property
@@ -197,7 +205,7 @@ class ResumableLink:
     def send(self, body: bytes) -> None:
         """Take one message for the peer; it is kept until the peer confirms it.
 
-        Where much waits for the peer already, it is let confirm some of that first.
+        If much waits for the peer already, this waits until the peer has confirmed some of it.
 
         Raises:
             RemoteProtocolError: the link is broken for good, or the peer takes nothing.
@@ -215,16 +223,16 @@ class ResumableLink:
             self._require_working()
             while self._unconfirmed_bytes > _WINDOW:
                 self._await_room()
-            for part in parts_of(self._sent, body, _PART_BYTES):
+            for part in parts_of(self._sent_messages, body, _PART_BYTES):
                 self._unconfirmed.append((_PART, part))
                 self._unconfirmed_bytes += len(part) + _COST
-            self._sent += 1
+            self._sent_messages += 1
             self._changed.notify_all()
 
     def _await_room(self) -> None:
-        before = self._confirmed
+        confirmed_before = self._confirmed
         if not self._changed.wait_for(
-            lambda: self._failure or self._confirmed > before, _STALLED_S
+            lambda: self._failure or self._confirmed > confirmed_before, _STALLED_S
         ):
             self._record_failure(
                 f"{self._peer} took nothing of what it was sent for {_STALLED_S:g} s"
@@ -244,7 +252,7 @@ class ResumableLink:
             if not self._inbox:
                 self._require_working()
             body, _, cost = self._inbox.popleft()
-            self._held -= cost
+            self._inbox_bytes -= cost
             self._changed.notify_all()  # perhaps a receipt is due now
             return body
 
@@ -270,7 +278,8 @@ class ResumableLink:
                     lambda: self._failure or self._heard_goodbye or not self.has_met_peer,
                     timeout_s if linger_s is None else linger_s,
                 )
-            self._ended, missing = True, sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
+            self._ended = True
+            missing = sum(kind != _GOODBYE for kind, _ in self._unconfirmed)
             self._changed.notify_all()
         if missing:
             raise RemoteProtocolError(
@@ -311,8 +320,8 @@ class ResumableLink:
                     elif time.monotonic() > deadline - self._patience_s + _SILENT_S:
                         raise TimeoutError(f"no sign of life for {_SILENT_S:g} s")
             except (OSError, EOFError) as error:
-                until = max(first, deadline) if self._may_change() else deadline
-                self._handle_break(error, over=time.monotonic() > until)
+                gives_up_at = max(first, deadline) if self._may_change() else deadline
+                self._handle_break(error, gives_up=time.monotonic() > gives_up_at)
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             except RemoteProtocolError as error:
@@ -323,29 +332,33 @@ class ResumableLink:
     def _may_change(self) -> bool:
         """Return whether another peer may take this one's place; forget one that said goodbye."""
         with self._changed:
-            used = self._sent or self._closing or self._received > self._heard_goodbye
+            used = self._sent_messages or self._closing or self._received > self._heard_goodbye
             if self._heard_goodbye and self.meets and not used:
                 self._received = 0
-                self._told = 0
+                self._reported = 0
                 self._heard_goodbye = False
                 self._peer_id = b""
             return self.meets and not used
 
-    def _handle_break(self, error: Exception, *, over: bool) -> None:
-        """Keep why, and give up where it is over; a refusal says more than that attempts broke."""
-        told = str(error) or "the connection ended"
+    def _handle_break(self, error: Exception, *, gives_up: bool) -> None:
+        """Keep the reason of a break, or that of a refusal, which says more; end the link with
+        `gives_up`.
+        """
+        reason = str(error) or "the connection ended"
         if isinstance(error, ConnectionRefusedError):
-            self.refusal = told
-        self.without_relay = told if isinstance(error, RelayAbsentError) else ""
-        self._trouble = told = self.refusal or told
+            self.refusal = reason
+        self.without_relay = reason if isinstance(error, RelayAbsentError) else ""
+        self._trouble = self.refusal or reason
         if self._heard_goodbye:
             self._record_failure(f"{self._peer} closed its link")
-        elif over and not self.has_met_peer:
-            self._record_failure(f"{self._peer} did not come within {self._first_s:g} s ({told})")
-        elif over:
+        elif gives_up and not self.has_met_peer:
             self._record_failure(
-                f"the link to {self._peer} was broken for {self._patience_s:g} s ({told}); "
-                f"{ALL_AGAIN}"
+                f"{self._peer} did not come within {self._first_s:g} s ({self._trouble})"
+            )
+        elif gives_up:
+            self._record_failure(
+                f"the link to {self._peer} was broken for {self._patience_s:g} s "
+                f"({self._trouble}); {ALL_AGAIN}"
             )
 
     def _exchange_greetings(self, wire: _Wire) -> None:
@@ -378,7 +391,8 @@ class ResumableLink:
             self.refusal = ""
             self.without_relay = ""
             self._drop_confirmed_parts(confirmed)
-            self._written, self._told = confirmed, self._count_reportable_parts()
+            self._written = confirmed
+            self._reported = self._count_reportable_parts()
             self._wire = wire
             self._broken_at = None
             wire.users += 1
@@ -403,8 +417,8 @@ class ResumableLink:
 
     def _add_part(self, part: bytes) -> None:
         self._cost += len(part) + _COST
-        self._held += len(part) + _COST
-        if self._held > _MOST_UNREAD:
+        self._inbox_bytes += len(part) + _COST
+        if self._inbox_bytes > _MOST_UNREAD:
             raise RemoteProtocolError(f"{self._peer} sent more than it may before it is confirmed")
         message = self._gathering.add_part(part, "frames")
         if message is not None:
@@ -445,15 +459,17 @@ class ResumableLink:
         """Wait for something to write to this wire; None when it is no longer in use."""
         with self._changed:
             beat = time.monotonic() + min(_BEAT_S, self._patience_s / 3)
-            while not (gone := self._is_over() or self._wire is not wire) and not (
+            while not (is_unused := self._is_over() or self._wire is not wire) and not (
                 self._has_unwritten_parts()
                 or self._count_unreported_parts() >= (1 if self._heard_goodbye else _UNTOLD)
             ):
-                left = beat - time.monotonic()
-                pause = min(left, _RECEIPT_S) if self._count_unreported_parts() else left
+                remaining_s = beat - time.monotonic()
+                pause = (
+                    min(remaining_s, _RECEIPT_S) if self._count_unreported_parts() else remaining_s
+                )
                 if not self._changed.wait(max(0.0, pause)):
                     break  # it is time for a receipt, which is a sign of life, too
-            if gone:
+            if is_unused:
                 return None
             kind = _RECEIPT
             number = self._written
@@ -461,19 +477,19 @@ class ResumableLink:
             if self._has_unwritten_parts():
                 kind, part = self._unconfirmed[number - self._confirmed]
                 self._written += 1
-            self._told = self._count_reportable_parts()
-            return _FRAME.pack(kind, number, self._told) + part
+            self._reported = self._count_reportable_parts()
+            return _FRAME.pack(kind, number, self._reported) + part
 
     def _has_unwritten_parts(self) -> bool:
         """Return whether some parts were not yet written to this wire."""
         return self._written < self._confirmed + len(self._unconfirmed)
 
     def _count_unreported_parts(self) -> int:
-        return self._count_reportable_parts() - self._told
+        return self._count_reportable_parts() - self._reported
 
     def _count_reportable_parts(self) -> int:
         """Return how many parts to confirm: all that came, unless too much waits here."""
-        return self._received if self._held <= _MOST_HELD else self._told
+        return self._received if self._inbox_bytes <= _MOST_HELD else self._reported
 
     def _release_wire(self, wire: _Wire) -> None:
         with self._changed:
@@ -540,29 +556,31 @@ class LinkTransport:
         told: Missed = lambda missing: None,
     ) -> Self:
         """Return links to peers that all have come; PartyLeftError names those who did not."""
-        here = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
+        transport = cls(me, connect, patience_s=patience_s, meet_s=meet_s, end=end)
         try:
             deadline = time.monotonic() + meet_s
-            for link in here._links.values():
+            for link in transport._links.values():
                 link.meets = True
-            while missing := [peer for peer, link in here._links.items() if not link.has_met_peer]:
-                here._news.clear()
-                told({peer: here._links[peer].absence for peer in missing})
-                failed = [peer for peer, link in here._links.items() if link.failure]
+            while missing := [
+                peer for peer, link in transport._links.items() if not link.has_met_peer
+            ]:
+                transport._news.clear()
+                told({peer: transport._links[peer].absence for peer in missing})
+                failed = [peer for peer, link in transport._links.items() if link.failure]
                 if failed or time.monotonic() > deadline:
                     blamed = failed or missing
-                    why = "; ".join(here._links[peer].state for peer in blamed)
+                    why = "; ".join(transport._links[peer].state for peer in blamed)
                     raise PartyLeftError(
                         f"agreement: {me} has no link to {' and '.join(blamed)}: {why}",
                         left=tuple(blamed),
                     )
-                here._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
-            for link in here._links.values():
+                transport._news.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            for link in transport._links.values():
                 link.meets = False
         except BaseException:
-            here.close()
+            transport.close()
             raise
-        return here
+        return transport
 
     def send_frame(self, receiver: str, frame: bytes) -> None:
         """Send a frame; whether it arrives shows in what comes back."""
@@ -571,7 +589,7 @@ class LinkTransport:
         try:
             self._links[receiver].send(frame)
         except RemoteProtocolError:
-            self._news.set()  # whoever waits for this peer is told why
+            self._news.set()  # a script that waits for this peer gets the reason
 
     def receive_frame(self, awaited: Awaited, timeout_s: float) -> Frame:
         """Wait for a frame of one of the awaited; PartyLeftError: see `_bearable_s`."""
@@ -579,9 +597,9 @@ class LinkTransport:
         while True:
             self._news.clear()
             came = {
-                since: name
+                came_at: name
                 for name in awaited.senders
-                if (since := self._links[name].waiting_since) is not None
+                if (came_at := self._links[name].waiting_since) is not None
             }
             if came:
                 first = came[min(came)]
@@ -599,21 +617,23 @@ class LinkTransport:
         def find_failures(names: tuple[str, ...]) -> dict[str, str]:
             return {name: why for name in names if (why := self._links[name].failure)}
 
-        def make_error(told: str, left: Collection[str], *, gone: bool = False) -> PartyLeftError:
-            told = f"{awaited.phase}: {awaited}; {told}"
+        def make_error(
+            message: str, names: Collection[str], *, gone: bool = False
+        ) -> PartyLeftError:
+            message = f"{awaited.phase}: {awaited}; {message}"
             if awaited.predicts:
-                told = told.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
-            return PartyLeftError(told, left=tuple(left), gone=gone)
+                message = message.replace(ALL_AGAIN, "ask again once secure-apfed serve runs there")
+            return PartyLeftError(message, left=tuple(names), gone=gone)
 
-        gone = find_failures(awaited.senders)
-        if len(awaited.senders) - len(gone) < awaited.least:
-            raise make_error("; ".join(dict.fromkeys(gone.values())), gone, gone=True)
+        failures = find_failures(awaited.senders)
+        if len(awaited.senders) - len(failures) < awaited.least:
+            raise make_error("; ".join(dict.fromkeys(failures.values())), failures, gone=True)
         now = time.monotonic()
         if now >= deadline:
             raise make_error(f"nothing came for {timeout_s:g} s", awaited.senders)
         missed = find_failures(awaited.needed)
-        since = [self._missed.setdefault(name, now) for name in missed]
-        grace = min(since, default=math.inf) + _LAST_WORDS_S - now
+        missed_since = [self._missed.setdefault(name, now) for name in missed]
+        grace = min(missed_since, default=math.inf) + _LAST_WORDS_S - now
         if grace <= 0:
             raise make_error(
                 f"nothing came, and {'; '.join(dict.fromkeys(missed.values()))}", missed
@@ -632,8 +652,8 @@ class LinkTransport:
     def list_broken_links(self) -> dict[str, BrokenLink]:
         """See `secure_apfed.exchange.drivers.Transport`."""
         links = {name: link for name, link in self._links.items() if name not in self._lookouts}
-        found = {name: link.current_break for name, link in links.items()}
-        return {name: broken for name, broken in found.items() if broken is not None}
+        breaks = {name: link.current_break for name, link in links.items()}
+        return {name: broken for name, broken in breaks.items() if broken is not None}
 
     def close(self) -> None:
         """Let the peers have what was sent, and end; waits a few seconds at most."""
@@ -652,7 +672,7 @@ class LinkTransport:
 
 
 def _close_link(link: ResumableLink) -> None:
-    with contextlib.suppress(RemoteProtocolError):  # whoever lacks something was waited for
+    with contextlib.suppress(RemoteProtocolError):  # a peer that lacks parts had time to take them
         link.close(_FLUSH_S, linger_s=_LINGER_S)
 
 
@@ -678,7 +698,7 @@ class _Lookout:
         self._ended.set()
 
     def _look_for_peer(self) -> None:
-        _close_link(self._link)  # it is told that it was left out, if its process lives
+        _close_link(self._link)  # the peer learns that it was left out, if its process lives
         while not self._ended.is_set():
             if self._try_greeting():
                 self._greeted = time.monotonic()
@@ -690,6 +710,6 @@ class _Lookout:
                 if not connection.poll(_GREETING_S):
                     return False
                 connection.recv_bytes()
-                return not connection.poll(0.0)  # whoever is there waits for an answer
+                return not connection.poll(0.0)  # a waiting peer is silent until it is answered
         except (OSError, EOFError, RemoteProtocolError):
             return False

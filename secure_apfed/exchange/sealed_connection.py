@@ -4,9 +4,9 @@ Run by: both ends of a new connection, whatever carries it. Each sends who it is
 and a fresh key, and signs both hellos with its long-term identity; from then on every frame is
 encrypted and authenticated under keys of this connection alone. Protects from: whoever is on the
 way (a relay, a proxy that ends TLS), which learns sizes and times and can only cut, and from
-strangers and replays. So who is who never rests on TLS alone. Where peers come in that dial
-(`Door`), strangers wait until they have proved who they are: of crowds who waits longest goes when
-more come, and who comes a second time takes the place of its former connection, which may hang.
+strangers and replays. So an identity never rests on TLS alone. Where peers dial in
+(`PeerAcceptor`), strangers wait until they have proved who they are. If too many wait, the oldest
+is disconnected. A peer that connects again replaces its former connection, which may hang.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _LOOK_S = 1.0
 
 
 class Carrier(Connection, Protocol):
-    """A connection below the seal: it takes few bytes of an end until it is told who that is."""
+    """A connection below the seal: it takes only short frames until `trust_peer` is called."""
 
     def trust_peer(self) -> None:
         """Accept frames of `MOST_SEALED` bytes, of which a few may wait: the other end proved
@@ -58,7 +58,7 @@ class Carrier(Connection, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEnd:
-    """This end of every connection: by what a party proves itself and knows the others.
+    """This end of every connection: the keys by which a party proves itself and knows the others.
 
     Attributes:
         name: of the party; identity: its key pair.
@@ -117,12 +117,12 @@ def prove_identity(
     """Prove this party's identity on a new connection, and have the other end prove its own.
 
     Args:
-        peer: who must be there; None: any of those whom `me` knows, who speaks first.
-        seen: told who says to be there; raises RemoteProtocolError where something else than
-            the identity (a certificate of TLS) says that it is somebody else.
+        peer: who must be there; None: any peer that `me` knows, which then speaks first.
+        seen: called with the claimed name; raises RemoteProtocolError if something other than the
+            identity (a certificate of TLS) contradicts it.
 
     Raises:
-        RemoteProtocolError: somebody else than expected is there; the other end was told.
+        RemoteProtocolError: another party than expected is there; the other end was told.
         OSError, EOFError: the connection broke, the other end is silent, or it refuses this party.
     """
     try:
@@ -151,40 +151,40 @@ def _hear_out(connection: Connection) -> None:
 
 
 def _exchange_proofs(
-    connection: Carrier, me: LocalEnd, peer: str | None, seen: Callable[[str], None]
+    connection: Carrier, me: LocalEnd, peer: str | None, check_name: Callable[[str], None]
 ) -> tuple[str, Connection]:
     deadline = time.monotonic() + _PROOF_S
     run_key = fresh_run_key()
 
     def send_hello(receiver: str) -> bytes:
-        own = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
-        connection.send_bytes(own)
-        return own
+        own_hello = _Hello(me.name, receiver, run_key.public, me.certificate).to_bytes()
+        connection.send_bytes(own_hello)
+        return own_hello
 
-    own = b"" if peer is None else send_hello(peer)
+    own_hello = b"" if peer is None else send_hello(peer)
     message = receive_before(connection, deadline)
     theirs = _Hello.from_bytes(message)
     name = theirs.sender if peer is None else peer
     _require_expected_peer(me, name, theirs)
-    seen(name)
+    check_name(name)
     _require_valid_peer(me, name, theirs)
-    own = own or send_hello(name)
-    hellos = b"".join(hashlib.sha256(hello).digest() for hello in sorted((own, message)))
+    own_hello = own_hello or send_hello(name)
+    hellos = b"".join(hashlib.sha256(packed).digest() for packed in sorted((own_hello, message)))
     ends = (me.name.encode(), name.encode())
-    both = hashlib.sha256(hellos).digest()
-    link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=both)
-    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, both))
+    digest = hashlib.sha256(hellos).digest()
+    link = SealedLink(me=me.name, peer=name, run_key=run_key, contract_hash=digest)
+    connection.send_bytes(link.hello + me.identity.sign(_PURPOSE, *ends, digest))
     answer = receive_before(connection, deadline)
-    hello = answer[: len(link.hello)]
+    packed = answer[: len(link.hello)]
     signature = answer[len(link.hello) :]
-    verify_signature(me.known[name], signature, _PURPOSE, *reversed(ends), both, signer=name)
-    link.agree(theirs.public, hello)
+    verify_signature(me.known[name], signature, _PURPOSE, *reversed(ends), digest, signer=name)
+    link.agree(theirs.public, packed)
     connection.trust_peer()
     return name, _SealedConnection(connection, link)
 
 
 def _require_expected_peer(me: LocalEnd, name: str, theirs: _Hello) -> None:
-    """Refuse whoever should not be there, before this party signs anything."""
+    """Refuse an unexpected peer, before this party signs anything."""
     if name not in me.known or theirs.receiver != me.name:
         raise RemoteProtocolError(
             f"{quote_text(theirs.sender)} comes to {quote_text(theirs.receiver)}, but this is "
@@ -222,10 +222,10 @@ def receive_before(connection: Connection, deadline: float) -> bytes:
     return message
 
 
-def refuse_long_frame(connection: Connection, most: int) -> str:
+def refuse_long_frame(connection: Connection, most_bytes: int) -> str:
     """Refuse a frame above so many bytes; return why. The connection is of no use any more."""
-    proved = "" if most > MOST_UNPROVED else " before it proved who it is"
-    why = f"the other end sent a frame above {most} bytes{proved}"
+    proved = "" if most_bytes > MOST_UNPROVED else " before it proved who it is"
+    why = f"the other end sent a frame above {most_bytes} bytes{proved}"
     refuse_connection(connection, why)
     return why
 
@@ -277,7 +277,7 @@ class StrangerQueue:
         self._strangers: dict[Connection, None] = {}
 
     def add(self, stranger: Connection) -> None:
-        """Let one more wait; where it is too crowded, who waits longest is sent away."""
+        """Let one more wait; if too many wait, disconnect the one that waits longest."""
         with self._lock:
             self._strangers[stranger] = None
             first = next(iter(self._strangers))
@@ -286,18 +286,18 @@ class StrangerQueue:
             del self._strangers[first]
         first.close()
 
-    def remove(self, known: Connection) -> None:
+    def remove(self, stranger: Connection) -> None:
         with self._lock:
-            self._strangers.pop(known, None)
+            self._strangers.pop(stranger, None)
 
 
 class PeerAcceptor:
-    """One party's; peers take their place by name.
+    """The acceptor of one party's connections, by the name of the peer.
 
     Args:
         awaited: the peers that dial.
         require: raises RemoteProtocolError where a peer's certificate of TLS is not its own.
-        absent: what may be so where a peer does not come.
+        absent: what may be the reason if a peer does not come.
     """
 
     def __init__(
@@ -330,11 +330,11 @@ class PeerAcceptor:
         try:
             name, connection = prove_identity(stranger, self._me, seen=check_claim)
         except (OSError, EOFError, RemoteProtocolError) as error:
-            # A refusal says more than that the attempt after it broke.
+            # A refusal says more than the broken attempt after it.
             refused = isinstance(error, ConnectionRefusedError | RemoteProtocolError)
             kind = ConnectionRefusedError if refused else TimeoutError
-            told = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
-            self._trouble = self._trouble | told if refused else told | self._trouble
+            troubles = dict.fromkeys(claimed, (kind, f"somebody came in its name: {error}"))
+            self._trouble = self._trouble | troubles if refused else troubles | self._trouble
             stranger.close()
             return
         finally:
@@ -358,6 +358,6 @@ class PeerAcceptor:
         """Return the peer's newest connection."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._newest, _LOOK_S):
-                kind, told = self._trouble.get(name, (TimeoutError, self._absent))
-                raise kind(told)
+                kind, reason = self._trouble.get(name, (TimeoutError, self._absent))
+                raise kind(reason)
             return self._newest.pop(name)

@@ -40,36 +40,36 @@ class SocketConnection:
         with contextlib.suppress(OSError):  # it went at once, which reading finds out
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._wire = wire
-        self._most = MOST_UNPROVED
+        self._most_bytes = MOST_UNPROVED
         self._readable = selectors.DefaultSelector()
         self._readable.register(wire, selectors.EVENT_READ)
         # Not before the last thread is done with it: the number may be another file's by then.
         weakref.finalize(self, _close_wire, wire, self._readable)
 
     def trust_peer(self) -> None:
-        self._most = MOST_SEALED
+        self._most_bytes = MOST_SEALED
 
     def send_bytes(self, buf: bytes, /) -> None:
         self._wire.sendall(_LENGTH.pack(len(buf)) + buf)
 
     def recv_bytes(self) -> bytes:
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
-        if size > self._most:
-            why = refuse_long_frame(self, self._most)
+        if size > self._most_bytes:
+            why = refuse_long_frame(self, self._most_bytes)
             self._close_after_refusal(min(size, MOST_SEALED))
             raise EOFError(why)
         return self._receive_exactly(size)
 
-    def _close_after_refusal(self, left: int) -> None:
+    def _close_after_refusal(self, unread: int) -> None:
         """Close when the other end has read why: what still came to a closed end would make it
         forget that, too.
         """
         enough = time.monotonic() + _FORGET_S
         with contextlib.suppress(OSError):
             self._wire.shutdown(socket.SHUT_WR)
-            while left and (rest_s := enough - time.monotonic()) > 0 and self.poll(rest_s):
-                chunk = self._wire.recv(min(left, _CHUNK))
-                left = left - len(chunk) if chunk else 0
+            while unread and (rest_s := enough - time.monotonic()) > 0 and self.poll(rest_s):
+                chunk = self._wire.recv(min(unread, _CHUNK))
+                unread = unread - len(chunk) if chunk else 0
         self.close()
 
     def _receive_exactly(self, size: int) -> bytes:
@@ -109,7 +109,7 @@ class Port:
         self, address: Address, welcome: Callable[[SocketConnection, bytes], None]
     ) -> None:
         host, port = address
-        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        families = {info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
         self._listener = socket.create_server(
             address,
             family=socket.AF_INET if socket.AF_INET in families else socket.AF_INET6,

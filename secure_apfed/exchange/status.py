@@ -1,7 +1,7 @@
-"""Where a party of a session stands: its phase, what it waits for, and what its peers do.
+"""The status of a party in a session: its phase, what it waits for, and the state of its peers.
 
-Run by: each party for itself, told by its links and by the driver of its script, and read by a
-display in another thread. It holds names, counts and times, and nothing of any payload.
+Run by: each party for itself. Its links and the driver of its script update the status, and a
+display in another thread reads it. It holds names, counts and times, and nothing of any payload.
 """
 
 import time
@@ -18,7 +18,7 @@ from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
 from secure_apfed.promises import Figure, Promise, State, describe_epsilon
 
-_SILENT_SHARE = 0.5  # of the patience: a peer that computes is silent for a while, too
+_SILENT_SHARE = 0.5  # of the patience: a computing peer may be silent for a while, too
 
 PeerState: TypeAlias = Literal["expected", "connected", "awaited", "silent", "left"]
 
@@ -147,7 +147,7 @@ class StatusTracker:
         self._phase = "connecting"
         self._step: int | None = None
         self._awaited: Awaited | None = None
-        self._since = self._patience_s = 0.0
+        self._waits_since = self._patience_s = 0.0
         self._meter: Meter | None = None
         self._promise = _BEFORE
         self._missing: Mapping[str, str] = {}
@@ -157,7 +157,7 @@ class StatusTracker:
         self._sign_at: dict[str, float] = {}
         self._session = 0
         self._less_protected: tuple[str, ...] = ()
-        self._left: set[str] = set()
+        self._gone: set[str] = set()
         self._read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
 
     def start_session(
@@ -170,13 +170,13 @@ class StatusTracker:
         less_protected: Iterable[str] = (),
         past: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
-        """Be told whose session this is, before anybody is connected; a later one begins anew.
+        """Start a party's session, before anybody is connected; a later call starts the next one.
 
         Args:
-            meter: of what it promises; None: it sends nothing that one counts.
-            meet_s: how long it waits until all peers are connected; 0: not told.
-            less_protected: sentences of what protects less; see `Status`.
-            past: by peer the bytes sent and received in sessions before, which are counted on.
+            meter: the account of its promise; None: it sends nothing that is counted.
+            meet_s: how long it waits until all peers are connected; 0: not known.
+            less_protected: sentences on settings that protect less; see `Status`.
+            past: by peer, the bytes sent and received in earlier sessions, which counts continue.
         """
         with self._lock:
             self._party = party
@@ -191,7 +191,7 @@ class StatusTracker:
             self._bytes = {name: [*past.get(name, (0, 0))] for name in peers}
             self._sign_at = dict.fromkeys(self._bytes, self._clock())
             self._session += 1
-            self._left.clear()
+            self._gone.clear()
             self._read_broken = dict
 
     def observe_missing(self, missing: Mapping[str, str]) -> None:
@@ -202,14 +202,14 @@ class StatusTracker:
     def observe_connection(
         self, read_broken: Callable[[], Mapping[str, BrokenLink]] = dict
     ) -> None:
-        """Be told that all peers are here; `read_broken` returns the links that are broken."""
+        """Note that all peers are connected; `read_broken` returns the links that are broken."""
         with self._lock:
             self._missing = {}
             self._phase = "agreement"
             self._read_broken = read_broken
 
     def __enter__(self) -> Self:
-        """Return this keeper of all sessions; they are over after the block."""
+        """Return this tracker of all sessions; they are over after the block."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -230,7 +230,7 @@ class StatusTracker:
             self._count_incoming(envelope.sender, frame)
             self._step = envelope.step if envelope.step >= 0 else self._step
             if envelope.kind is Kind.ABORT:
-                self._left.add(envelope.sender)
+                self._gone.add(envelope.sender)
 
     def observe_refusal(self, sender: str, frame: bytes) -> None:
         with self._lock:
@@ -241,14 +241,14 @@ class StatusTracker:
             now = self._clock()
             past = self._unheard_since
             self._awaited = awaited
-            self._since = now
+            self._waits_since = now
             self._patience_s = timeout_s
             self._unheard_since = {name: past.get(name, now) for name in awaited.senders}
             self._phase = awaited.phase
 
     def observe_departure(self, names: Iterable[str]) -> None:
         with self._lock:
-            self._left |= set(names)
+            self._gone |= set(names)
             self._awaited = None
 
     def build_status(self) -> Status:
@@ -262,7 +262,7 @@ class StatusTracker:
                     senders=awaited.senders,
                     kinds=awaited.kinds,
                     step=awaited.step,
-                    since_s=now - self._since,
+                    since_s=now - self._waits_since,
                     patience_s=self._patience_s,
                 )
             meets = None
@@ -289,7 +289,7 @@ class StatusTracker:
     def _build_peer_status(self, name: str, now: float, broken: BrokenLink | None) -> PeerStatus:
         silent_s: float | None = None
         state: PeerState = "expected" if name in self._missing else "connected"
-        if name in self._left:
+        if name in self._gone:
             state = "left"
         elif self._awaited is not None and name in self._awaited.senders:
             silent_s = now - self._unheard_since[name]
@@ -309,5 +309,5 @@ class StatusTracker:
         self._bytes[sender][1] += len(frame)
         self._sign_at[sender] = self._clock()
         self._unheard_since.pop(sender, None)
-        self._left.discard(sender)
+        self._gone.discard(sender)
         self._awaited = None

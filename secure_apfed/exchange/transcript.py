@@ -1,10 +1,10 @@
 """The transcript: who saw what, when, and how many bytes.
 
-Run by: the experimenter, who drives all parties in one process and is told of every envelope that
-is sent (see `secure_apfed.exchange.drivers`); it is not a party. Privacy reports
-read the flows; attacks read the kept envelopes, opened as their receivers saw them. What the
-active decodes is in no message, so its record of the sums is kept beside them. Payloads lie on the
-disk, in a file for each epoch.
+Run by: the experimenter, who drives all parties in one process and records every envelope that is
+sent (see `secure_apfed.exchange.drivers`); it is not a party. Privacy reports read the flows.
+Attacks read the kept envelopes, opened as their receivers saw them. The sums that the active
+decodes are in no message, so they are recorded beside them. Payloads lie on the disk, in a file for
+each epoch.
 """
 
 import hashlib
@@ -98,7 +98,8 @@ class _Epoch:
         self.path = folder.path / PAYLOADS.replace("*", str(int(number)))
         self._folder = folder
         self.places: dict[bytes, list[int]] = {}  # of a payload, by its digest: from, to
-        self.sent: list[tuple[Envelope, bytes]] = []  # without its payload, whose digest follows
+        # Each without its payload, whose digest follows.
+        self.envelopes: list[tuple[Envelope, bytes]] = []
         self.opened: dict[int, bytes] = {}
         self.contributed = 0
         self.synced = True
@@ -110,7 +111,7 @@ class _Epoch:
                 return
             self.contributed += len(envelope.payload)
         digest = self.store_payload(envelope.payload)
-        self.sent.append((replace(envelope, payload=b""), digest))
+        self.envelopes.append((replace(envelope, payload=b""), digest))
 
     def store_payload(self, payload: bytes) -> bytes:
         """Return its digest. CheckpointError: there is no room."""
@@ -136,7 +137,8 @@ class _Epoch:
         self._folder = folder
 
     def load_payload(self, digest: bytes) -> bytes:
-        (start, end), payload = self.places[digest], b""
+        start, end = self.places[digest]
+        payload = b""
         with open_plain(self.path) as file:
             if 0 <= start <= end <= min(os.fstat(file.fileno()).st_size, start + MOST_BYTES):
                 file.seek(start)
@@ -153,11 +155,11 @@ class _StoredEnvelope(Envelope):
     """An envelope whose payload lies on the disk, and is read each time that it is asked for."""
 
     @classmethod
-    def from_epoch(cls, epoch: _Epoch, sent: Envelope, digest: bytes) -> "_StoredEnvelope":
-        kept = cls.__new__(cls)
-        vars(kept).update(vars(sent), _place=(epoch, digest))
-        del vars(kept)["payload"]
-        return kept
+    def from_epoch(cls, epoch: _Epoch, envelope: Envelope, digest: bytes) -> "_StoredEnvelope":
+        stored = cls.__new__(cls)
+        vars(stored).update(vars(envelope), _place=(epoch, digest))
+        del vars(stored)["payload"]
+        return stored
 
     def __getattr__(self, name: str) -> bytes:
         if name != "payload":
@@ -194,7 +196,7 @@ class Transcript:
         return {
             number: tuple(
                 _StoredEnvelope.from_epoch(epoch, envelope, digest)
-                for envelope, digest in epoch.sent
+                for envelope, digest in epoch.envelopes
             )
             for number, epoch in self._epochs.items()
         }
@@ -223,7 +225,9 @@ class Transcript:
         """Say that the envelopes from now on belong to `epoch` (from 0)."""
         self._epoch = None
         if self._settings.keep == "first_and_last":
-            self._epochs = {of: kept for of, kept in self._epochs.items() if of in (0, epoch)}
+            self._epochs = {
+                number: stored for number, stored in self._epochs.items() if number in (0, epoch)
+            }
         if self._settings.keep != "all" or not self._epochs:  # later on none of all goes
             self._remove_stale_files()
         if self._settings.keep != "none":
@@ -250,14 +254,14 @@ class Transcript:
             envelope.step,
             envelope.step,
         )
-        if (epoch := self._epoch) and envelope.kind in KEPT_KINDS:
-            epoch.keep_envelope(envelope)
+        if self._epoch is not None and envelope.kind in KEPT_KINDS:
+            self._epoch.keep_envelope(envelope)
 
     def record_sum(self, step: int, sum_BD: Tensor) -> None:
         """Keep what the active decoded in `step`; only the experimenter has this record."""
-        if epoch := self._epoch:
+        if self._epoch is not None:
             body = safetensors.torch.save({_SUM: sum_BD.detach().cpu().contiguous()})
-            epoch.opened[step] = epoch.store_payload(body)
+            self._epoch.opened[step] = self._epoch.store_payload(body)
 
     def resume_record(self, state: Mapping[str, Any], sent: Sequence[Flow] = ()) -> None:
         """Go on after what `state` recorded; what this session sent so far adds to it.
@@ -283,10 +287,10 @@ class Transcript:
 
     def _count_messages(self, key: _Way, counts: Sequence[int], first: int, last: int) -> None:
         self.wire_bytes += counts[-1]
-        held = self._flows.setdefault(key, [0, 0, 0, first, last])
+        totals = self._flows.setdefault(key, [0, 0, 0, first, last])
         for place, count in enumerate(counts):
-            held[place] += count
-        held[-1] = max(held[-1], last)
+            totals[place] += count
+        totals[-1] = max(totals[-1], last)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Return everything recorded, as plain msgpack types; payloads stay in their files.
@@ -295,8 +299,10 @@ class Transcript:
         to a checkpoint, at its `step`. None: this is the last state, and all other files are
         deleted.
         """
-        before = [] if step is None else [of for of in self._named if of < step][-1:]
-        self._named = {of: self._named[of] for of in before}
+        earlier_steps: list[int] = []
+        if step is not None:
+            earlier_steps = [saved_step for saved_step in self._named if saved_step < step][-1:]
+        self._named = {saved_step: self._named[saved_step] for saved_step in earlier_steps}
         if step is None:
             self._remove_stale_files()
         else:
@@ -314,7 +320,7 @@ class Transcript:
                 [
                     number,
                     epoch.places,
-                    [[_list_fields(sent), at] for sent, at in epoch.sent],
+                    [[_list_fields(envelope), digest] for envelope, digest in epoch.envelopes],
                     epoch.opened,
                 ]
                 for number, epoch in self._epochs.items()
@@ -330,23 +336,25 @@ class Transcript:
         self._epochs = {}
         self._epoch = None
         self._folder = self._folder or _Folder()
-        for number, places, sent, opened in state["epochs"]:
+        for number, places, entries, opened in state["epochs"]:
             epoch = self._epochs[number] = _Epoch(number, self._folder)
-            epoch.places = {at: [int(start), int(end)] for at, (start, end) in places.items()}
+            epoch.places = {
+                digest: [int(start), int(end)] for digest, (start, end) in places.items()
+            }
             epoch.opened = dict(opened)
-            epoch.sent = [
+            epoch.envelopes = [
                 (Envelope(**{**fields, "kind": Kind(fields["kind"])}, payload=b""), digest)
-                for fields, digest in sent
+                for fields, digest in entries
             ]
             epoch.contributed = sum(
                 end - start
                 for start, end in (
                     epoch.places[digest]
-                    for sent_before, digest in epoch.sent
+                    for sent_before, digest in epoch.envelopes
                     if sent_before.kind is Kind.CONTRIBUTION
                 )
             )
-            for digest in (*opened.values(), *(at for _, at in sent)):
+            for digest in (*opened.values(), *(digest for _, digest in entries)):
                 places[digest]  # KeyError: it has none
             for digest in [*places][-1:]:  # is all of it there?
                 epoch.load_payload(digest)

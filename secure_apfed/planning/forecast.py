@@ -1,9 +1,9 @@
 """The forecast of a run: rows, bytes, time and epsilon before anything is sent.
 
 Run by: a person, before parties spend hours or budget. The data are loaded to count rows and
-read shapes; then a few steps are played on random numbers of the same shapes and scaled up: the
-whole protocol, keys, alignment and sums included, and thrown away. No real value enters, so no
-budget is touched. What each set intersection would take is measured on a part of the IDs.
+read shapes. Then a few steps of the whole protocol, with keys, alignment and sums, are rehearsed on
+random numbers of the same shapes, scaled up and discarded. No real value enters, so no budget is
+spent. The cost of each set intersection is measured on a part of the IDs.
 
 Letters: N rows.
 """
@@ -62,16 +62,16 @@ from secure_apfed.settings.training import ContrastiveSettings, ModelSettings
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
 _MOST_FORECAST_BYTES = 2**31
-# Of an ID in each of two lists; of what is said of a column; of a number that is played with.
+# Bytes of an ID in each of two lists; of a column's description; of a rehearsed number.
 _ID_BYTES = 150
 _COLUMN_BYTES = 1500
 _NUMBER_BYTES = 4
-# Of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of the
-# weights that are kept; 26 were measured.
+# Bytes of a parameter: itself, its gradient, the two moments of Adam, and copies of a step and of
+# the stored weights; 26 were measured.
 _PARAMETER_BYTES = 28
-# Of a number that is sent: at both ends, masked, and in the record.
+# Copies of a number that is sent: at both ends, masked, and in the record.
 _COPIES_SENT = 4
-# Of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
+# Bytes of two rows of a batch that contrastive objectives compare, in both views; 48 were measured.
 _PAIR_BYTES = 56
 _MOST_NETWORK_BYTES = 2**31
 _MOST_LABEL_BYTES = 2**30
@@ -112,18 +112,18 @@ class Forecast:
     """The expected costs of a run; bytes and seconds are estimates.
 
     Attributes:
-        labelled_rows: whose labels the active learns from, of `teaching_rows` that it would learn
-            from if they had one.
-        numbers_per_row: sent of each row in each step.
+        labelled_rows: rows whose labels the active learns from, out of `teaching_rows`, from which
+            it would learn if all had a label.
+        numbers_per_row: numbers sent for each row in each step.
         seconds: by phase, on this machine with all parties in one process; of some phases.
-        figure, figure_passives: which epsilon, of `promises.FIGURES`, speaks of what leaves the
-            active, and of what passives add noise to.
-        epsilon_x: at the end; infinite without a guard, 0 where the active trains alone.
-        epsilon_y, epsilon_model: of one training label and one record; infinite where none is
-            claimed.
-        promises: what these figures come to, which is what people are shown.
+        figure, figure_passives: the epsilon, of `promises.FIGURES`, that covers what leaves the
+            active, and what passives add noise to.
+        epsilon_x: at the end; infinite without a guard, 0 if the active trains alone.
+        epsilon_y, epsilon_model: of one training label and one record; infinite without a
+            guarantee.
+        promises: the promises that follow from these figures, as people are shown them.
         releases: T, planned of one row; releases_passives: of one person, null without noise.
-        epsilon_passives: what it costs one person at each passive that adds noise.
+        epsilon_passives: the privacy cost of one person at each passive that adds noise.
     """
 
     rows: Mapping[str, int]
@@ -154,41 +154,42 @@ class Forecast:
 
 
 def _find_common_rows(config: Config, data: VerticalData) -> Tensor:
-    """Return the active's rows of people whom all passives know, or any where pairs align."""
+    """Return the active's rows of people that all passives know; in pairwise mode, any passive."""
     ids = [set(table.ids) for table in data.passives]
-    some = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
-    known = some(*ids)
-    return torch.tensor([row for row, person in enumerate(data.active.ids) if person in known])
+    combine = set[str].union if config.alignment.mode == "pairwise" else set[str].intersection
+    common_ids = combine(*ids)
+    return torch.tensor([row for row, person in enumerate(data.active.ids) if person in common_ids])
 
 
 def _require_memory(config: Config, shapes: Mapping[str, TableShape]) -> None:
-    """Refuse by arithmetic what a rehearsal of tables that others declared would not fit into.
+    """Refuse declared tables whose rehearsal, by arithmetic, would not fit into memory.
 
     Raises:
         DataError: it would take more than `_MOST_FORECAST_BYTES`; names the party that declared
             most, and what to change.
     """
     rows = next(iter(shapes.values())).rows
-    played = (
+    row_count = (
         min(config.train.batch_size, rows) * STEPS * (_LONGER if config.method.asks_once else 1)
         + _TEST_ROWS
     )
     if config.method.averages:
-        played = rows * STEPS + _TEST_ROWS
+        row_count = rows * STEPS + _TEST_ROWS
     width = max(map(_count_widths, _models_in(config)))
     sizes = {
         name: shape.rows * _ID_BYTES
-        + (shape.features + (shape.classes or 0) + width) * (_COLUMN_BYTES + played * _NUMBER_BYTES)
+        + (shape.features + (shape.classes or 0) + width)
+        * (_COLUMN_BYTES + row_count * _NUMBER_BYTES)
         for name, shape in shapes.items()
     }
     needed = sum(sizes.values())
     if needed > _MOST_FORECAST_BYTES:
         name = max(sizes, key=sizes.__getitem__)
-        most = _MOST_FORECAST_BYTES / 2**30
+        limit_gib = _MOST_FORECAST_BYTES / 2**30
         shape = shapes[name]
         raise DataError(
             f"a forecast of these tables would take about {needed / 2**30:,.1f} GiB, expected "
-            f"{most:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
+            f"{limit_gib:g} GiB at most; {name} declared most, {shape.rows:,} rows of "
             f"{shape.features:,} features: ask {name} whether that is right, or take smaller "
             "batches (train.batch_size) or networks (model)"
         )
@@ -210,15 +211,19 @@ def _is_contrastive(config: Config, passives: Sequence[str]) -> bool:
 
 
 def _count_rehearsed_labels(config: Config, *, labelled: int, classes: int, passives: int) -> int:
-    """Return with how many labelled rows a rehearsal is played, so that they fit into memory."""
-    each = config.method.count_label_bytes(
+    """Return the number of labelled rows of a rehearsal, so that they fit into memory."""
+    bytes_per_label = config.method.count_label_bytes(
         config, labelled=labelled, classes=classes, passives=passives
     )
-    return min(labelled, max(_FEWEST, _MOST_LABEL_BYTES // each)) if each else labelled
+    return (
+        min(labelled, max(_FEWEST, _MOST_LABEL_BYTES // bytes_per_label))
+        if bytes_per_label
+        else labelled
+    )
 
 
 def _models_in(settings: Settings) -> Iterator[ModelSettings]:
-    """Yield the sizes of every network that these settings speak of, wherever they stand."""
+    """Yield the sizes of every network in these settings, at any depth."""
     if isinstance(settings, ModelSettings):
         yield settings
         return
@@ -231,11 +236,11 @@ def _models_in(settings: Settings) -> Iterator[ModelSettings]:
 
 
 def _count_widths(model: ModelSettings) -> int:
-    """Return how many numbers a row becomes on its way through a network."""
+    """Return how many numbers a network computes for a row, over all layers."""
     waves = model.random_features if model.network in ("random_features", "cross_view") else 0
-    sent = model.projection if isinstance(model.projection, int) else 0
+    projection = model.projection if isinstance(model.projection, int) else 0
     layers = sum((*model.hidden, *model.head, waves, model.representation_size))
-    return layers + _COPIES_SENT * sent
+    return layers + _COPIES_SENT * projection
 
 
 def _require_bounded_networks(config: Config, features: Sequence[int]) -> None:
@@ -270,25 +275,25 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
     """
     first = next(iter(shapes.values()))
     classes = 2 if first.classes is None else first.classes
-    apart = config.data.horizontal
+    is_horizontal = config.data.horizontal
     names = tuple(map(str, range(classes)))
     numbers = torch.float32 if labels_are_numbers(config.data) else torch.int64
 
     def make_table(name: str, shape: TableShape) -> PartyTable:
         people = range(shape.rows)
-        ids = tuple(f"{name} {at}" if apart else str(at) for at in people)
+        ids = tuple(f"{name} {index}" if is_horizontal else str(index) for index in people)
         labels_N = (torch.arange(shape.rows) * _GOLDEN).long() % max(1, len(names))
         return PartyTable(
             name,
             ids,
             torch.zeros(1, shape.features).expand(shape.rows, -1),
             labels_N.to(numbers) if config.data.holds_labels(name) else None,
-            ColumnEncoding.for_numeric_columns([str(at) for at in range(shape.features)]),
-            {"all" if apart else name: View(0, shape.features)},
+            ColumnEncoding.for_numeric_columns([str(index) for index in range(shape.features)]),
+            {"all" if is_horizontal else name: View(0, shape.features)},
         )
 
     active, *passives = (make_table(name, shape) for name, shape in shapes.items())
-    # Everywhere among the rows, as those who are common to all are the first.
+    # Test rows are spread over all rows, since the common people come first.
     counted = (torch.arange(first.rows) * config.data.test_fraction).floor()
     is_test = counted.diff(prepend=torch.tensor([0.0])) > 0
     train_rows = is_test.logical_not().nonzero().flatten()
@@ -301,7 +306,7 @@ def _make_empty_data(config: Config, shapes: Mapping[str, TableShape]) -> Vertic
         test_rows=is_test.nonzero().flatten(),
         labelled=train_rows[:labelled],
         labels_at=config.data.labels_at,
-        horizontal=apart,
+        horizontal=is_horizontal,
         targets=TargetScale(mean=0.0, scale=1.0) if labels_are_numbers(config.data) else None,
     )
 
@@ -310,11 +315,14 @@ def forecast(
     config: Config,
     shapes: Mapping[str, TableShape] | None = None,
     *,
-    alone: Callable[[VerticalData], float] | None = None,
+    time_baselines: Callable[[VerticalData], float] | None = None,
 ) -> Forecast:
-    """Forecast a run; what would stop the run itself is raised here. `shapes`: of the parties' own
-    tables, the active's first; None: all of them are read. Those of a built-in set are always.
-    `alone`: what tells the seconds of the baselines, which are forecast only with it.
+    """Return the forecast of a run; raise what would stop the run itself.
+
+    Args:
+        shapes: of the parties' own tables, the active's first; None: the tables are read. Tables of
+            a built-in set are always read.
+        time_baselines: returns the seconds of the local baselines; None: they are not forecast.
     """
     began = time.perf_counter()
     declared = shapes is not None and config.data.dataset == TABLES
@@ -330,38 +338,46 @@ def forecast(
     data.compare_ids(id_rules(config.alignment).normalise_text)
     # All tables are at hand in a simulation.
     method = METHODS[config.method.name]
-    own = data.select_party(data.active.name)
-    assert own is not None
+    own_data = data.select_party(data.active.name)
+    assert own_data is not None
     common = _find_common_rows(config, data)
-    require_labels(method, config, own, common)
-    labelled = len(method.find_learnt_labels(config, own, common))
-    teaching = len(method.find_learnt_labels(config, replace(own, labelled=None), common))
-    taught, share, shared = find_training_rows(config, own, common)
-    if len(taught) < 2:
+    require_labels(method, config, own_data, common)
+    labelled_rows = len(method.find_learnt_labels(config, own_data, common))
+    teaching_rows = len(method.find_learnt_labels(config, replace(own_data, labelled=None), common))
+    train_rows, aligned_share, aligned_rows = find_training_rows(config, own_data, common)
+    if len(train_rows) < 2:
         raise ConfigError("there is no row to train on: the intersection holds no training row")
     noise = config.method.find_noise(config)
     releases = derive_limits(config).releases
-    batch = rows_of_a_step(config, len(taught), aligned_share=share, steps=STEPS)
+    batch = rows_of_a_step(config, len(train_rows), aligned_share=aligned_share, steps=STEPS)
     stages = make_label_mechanism(config.labels, classes=len(data.classes)).stages
-    steps = steps_of(config, len(taught), stages=stages)
-    # No more than the run takes, where a step is like another one.
-    few = STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
-    scales = estimate_growth(config, steps=steps / few, rows=len(taught) / (batch * few))
+    steps = steps_of(config, len(train_rows), stages=stages)
+    # No more steps than the run takes, if steps are alike.
+    rehearsed_steps = (
+        STEPS if config.method.asks_once or config.method.averages else min(STEPS, max(2, steps))
+    )
+    scales = estimate_growth(
+        config, steps=steps / rehearsed_steps, rows=len(train_rows) / (batch * rehearsed_steps)
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # unsafe choices are told in the forecast itself
+        warnings.simplefilter("ignore")  # the forecast itself lists unsafe choices
         settled = _settle_numbers(config, data, shapes)
-        rehearsed = _count_rehearsed_labels(
-            config, labelled=labelled, classes=len(data.classes), passives=len(data.passives)
+        rehearsed_labels = _count_rehearsed_labels(
+            config, labelled=labelled_rows, classes=len(data.classes), passives=len(data.passives)
         )
-        longer_labels = labelled / max(1, rehearsed)
-        rehearse = partial(_rehearse, settled, data, batch=batch, aligned=share, labelled=rehearsed)
-        played = rehearse(few)
-        step_seconds = played.step_seconds
-        longer = _LONGER * STEPS
-        if config.method.asks_once and steps > longer:  # much is the same of however many rows
-            more = rehearse(longer).step_seconds - step_seconds
-            each = max(0.0, more / (_LONGER - 1))
-            step_seconds = each + (step_seconds - each) * STEPS / steps
+        longer_labels = labelled_rows / max(1, rehearsed_labels)
+        rehearse = partial(
+            _rehearse, settled, data, batch=batch, aligned=aligned_share, labelled=rehearsed_labels
+        )
+        rehearsal = rehearse(rehearsed_steps)
+        step_seconds = rehearsal.step_seconds
+        longer_steps = _LONGER * STEPS
+        if (
+            config.method.asks_once and steps > longer_steps
+        ):  # much is the same of however many rows
+            added_seconds = rehearse(longer_steps).step_seconds - step_seconds
+            seconds_each = max(0.0, added_seconds / (_LONGER - 1))
+            step_seconds = seconds_each + (step_seconds - seconds_each) * STEPS / steps
         step_seconds *= longer_labels
         privacy = _compute_privacy(config)
     accounts: dict[str, dict[str, Any]] = {
@@ -371,29 +387,29 @@ def forecast(
             "delta": config.delta,
             "releases": releases,
         }
-        for name, ledger in played.contributions.items()
+        for name, ledger in rehearsal.contributions.items()
     }
-    links = tuple(_scale_links(played, data, *scales, labels=longer_labels))
+    links = tuple(_scale_links(rehearsal, data, *scales, labels=longer_labels))
     intersections = _intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
-    tested = len(data.test_rows) / len(played.data.test_rows)
+    test_scale = len(data.test_rows) / len(rehearsal.data.test_rows)
     return Forecast(
         rows={table.name: len(table.ids) for table in data.tables},
-        aligned_rows=shared,
-        train_rows=len(taught),
-        labelled_rows=labelled,
-        teaching_rows=teaching,
+        aligned_rows=aligned_rows,
+        train_rows=len(train_rows),
+        labelled_rows=labelled_rows,
+        teaching_rows=teaching_rows,
         test_rows=len(data.test_rows),
         steps=steps,
-        numbers_per_row=played.numbers_per_row,
+        numbers_per_row=rehearsal.numbers_per_row,
         wire_bytes=sum(link.wire_bytes for link in links),
         links=links,
         seconds={
             "read": read_seconds,
-            "align": sum(way.seconds for way in intersections if way.protocol == aligned_by),
-            "train": steps * step_seconds + evaluations * played.evaluation_seconds * tested,
-            **({} if alone is None else {"baselines": alone(data)}),
+            "align": sum(cost.seconds for cost in intersections if cost.protocol == aligned_by),
+            "train": steps * step_seconds + evaluations * rehearsal.evaluation_seconds * test_scale,
+            **({} if time_baselines is None else {"baselines": time_baselines(data)}),
         },
         seconds_per_step=step_seconds,
         figure=config.method.figure,
@@ -409,7 +425,7 @@ def forecast(
         releases_passives=releases if noise else None,
         intersections=intersections,
         warnings=(
-            *_find_warnings(config, played, links, privacy.epsilon_x, len(data.passives)),
+            *_find_warnings(config, rehearsal, links, privacy.epsilon_x, len(data.passives)),
             *_describe_openings(settled, data, shapes),
         ),
     )
@@ -418,7 +434,7 @@ def forecast(
 def _count_party_columns(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> dict[str, int]:
-    """Return how many columns differ, of each party whose columns enter what is opened.
+    """Return the number of distinct columns of each party whose columns enter decrypted numbers.
 
     If tables are only declared, all columns count.
     """
@@ -435,8 +451,9 @@ def _is_counted(config: Config, data: VerticalData) -> bool:
 def _settle_numbers(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Config:
-    """Return the settings with numbers that these passives agree to; a rehearsal's tables are
-    random.
+    """Return the settings with the numbers that these passives would agree to.
+
+    They are counted on the real tables, since those of a rehearsal are random.
     """
     if not _is_counted(config, data):
         return config
@@ -450,28 +467,31 @@ def _settle_numbers(
 def _describe_openings(
     config: Config, data: VerticalData, shapes: Mapping[str, TableShape] | None
 ) -> Iterator[str]:
-    """Yield what the numbers that the active opens reveal of columns."""
+    """Yield what the numbers that the active decrypts reveal of columns."""
     if not _is_counted(config, data):
         return
     columns = list(_count_party_columns(config, data, shapes).values())
-    said = describe_opened_numbers(config, len(data.classes), columns)
-    whose = "all parties'" if config.method.decomposes else "the passives'"
-    yield f"of each person the active opens numbers that are linear in {whose} columns: {said}"
+    description = describe_opened_numbers(config, len(data.classes), columns)
+    owners = "all parties'" if config.method.decomposes else "the passives'"
+    yield (
+        f"of each person the active opens numbers that are linear in {owners} columns: "
+        f"{description}"
+    )
 
 
 def _scale_links(
-    played: "_Rehearsal", data: VerticalData, messages: float, wire: float, *, labels: float
+    rehearsal: "_Rehearsal", data: VerticalData, messages: float, wire: float, *, labels: float
 ) -> Iterator[Link]:
-    """Scale the rehearsal's flows: alignment by IDs, training as said; set-up stays.
+    """Scale the rehearsal's flows: alignment by IDs, training by the given factors; set-up stays.
 
-    `labels`: encrypted ones for each that was rehearsed.
+    `labels`: encrypted labels of the run for each one of the rehearsal.
     """
     real = {table.name: len(table.ids) for table in data.tables}
-    rehearsed = len(played.data.active.ids)
-    for flows, count, scale in ((played.setup, 1.0, 1.0), (played.training, messages, wire)):
+    rehearsed = len(rehearsal.data.active.ids)
+    for flows, count, scale in ((rehearsal.setup, 1.0, 1.0), (rehearsal.training, messages, wire)):
         for flow in flows:
             size = scale * labels if flow.kind == Kind.ENCRYPTED_LABELS else scale
-            if flows is played.setup and flow.kind == Kind.ALIGNMENT:
+            if flows is rehearsal.setup and flow.kind == Kind.ALIGNMENT:
                 rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
                 size = sum(rows) / (len(rows) * rehearsed)
             yield Link(
@@ -484,17 +504,17 @@ def _scale_links(
 
 
 def _compute_privacy(config: Config) -> PrivacySpent:
-    """Return the joint privacy cost of all that passives and active are asked for."""
+    """Return the joint privacy cost of all planned releases of passives and active."""
     delta = config.delta
     epochs = config.train.epochs
     # No noise is drawn here, so any key does.
-    asked = derive_limits(config).releases
-    guard = make_guard(config.guard, delta=delta, releases=asked, key=bytes(32))
+    most_releases = derive_limits(config).releases
+    guard = make_guard(config.guard, delta=delta, releases=most_releases, key=bytes(32))
     releases = plan_releases(config, guard)
     mechanism = guard.mechanism()
     released = EXACT.get_epsilon(mechanism, releases=releases, delta=delta)
     if "passives take part" in config.method.happens and config.method.figure != "epsilon_x":
-        released = math.inf  # no representation is sent, and what else leaves is not counted here
+        released = math.inf  # no representation is sent; other messages are not counted here
     label = model = math.inf
     if config.dp_sgd is not None:
         noise = config.dp_sgd.noise_multiplier or calibrate_updates(
@@ -504,10 +524,10 @@ def _compute_privacy(config: Config) -> PrivacySpent:
             releases=releases,
             updates=epochs,
         )
-        updates = compose_mu(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
-        sent = compose_mu(mechanism.mu, releases) if releases else 0
-        label = gdp_epsilon(updates, delta)
-        model = gdp_epsilon(math.hypot(sent, updates), delta)
+        updates_mu = compose_mu(GaussianRelease(noise_multiplier=noise / 2).mu, epochs)
+        sent_mu = compose_mu(mechanism.mu, releases) if releases else 0
+        label = gdp_epsilon(updates_mu, delta)
+        model = gdp_epsilon(math.hypot(sent_mu, updates_mu), delta)
     if config.labels.epsilon is not None:
         label = min(label, config.labels.epsilon)
     return PrivacySpent(
@@ -516,22 +536,22 @@ def _compute_privacy(config: Config) -> PrivacySpent:
 
 
 def _find_warnings(
-    config: Config, played: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
+    config: Config, rehearsal: "_Rehearsal", links: tuple[Link, ...], epsilon: float, passives: int
 ) -> Iterator[str]:
     happens = config.method.happens
-    sent = "representations are sent" in happens
-    guarded = config.guard.mechanism != "none" and sent
-    drawn = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
-    if config.guard.noise != "secret" and drawn:
+    sends_representations = "representations are sent" in happens
+    guarded = config.guard.mechanism != "none" and sends_representations
+    draws_noise = guarded or config.dp_sgd or config.labels.epsilon or config.secure_sum.noise
+    if config.guard.noise != "secret" and draws_noise:
         yield "the noise can be taken off by whoever knows the seed (guard.noise)"
-    if played.numbers_per_row > _WIDE:
+    if rehearsal.numbers_per_row > _WIDE:
         yield (
-            f"this sends {played.numbers_per_row:,} numbers a row; with model.projection: 64 it "
-            f"would be {played.numbers_per_row / 64:.0f} times less"
+            f"this sends {rehearsal.numbers_per_row:,} numbers a row; with model.projection: 64 it "
+            f"would be {rehearsal.numbers_per_row / 64:.0f} times less"
         )
-    if sent and not guarded:
+    if sends_representations and not guarded:
         yield "there is no guard: representations leave as they are, epsilon is infinite"
-    elif sent and epsilon > _LARGE_EPSILON:
+    elif sends_representations and epsilon > _LARGE_EPSILON:
         yield f"epsilon {epsilon:.3g} promises little; fewer epochs or more noise would lower it"
     if "gradients are summed" in happens and config.guard.mechanism == "gaussian":
         yield (
@@ -542,34 +562,36 @@ def _find_warnings(
     if "tables are decomposed" in happens:
         yield "singular vectors of all parties' rows are opened without noise, epsilon is infinite"
     if "contributions are summed" in happens:
-        each = next(each for word, each in _SUMMED.items() if word in happens)
+        addend = next(addend for word, addend in _SUMMED.items() if word in happens)
         kind = sum_kind(config.secure_sum)
         if kind.unsafe:
-            yield f"the sum is {kind.name}: the aggregator reads every {each}"
+            yield f"the sum is {kind.name}: the aggregator reads every {addend}"
         if passives == 1:
-            yield f"with one passive the sum is its {each}: the active reads it"
+            yield f"with one passive the sum is its {addend}: the active reads it"
     yield from _memory_warning(config, links)
 
 
 def _memory_warning(config: Config, links: tuple[Link, ...]) -> Iterator[str]:
-    """Warn where the transcript would refuse to hold what it is to keep."""
+    """Warn if the disk is too small for what the transcript is to keep."""
     happens = config.method.happens
-    # The same representations go to every passive, and are held once.
-    once: dict[tuple[str, str], int] = {}
+    # The same representations go to every passive, and are stored once.
+    bytes_once: dict[tuple[str, str], int] = {}
     for link in links:
         if link.kind in _KEPT:
-            sent = link.kind == Kind.REPRESENTATIONS
-            shared = sent and "the active sends representations" in happens
+            is_representations = link.kind == Kind.REPRESENTATIONS
+            shared = is_representations and "the active sends representations" in happens
             receiver = "all" if shared else link.receiver
-            once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
+            bytes_once[f"{link.sender} {link.kind}", receiver] = link.wire_bytes
             if shared and "gradients are summed" in happens:
                 # What the active decodes is kept too, and is as large as what it sends.
-                once[_OPENED, receiver] = link.wire_bytes
+                bytes_once[_OPENED, receiver] = link.wire_bytes
     epochs = config.train.epochs
-    summed = [way for way in once if way[0].endswith(f" {Kind.CONTRIBUTION}")]
-    if contributed := sum(once.pop(way) for way in summed):
-        once["contributions", "aggregator"] = min(contributed, epochs * MOST_CONTRIBUTED)
-    megabytes = sum(once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
+    summed = [route for route in bytes_once if route[0].endswith(f" {Kind.CONTRIBUTION}")]
+    if contributed := sum(bytes_once.pop(route) for route in summed):
+        bytes_once["contributions", "aggregator"] = min(contributed, epochs * MOST_CONTRIBUTED)
+    megabytes = (
+        sum(bytes_once.values()) / epochs * config.effective_transcript.count_epochs(epochs) / 1e6
+    )
     if megabytes > (free := free_megabytes(Path())):
         yield (
             f"the transcript would hold about {megabytes:,.0f} MB, and the disk of this folder has "
@@ -597,9 +619,9 @@ class _Rehearsal:
 def _rehearse(
     config: Config, like: VerticalData, steps: int, *, batch: int, aligned: float, labelled: int
 ) -> _Rehearsal:
-    """Play so many steps of `batch` random rows, whose names, shapes and classes are the run's.
+    """Rehearse so many steps of `batch` random rows, with the run's names, shapes and classes.
 
-    All parties have the share `aligned` of them; `labelled` are learnt from in the run.
+    All parties share the fraction `aligned` of them; the run learns from `labelled` rows.
     """
     changes = {
         "transcript": TranscriptSettings(keep="none"),
@@ -610,28 +632,28 @@ def _rehearse(
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
-    with threads_for(config.model, batch, [of.shape for of in data.tables]):
+    with threads_for(config.model, batch, [table.shape for table in data.tables]):
         session = Simulation(METHODS[config.method.name], SimulationInputs(config=quiet, data=data))
         setup = session.transcript.flows
-        course = _RehearsalLoop(session, batch)
-        session.run_script(train_epochs(session.learner, session.links, course))
+        loop = _RehearsalLoop(session, batch)
+        session.run_script(train_epochs(session.learner, session.links, loop))
     route = attrgetter("sender", "receiver", "kind")
-    known = set(map(route, setup))
-    training = tuple(flow for flow in session.transcript.flows if route(flow) not in known)
+    setup_routes = set(map(route, setup))
+    training = tuple(flow for flow in session.transcript.flows if route(flow) not in setup_routes)
     terms = list(session.contract.passives.values())
     return _Rehearsal(
         data=data,
         setup=setup,
         training=training,
-        step_seconds=course.step_seconds,
-        evaluation_seconds=course.evaluation_seconds,
+        step_seconds=loop.step_seconds,
+        evaluation_seconds=loop.evaluation_seconds,
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
         contributions=session.contributions,
     )
 
 
 class _RehearsalLoop:
-    """One epoch of a few steps, whose time is taken; see `secure_apfed.methods.Course`."""
+    """One timed epoch of a few steps; see `secure_apfed.methods.TrainingLoop`."""
 
     def __init__(self, session: Simulation, batch: int) -> None:
         self._session = session
@@ -657,11 +679,13 @@ class _RehearsalLoop:
         self.seconds.append(time.perf_counter() - self._began)
 
     async def note_held_out_loss(self) -> None:
-        """Do nothing: held-out rows count as if they were learnt from, and no epoch as the last."""
+        """Do nothing: the forecast counts held-out rows as training rows, and no early stop."""
 
     @property
     def step_seconds(self) -> float:
-        """The median without the first, whose caches are cold; of one alone, a planned share."""
+        """The median without the first step, whose caches are cold; a share of it if there is one
+        step.
+        """
         if len(self.seconds) == 1:
             return self.seconds[0] / STEPS
         later = sorted(self.seconds[1:])
@@ -679,17 +703,21 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
     # Aligned rows are spread evenly, since a run's batches mix them too.
     shared = (torch.arange(rows) * aligned).floor().diff(prepend=torch.tensor([-1.0])) > 0
     shared[:_FEWEST] |= rows * aligned < 2 * _FEWEST  # of two classes, or it would be refused
-    apart, drawn = like.horizontal, torch.Generator().manual_seed(0)
+    is_horizontal = like.horizontal
+    generator = torch.Generator().manual_seed(0)
 
     def make_ids(party: str) -> list[str]:
         mine = enumerate(shared.tolist())
-        return [f"all {at}" if both and not apart else f"{party} {at}" for at, both in mine]
+        return [
+            f"all {row}" if is_shared and not is_horizontal else f"{party} {row}"
+            for row, is_shared in mine
+        ]
 
     return replace(
         like,
-        table=_random_table(like, like.active, [f"all {at}" for at in range(rows)], drawn),
+        table=_random_table(like, like.active, [f"all {row}" for row in range(rows)], generator),
         passives=tuple(
-            _random_table(like, table, make_ids(table.name), drawn) for table in like.passives
+            _random_table(like, table, make_ids(table.name), generator) for table in like.passives
         ),
         train_rows=torch.arange(train),
         test_rows=torch.arange(train, rows),
@@ -698,17 +726,17 @@ def _random_data(like: VerticalData, train: int, aligned: float, *, labelled: in
 
 
 def _random_table(
-    data: VerticalData, like: PartyTable, ids: Sequence[str], drawn: torch.Generator
+    data: VerticalData, like: PartyTable, ids: Sequence[str], generator: torch.Generator
 ) -> PartyTable:
-    # As spread as standardised columns: of features that all are positive an encoder may make
-    # representations without spread, which are not sent.
-    features = torch.randn(len(ids), *like.features.shape[1:], generator=drawn)
+    # Distributed like standardised columns: from all-positive features an encoder may make
+    # representations without variance, which are not sent.
+    features = torch.randn(len(ids), *like.features.shape[1:], generator=generator)
     for view in like.views.values():
         if view.sequence is not None:
             features[:, view.first] = view.sequence[0]  # all steps are in use
     labels_N = None
     if like.labels is not None:
-        # In no step with what is aligned: every second or tenth person is of every class, too.
+        # Not periodic with the aligned rows: every second or tenth person has every class, too.
         classes = (torch.arange(len(ids)) * _GOLDEN).long() % (len(data.classes) or 2)
         labels_N = classes.to(like.labels.dtype)
     return replace(like, ids=tuple(ids), features=features, labels=labels_N)
@@ -716,7 +744,7 @@ def _random_table(
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionCost:
-    """One protocol; bytes and seconds are estimates, seconds of all parties in one process.
+    """The cost of one protocol; bytes and seconds are estimates for all parties in one process.
 
     Attributes:
         takes_dealer: whether it needs a party without IDs that works with nobody.
@@ -732,7 +760,7 @@ class IntersectionCost:
 
 
 def _intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
-    """Play every protocol with at most 2,000 IDs a party, and scale by the number of real ones."""
+    """Run every protocol with at most 2,000 IDs a party, and scale by the number of real ones."""
     if not config.method.aligns:
         return ()
     settings = config.alignment.for_a_trial()
@@ -747,7 +775,7 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
     for name, backend in SET_INTERSECTIONS.items():
         if name in _TWINS:
             continue
-        # Of the few IDs that are played, so that no protocol refuses the run's largest set.
+        # The limit fits the rehearsed IDs, so that no protocol refuses the run's largest set.
         chosen = settings.model_copy(update={"protocol": name, "maximum_ids": _SAMPLE})
         ends = make_intersection(chosen, session=f"plan {name}", dealer=_DEALER)
         # IDs of one data set's first rows may share none
@@ -758,12 +786,12 @@ def _intersection_costs(config: Config, data: VerticalData) -> tuple[Intersectio
         roles |= {member: ends.make_member(member, hub, ids[member]) for member in members}
         if backend.needs_dealer:
             roles[_DEALER] = ends.make_dealer(hub, members)
-        sent = converse(roles)
+        sent_bytes = converse(roles)
         costs.append(
             IntersectionCost(
                 protocol=name,
                 chosen=name == config.alignment.backend,
-                wire_bytes=round(scale * sent),
+                wire_bytes=round(scale * sent_bytes),
                 seconds=scale * (time.perf_counter() - began),
                 takes_dealer=backend.needs_dealer,
                 pairwise=backend.pairwise,

@@ -1,14 +1,13 @@
-"""Probabilities of the active's model made such that they are met, in the model itself.
+"""Calibration of the active's model: its probabilities become observed frequencies.
 
 Run by: the active, once, before its finished model is measured. Slope and offset of the log-odds of
 two classes go into the last layer of its head, so that the card, `predict`, the estimator and ONNX
-tell the same. Ranks stay, and with them AUC, average precision and KS; decisions at one half do
-not. Only training rows are read. See `secure_apfed.learning.calibration`.
+give the same probabilities. The ranking stays, and with it AUC, average precision and KS; decisions
+at one half do not. Only training rows are read. See `secure_apfed.learning.calibration`.
 
-How far scores tell rows apart that the model has not seen is judged by the student without a part
-of the labels, where it is fitted in one go; else by the run's own network, trained alone without
-them: what help is worth is then left out, so that probabilities are rather too cautious than too
-sure.
+Scores of unseen rows come from the student without a part of the labels, if it is fitted in one
+step; else from the run's own network, trained locally without them. The gain by help is then left
+out, so that probabilities are too cautious rather than too confident.
 
 Letters: N training rows, n of them labelled.
 """
@@ -39,7 +38,7 @@ from secure_apfed.tasks import Classification
 
 _LEAST_SHARE = 1e-12
 _FEWEST = 30
-"""Rows without a label, of which a mean is taken; where there are fewer all rows count."""
+"""Unlabelled rows that a mean needs; if there are fewer, it is over all rows."""
 
 
 def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
@@ -47,12 +46,12 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
 
     `data`: with the labels that the run may train on.
     """
-    own = session.entered.own
+    context = session.entered.own
     networks = session.learner.get_solo_networks()
-    config = own.config
+    config = context.config
     labels_N = data.table.labels
     labelled = data.labelled_rows
-    if networks is None or not isinstance(task_of(own), Classification):
+    if networks is None or not isinstance(task_of(context), Classification):
         return None
     assert labels_N is not None
     labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)
@@ -63,29 +62,33 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
         return None  # the training diverged
     rate = float(labels_n.mean()) if isinstance(config.calibration, str) else config.calibration
     parts = split_folds(labels_n, FOLDS, config.seed)
-    at_n = torch.searchsorted(data.train_rows, labelled).numpy()
-    others = np.setdiff1d(np.arange(len(scores_N)), at_n)
-    if few := len(others) < _FEWEST:
-        others = np.arange(len(scores_N))
-    # A model may know by heart what it learnt from, and be of another mean and width elsewhere.
-    left_out = [at_n[part] if few else others[at::FOLDS] for at, part in enumerate(parts)]
-    told = list[FloatArray]()
-    elsewhere = list[FloatArray]()
-    without = [labelled[torch.from_numpy(part)] for part in parts]
+    positions_n = torch.searchsorted(data.train_rows, labelled).numpy()
+    unlabelled = np.setdiff1d(np.arange(len(scores_N)), positions_n)
+    has_few = len(unlabelled) < _FEWEST
+    if has_few:
+        unlabelled = np.arange(len(scores_N))
+    # A model may memorise its training rows; on other rows mean and spread of scores may differ.
+    left_out = [
+        positions_n[part] if has_few else unlabelled[index::FOLDS]
+        for index, part in enumerate(parts)
+    ]
+    inside = list[FloatArray]()
+    outside = list[FloatArray]()
+    parts_left_out = [labelled[torch.from_numpy(part)] for part in parts]
     try:
-        folds = list(_predict_out_of_fold(session, data, without, left_out))
+        folds = list(_predict_out_of_fold(session, data, parts_left_out, left_out))
     except ModelError:
         return None  # what the run trains cannot be trained alone
-    for part, out, of_N in zip(parts, left_out, folds, strict=True):
-        kept = of_N[np.setdiff1d(others, out)]
-        told.append(standardise_scores(of_N[at_n[part]], kept))
-        elsewhere.append(standardise_scores(of_N[out], kept))
-    model_N = scores_N[others]
+    for part, out, fold_scores_N in zip(parts, left_out, folds, strict=True):
+        reference = fold_scores_N[np.setdiff1d(unlabelled, out)]
+        inside.append(standardise_scores(fold_scores_N[positions_n[part]], reference))
+        outside.append(standardise_scores(fold_scores_N[out], reference))
+    model_N = scores_N[unlabelled]
     straight = PlattLine.from_scores(
         model_N,
-        np.concatenate(told) if parts else np.empty(0),
+        np.concatenate(inside) if parts else np.empty(0),
         labels_n[np.concatenate(parts)] if parts else labels_n[:0],
-        np.concatenate(elsewhere) if parts else standardise_scores(model_N, model_N),
+        np.concatenate(outside) if parts else standardise_scores(model_N, model_N),
         rate=rate,
     )
     _apply_line(networks, straight)
@@ -128,7 +131,7 @@ def _compute_scores(networks: ActiveNetworks, data: OwnData, rows: torch.Tensor)
 def _predict_out_of_fold(
     session: Session, data: OwnData, parts: list[torch.Tensor], left_out: list[IntArray]
 ) -> Iterator[FloatArray]:
-    """Yield scores of all training rows without each part of the labels, and these rows."""
+    """Yield the scores of all training rows by a model without each part of labels and rows."""
     rows = data.train_rows
     fitted = [
         session.learner.refit_excluding(torch.cat([part, rows[torch.from_numpy(out)]]))
@@ -144,10 +147,11 @@ def _predict_out_of_fold(
         task.drop_labels(torch.isin(labelled_n, part).nonzero().flatten().numpy()) for part in parts
     ]
     with one_thread():
-        found = [
-            of.compute_scores(task.features) for of in BASELINES["network"].fit_together(tasks)
+        fitted_shares = [
+            model.compute_scores(task.features)
+            for model in BASELINES["network"].fit_together(tasks)
         ]
-    for shares_NK in found:
+    for shares_NK in fitted_shares:
         log_NK = np.log(shares_NK.clip(_LEAST_SHARE))
         yield log_NK[:, 1] - log_NK[:, 0]
 

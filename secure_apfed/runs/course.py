@@ -1,7 +1,7 @@
-"""The course that the active's script follows: epochs, batches, evaluation, checkpoints, result.
+"""The training loop of the active's script: epochs, batches, evaluation, checkpoints, result.
 
-Run by: the active, in the process that plays it, whatever else that process plays. It is the same
-for every method, which trains by it or by a course of its own (`Learner.learn`).
+Run by: the active, in its process. The loop is the same for every method; what a step does is the
+method's (`ActiveRole.train_step`).
 """
 
 import math
@@ -79,15 +79,16 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelEvaluation:
-    """The measured worth of a model, by inference variant: by the measure of the run, or by all
-    measures once it is finished.
+    """The evaluation of a model by inference variant: by the measure of the run, or by all measures
+    once the run is finished.
 
-    Without threshold it takes the likeliest class. `never_predicted` names the classes with labels
-    that no test row is given, each with the threshold that labelled training rows would choose.
+    `scores` are the test predictions. Without threshold the likeliest class is predicted.
+    `never_predicted` names the labelled classes that are predicted for no test row, each with the
+    threshold that labelled training rows would choose.
     """
 
     measure: str
-    said: Mapping[str, Scored]
+    scores: Mapping[str, Scored]
     accuracy: Mapping[str, float]
     measures: Mapping[str, Mapping[str, float]]
     threshold: float | None = None
@@ -97,7 +98,9 @@ class ModelEvaluation:
 
     @property
     def result_fields(self) -> dict[str, Any]:
-        undefined = {name: explain_undefined_measures(scored) for name, scored in self.said.items()}
+        undefined = {
+            name: explain_undefined_measures(scored) for name, scored in self.scores.items()
+        }
         return {
             "measure": self.measure,
             "accuracy": dict(self.accuracy),
@@ -106,7 +109,7 @@ class ModelEvaluation:
             "calibration": self.calibration,
             "ranking": self.ranking,
             "undefined": {name: reasons for name, reasons in undefined.items() if reasons},
-            "measured_rows": {name: len(scored.truth) for name, scored in self.said.items()},
+            "measured_rows": {name: len(scored.truth) for name, scored in self.scores.items()},
             "never_predicted": dict(self.never_predicted),
         }
 
@@ -114,36 +117,36 @@ class ModelEvaluation:
 def evaluate_scores(
     session: Session,
     labels: TrainingLabels,
-    said: Mapping[str, Scored],
+    scores: Mapping[str, Scored],
     *,
     final: bool,
     calibration: Calibration | None = None,
 ) -> ModelEvaluation:
-    """Measure what the active's model says of test rows, which only measure."""
+    """Evaluate the active's test predictions; test rows train nothing."""
     config = _config_of(session)
     trained = _score_training_rows(session, labels) if final else None
     threshold = _pick_threshold(session, labels, trained, calibrated=calibration is not None)
-    own = session.headline
+    headline = session.headline
     measure = MEASURES[config.measure]
-    said = {
-        name: scored.replace_threshold(threshold) if name == own else scored
-        for name, scored in said.items()
+    scores = {
+        name: scored.replace_threshold(threshold) if name == headline else scored
+        for name, scored in scores.items()
     }
     return ModelEvaluation(
         measure=measure.name,
-        said=said,
+        scores=scores,
         accuracy={
             name: ACCURACY.compute_value(scored) if scored.classes else math.nan
-            for name, scored in said.items()
+            for name, scored in scores.items()
         },
         measures={
             name: measure_all(scored) if final else _compute_defined_measure(measure, scored)
-            for name, scored in said.items()
+            for name, scored in scores.items()
         },
         threshold=threshold,
         calibration=calibration,
-        ranking=_measure_ranking(labels, said.get(own), measure) if final else None,
-        never_predicted=find_unpredicted_classes(session, labels, said.get(own), trained)
+        ranking=_measure_ranking(labels, scores.get(headline), measure) if final else None,
+        never_predicted=find_unpredicted_classes(session, labels, scores.get(headline), trained)
         if final
         else {},
     )
@@ -152,26 +155,27 @@ def evaluate_scores(
 def find_unpredicted_classes(
     session: Session, labels: TrainingLabels, tested: Scored | None, trained: Scored | None
 ) -> dict[str, float | None]:
-    """Return the classes with labels that no test row is given, and the threshold that would.
+    """Return the labelled classes that are predicted for no test row, and a threshold that would
+    predict them.
 
     Args:
         tested, trained: scores of test rows and of labelled training rows; None: there are none,
-            as of training rows where the model needs others for each.
+            for training rows if the model needs other parties to predict.
 
     Returns:
         By class the threshold of two classes that reaches the best balanced accuracy on labelled
-        training rows; None under `dp_sgd`, whose guarantee it would not have, of more classes, and
-        without scores of training rows.
+        training rows; None under `dp_sgd`, whose guarantee would not cover it, for more classes,
+        and without scores of training rows.
     """
     if tested is None or not tested.classes or not len(tested.truth):
         return {}
     data = labels.build_data()
     assert data.table.labels is not None
-    known = np.unique(data.table.labels[data.labelled_rows].numpy())
-    absent = np.setdiff1d(known, tested.class_predictions)
+    labelled_classes = np.unique(data.table.labels[data.labelled_rows].numpy())
+    absent = np.setdiff1d(labelled_classes, tested.class_predictions)
     threshold = None
-    two = tested.classes == len(known) == 2
-    if two and trained is not None and _config_of(session).dp_sgd is None:
+    is_binary = tested.classes == len(labelled_classes) == 2
+    if is_binary and trained is not None and _config_of(session).dp_sgd is None:
         threshold = best_threshold(trained, "balanced_accuracy")
     return {labels.held.classes[place]: threshold for place in absent.tolist()}
 
@@ -179,30 +183,28 @@ def find_unpredicted_classes(
 def _pick_threshold(
     session: Session, labels: TrainingLabels, trained: Scored | None, *, calibrated: bool
 ) -> float | None:
-    """Return the threshold of the settings; None also while training goes on and none is chosen
-    yet.
-    """
-    said = _config_of(session).threshold
-    if said is None or isinstance(said, float):
-        return said
+    """Return the threshold of the settings; None also during training, before one is chosen."""
+    setting = _config_of(session).threshold
+    if setting is None or isinstance(setting, float):
+        return setting
     if trained is None:
         return None
-    if isinstance(said, str):
-        return best_threshold(trained, said)
-    if said.cost is not None:
-        return 1 / (1 + said.cost) if calibrated else cheapest_threshold(trained, said.cost)
-    assert said.rate is not None
-    every = _score_training_rows(session, labels, labels.build_data().train_rows)
-    assert every is not None
-    least = np.finfo(np.float32).tiny
-    most = 1 - np.finfo(np.float32).epsneg
-    return float(np.quantile(every.scores[:, 1], 1 - said.rate).clip(least, most))
+    if isinstance(setting, str):
+        return best_threshold(trained, setting)
+    if setting.cost is not None:
+        return 1 / (1 + setting.cost) if calibrated else cheapest_threshold(trained, setting.cost)
+    assert setting.rate is not None
+    scored = _score_training_rows(session, labels, labels.build_data().train_rows)
+    assert scored is not None
+    lowest = np.finfo(np.float32).tiny
+    highest = 1 - np.finfo(np.float32).epsneg
+    return float(np.quantile(scored.scores[:, 1], 1 - setting.rate).clip(lowest, highest))
 
 
 def _measure_ranking(
     labels: TrainingLabels, scored: Scored | None, measure: Measure
 ) -> Ranking | None:
-    """Return the ranking of two classes, if the run is judged by one or one class is rare."""
+    """Return the ranking of two classes, if the run's measure ranks or one class is rare."""
     if scored is None or scored.classes != 2 or not len(scored.truth):
         return None
     if not measure.ranks and not is_rare(scored.truth.astype(np.int64), SKEWED):
@@ -231,8 +233,8 @@ def _score_training_rows(
         return scores_BK
 
     predict = partial(score_in_parts, score_features, features_N)
-    asked = data.labelled_rows if rows is None else rows
-    return score_rows(task_of(session.entered.own), predict, asked, labels_N)
+    scored_rows = data.labelled_rows if rows is None else rows
+    return score_rows(task_of(session.entered.own), predict, scored_rows, labels_N)
 
 
 def _config_of(session: Session) -> Config:
@@ -247,31 +249,31 @@ def _compute_defined_measure(measure: Measure, scored: Scored) -> dict[str, floa
 
 
 def _require_two_classes(labels: TrainingLabels) -> None:
-    held = labels.held
-    assert held.table.labels is not None
-    # Of labels that a mechanism answers nobody is told which there are.
+    data = labels.held
+    assert data.table.labels is not None
+    # The message must not say which labels exist if a mechanism protects them.
     answered = not labels.mechanism.unsafe
-    labelled = 2 if answered else len(held.table.labels[held.labelled_rows].unique())
-    if len(held.classes) != 2 or labelled != 2:
+    labelled = 2 if answered else len(data.table.labels[data.labelled_rows].unique())
+    if len(data.classes) != 2 or labelled != 2:
         raise ConfigError(
             f"threshold: it decides between two classes with labelled rows of both, and "
-            f"{held.table.name} has {len(held.classes)} classes"
+            f"{data.table.name} has {len(data.classes)} classes"
             f"{'' if answered else f' and labels of {labelled}'}; leave it out"
         )
 
 
 def list_versions(device: torch.device) -> dict[str, str]:
-    """Return the versions that a run's numbers depend on, the machine, and the device there."""
-    found = {}
+    """Return the versions that a run's numbers depend on, and the machine and its device."""
+    versions = {}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed as a package"
+            versions[name] = "not installed as a package"
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none"
     return {
         "python": platform.python_version(),
-        **found,
+        **versions,
         "system": f"{platform.system()} {platform.machine()}",
         "device": str(device),
         "gpu": gpu,
@@ -281,7 +283,7 @@ def list_versions(device: torch.device) -> dict[str, str]:
 class RunWriter:
     """A writer of a run's folder while it runs.
 
-    `heard`: what the active received, if it runs apart and the folder is its own.
+    `heard`: what the active received, if it runs in a process of its own in its own folder.
     """
 
     def __init__(
@@ -289,7 +291,7 @@ class RunWriter:
     ) -> None:
         self.folder = folder
         self._config = config
-        self._heard = heard
+        self._received = heard
         self._board: SummaryWriter | None = None
 
     def start_run(self, session: Session, contracts: Sequence[str], *, epoch: int) -> None:
@@ -333,11 +335,11 @@ class RunWriter:
         self,
         session: Session,
         data: OwnData,
-        judged: ModelEvaluation,
+        evaluation: ModelEvaluation,
         *,
         privacy: PrivacySpent,
         guarantee: str,
-        course: "TrainingLoop",
+        loop: "TrainingLoop",
     ) -> None:
         """Write model, card and results; `result.json` comes last and marks the run as finished."""
         folder = self.folder
@@ -345,14 +347,16 @@ class RunWriter:
         learner = session.learner
         if self._board is not None:
             self._board.close()
-        heard = () if self._heard is None else self._heard.flows
+        heard = () if self._received is None else self._received.flows
         folder.write_json(folder.flows, [asdict(flow) for flow in (*transcript.flows, *heard)])
         if session.common:
-            folder.write_json(folder.common, [one.model_dump() for one in session.common.values()])
+            folder.write_json(
+                folder.common, [people.model_dump() for people in session.common.values()]
+            )
         aligned = session.alignment.get(session.active)
         content = {
             "method": self._config.method.name,
-            **judged.result_fields,
+            **evaluation.result_fields,
             "wire_bytes": transcript.wire_bytes,
             "privacy": asdict(privacy),
             "contributions": session.passive_accounts,
@@ -363,9 +367,9 @@ class RunWriter:
                 )
             ],
             "stated": session.charge_reports,
-            "seconds": course.seconds,
-            "sessions": course.sessions,
-            "steps": course.steps,
+            "seconds": loop.seconds,
+            "sessions": loop.sessions,
+            "steps": loop.steps,
             "aligned_rows": 0 if aligned is None else len(aligned),
             "train_rows": len(data.train_rows),
             "labelled_rows": len(data.labelled_rows),
@@ -376,19 +380,21 @@ class RunWriter:
             "local_models": learner.local_models,
             "attendance": session.describe_attendance(),
             "guarantee": guarantee,
-            "apart": self._heard is not None,
+            "apart": self._received is not None,
             "less_protected": describe_departures(self._config),
             "shared_organisations": describe_shared_organisations(folder.path),
         }
         if session.statements:
-            said = {name: of.as_json(name) for name, of in session.statements.items()}
-            folder.write_json(folder.statements, said)
+            statements = {
+                name: statement.as_json(name) for name, statement in session.statements.items()
+            }
+            folder.write_json(folder.statements, statements)
         outcome = Outcome.model_validate(content)
-        card = self._build_card(session, data, outcome, judged)
+        card = self._build_card(session, data, outcome, evaluation)
         rows = METHODS[self._config.method.name].find_testable_rows(
             data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
         )
-        save_scores(folder.scored, judged.said, tested=torch.isin(data.test_rows, rows))
+        save_scores(folder.scored, evaluation.scores, tested=torch.isin(data.test_rows, rows))
         networks = learner.get_solo_networks() or learner.get_fallback_networks()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
@@ -397,7 +403,7 @@ class RunWriter:
         write_outcome(folder, outcome)
 
     def _build_card(
-        self, session: Session, data: OwnData, outcome: Outcome, judged: ModelEvaluation
+        self, session: Session, data: OwnData, outcome: Outcome, evaluation: ModelEvaluation
     ) -> dict[str, Any]:
         privacy = outcome.privacy
         return {
@@ -427,7 +433,7 @@ class RunWriter:
         }
 
     def write_recording(self, recording: Recording) -> None:
-        """Write what only the experimenter holds, for attacks on the finished run."""
+        """Write the recording, which only the experimenter holds, for attacks on the run."""
         folder = self.folder
         state = recording.transcript.state_dict()
         if recording.encoders:
@@ -440,22 +446,22 @@ class RunWriter:
 
 
 class PartyBackError(RunStoppedError):
-    """The active ends a session so that a passive that it lacked takes part in the next one."""
+    """The active ends a session so that an absent passive can take part in the next one."""
 
 
 class RunCallbacks:
-    """The operator of the active, as a course meets it; without a writer nothing is written."""
+    """The callbacks of a training loop to whoever runs it; without a writer nothing is written."""
 
     def __init__(self, writer: RunWriter | None, on_progress: Callable[[Progress], None]) -> None:
         self.writer = writer
         self.on_progress = on_progress
-        self.past = NONE_BEFORE  # sessions of this run, by what was kept of them
+        self.past = NONE_BEFORE  # the earlier sessions of this run, as far as they are recorded
 
     def prepare_loop(self, session: Session, state: PartyCheckpoint | None) -> None:
-        """Prepare for the course, at a state of the active or at the start."""
+        """Prepare for the training loop, at a checkpoint of the active or at the start."""
 
     def build_recording(self) -> Recording | None:
-        """Return the messages of all parties, if somebody holds them."""
+        """Return the messages of all parties, if this process holds them."""
         return None
 
     def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
@@ -466,7 +472,7 @@ class RunCallbacks:
 
 
 class TrainingLoop:
-    """One session's course, and where it stands; see `secure_apfed.methods.Course`."""
+    """The training loop of one session and its state; see `secure_apfed.methods.TrainingLoop`."""
 
     def __init__(
         self,
@@ -494,19 +500,19 @@ class TrainingLoop:
         notes = state.notes if state else {}
         self._epoch = notes.get("epoch", 0)
         self._step = state.step if state else 0
-        self._steps = self._of_epoch = 0
+        self._steps = self._epoch_steps = 0
         self._sum = 0.0
         # Of the steps of this epoch; None under DP-SGD, whose noise does not cover it.
         self._loss = None if self._config.dp_sgd else 0.0
         self._held_out: list[float] = list(notes.get("held_out", ()))
-        self.judged: ModelEvaluation | None = None
-        self._heard = False  # what the passives charged, since the last evaluation
-        self._spent = self._find_worst_promise()
+        self.evaluation: ModelEvaluation | None = None
+        self._has_charge_reports = False  # what the passives charged, since the last evaluation
+        self._promise = self._find_worst_promise()
         self._best = remove_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         past = watch.past
-        # A log knows of what came after the checkpoint; some methods send nothing in a step.
-        self._before: float = max(notes.get("seconds", 0.0), past.seconds)
+        # The log also covers steps after the checkpoint; some methods send nothing in a step.
+        self._seconds_before: float = max(notes.get("seconds", 0.0), past.seconds)
         self._steps_before: int = max(notes.get("steps", self._step), past.steps)
         self._first_step = self._step
         self.sessions = max(len(self._contracts), past.sessions + 1)
@@ -517,28 +523,28 @@ class TrainingLoop:
     @property
     def seconds(self) -> float:
         """The seconds of training, in all sessions."""
-        return self._before + time.monotonic() - self._began
+        return self._seconds_before + time.monotonic() - self._began
 
     @property
     def steps(self) -> int:
-        """Steps in all sessions; those that are played again count again."""
+        """The number of steps in all sessions; repeated steps count again."""
         return self._steps_before + self._step - self._first_step
 
     async def run(self) -> None:
         learner = self.session.learner
         links = self.session.links
-        # A method may send before its first epoch, or after its last one, which is gone on with.
-        over = self._epoch == self._config.train.epochs or self._is_late
-        self.session.transcript.begin_epoch(self._epoch - over)
+        # A method may send before its first epoch, or after its last one, which then continues.
+        is_over = self._epoch == self._config.train.epochs or self._is_late
+        self.session.transcript.begin_epoch(self._epoch - is_over)
         self._save_checkpoint()
         await train_epochs(learner, links, self)
-        if self.judged is None:
+        if self.evaluation is None:
             await self._evaluate_model(final=True)
-        if not self._heard and not self.session.helpers:
-            await self._save_at_helpers(links)  # what the passives charged comes with it
+        if not self._has_charge_reports and not self.session.helpers:
+            await self._save_at_helpers(links)  # the passives then report what they charged
             self._save_checkpoint()
-        assert self.judged is not None
-        # First the result, then the end: until then everybody can go on.
+        assert self.evaluation is not None
+        # First the result, then the end: until then everybody can resume.
         if self._writer:
             if recording := self._watch.build_recording():
                 self._writer.write_recording(recording)
@@ -546,30 +552,30 @@ class TrainingLoop:
             self._writer.write_results(
                 self.session,
                 self._labels.held,
-                self.judged,
+                self.evaluation,
                 privacy=self.compute_privacy(),
                 guarantee=guarantee,
-                course=self,
+                loop=self,
             )
         self.session.entered.finish_part()
-        # Under restarts a dealer stays all along, in case that it is asked again.
+        # Under restarts a dealer stays to the end, since it may be asked again.
         contract = self.session.contract
         dealers = contract.list_names("dealer") if contract.restarts else ()
         end_all(links, [*self.session.present, *dealers], self._step)
 
     def build_result(self) -> RunResult:
-        """Return the result of the finished run, beside the figures of other accountants.
+        """Return the result of the finished run, with the figures of other accountants.
 
-        Those take seconds and come last: whatever becomes of them, the run is finished.
+        These take seconds and come last: even if they fail, the run is finished.
         """
-        assert self.judged is not None
+        assert self.evaluation is not None
         privacy = add_cross_checks(self.compute_privacy(), self.session)
         if self._writer and privacy.accountants:
             folder = self._writer.folder
             folder.write_json(folder.accountants, dict(privacy.accountants))
         return RunResult(
             method=self._config.method.name,
-            **self.judged.result_fields,
+            **self.evaluation.result_fields,
             wire_bytes=self.session.transcript.wire_bytes,
             sessions=self.sessions,
             steps=self.steps,
@@ -582,7 +588,7 @@ class TrainingLoop:
             trained=self._labels.build_data(),
             recorded=self._watch.build_recording(),
             help=self.session.learner.help,
-            said=self.judged.said,
+            said=self.evaluation.scores,
             folder=self._writer.folder.path if self._writer else None,
         )
 
@@ -595,7 +601,7 @@ class TrainingLoop:
 
     @property
     def _is_late(self) -> bool:
-        """True if the loss of held-out rows has not fallen for as long as there is patience."""
+        """True if the loss of held-out rows has not fallen for `train.patience` epochs."""
         patience = self._config.train.patience
         losses = self._held_out
         return patience is not None and len(losses) - 1 - _first_least(losses) >= patience
@@ -631,10 +637,10 @@ class TrainingLoop:
             yield epoch
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """See `Course`; a last batch that is too small is left out."""
+        """See `secure_apfed.methods.TrainingLoop`; a last batch that is too small is left out."""
         batches = split_batches(self.session.learner, self._config, epoch)
         self._steps = self._step + (self._config.train.epochs - epoch) * len(batches)
-        self._of_epoch = 0
+        self._epoch_steps = 0
         self._sum = 0.0
         self._loss = 0.0 if self._tells_loss else None
         for rows_B in batches:
@@ -647,14 +653,14 @@ class TrainingLoop:
             self._steps += 1
         else:
             self._sum += loss
-            self._of_epoch += 1
+            self._epoch_steps += 1
             if self._tells_loss:
-                self._loss = self._sum / self._of_epoch
+                self._loss = self._sum / self._epoch_steps
         self._report_progress(self._epoch + 1)
 
     @property
     def _tells_loss(self) -> bool:
-        """True if there is a task loss, and it may be shown."""
+        """True if there is a task loss, and privacy allows it to be shown."""
         return self._config.dp_sgd is None and not self._config.train.meets_labels_after
 
     async def finish_epoch(self, *, last: bool) -> None:
@@ -669,11 +675,11 @@ class TrainingLoop:
         if evaluated:
             await self._evaluate_model(final=last)
         answered = self._labels.is_due(self._epoch)
-        # Labels are answered once: an epoch played again must not ask for others.
+        # Labels are answered once: a repeated epoch must not ask for other answers.
         saved = last or answered or self._epoch % self._config.checkpoint_every == 0
         if saved:
             await self._save_at_helpers(links)
-        self._spent = self._find_worst_promise()
+        self._promise = self._find_worst_promise()
         if evaluated:
             self._report_progress(self._epoch)
         if self._writer:
@@ -692,32 +698,32 @@ class TrainingLoop:
         learner = self.session.learner
         links = self.session.links
         calibration = calibrate_networks(self.session, self._labels.build_data()) if final else None
-        said = await learner.evaluate(links, next_step=self._step, final=final)
-        self.judged = evaluate_scores(
-            self.session, self._labels, said, final=final, calibration=calibration
+        scores = await learner.evaluate(links, next_step=self._step, final=final)
+        self.evaluation = evaluate_scores(
+            self.session, self._labels, scores, final=final, calibration=calibration
         )
-        self._heard = False
+        self._has_charge_reports = False
 
     async def _save_at_helpers(self, links: Links) -> None:
-        """Let all that help save what they are, and hear what they charged."""
+        """Make all helpers save a checkpoint, and receive what they charged."""
         session = self.session
         contract = self.session.contract
         if session.entered.own.secrets.keeper is None:
             return
         may_leave = contract.passives if contract.silent_passive == "recover" else ()
-        said = await save_all(
+        statements = await save_all(
             links, session.present, self._step, contract=contract, may_leave=may_leave
         )
-        for name, statement in said.items():
+        for name, statement in statements.items():
             if statement is None:
                 session.learner.left[name] = self._step
             elif name not in session.helpers:
                 session.charged[name] = statement.verify_accounts(name)
                 session.statements[name] = statement
-        self._heard = True
+        self._has_charge_reports = True
 
     def _readmit_passives(self, links: Links) -> None:
-        """End the session for a new one with all, where a passive is back that it lacks."""
+        """End the session for a new one with all parties if an absent passive is back."""
         back = self._watch.find_rejoining(self.session.learner.left)
         if back:
             raise PartyBackError(
@@ -726,7 +732,7 @@ class TrainingLoop:
             )
 
     def _save_checkpoint(self) -> None:
-        """Save what the active is; the answers to labels are part of it."""
+        """Save the active's checkpoint, with the answered labels."""
         self.session.entered.save_checkpoint(
             self._step,
             tensors=add_prefix("labels", self._labels.tensors()) | add_prefix("best", self._best),
@@ -738,24 +744,24 @@ class TrainingLoop:
         )
 
     def _build_metrics(self, *, evaluated: bool) -> dict[str, Any]:
-        spent = self.compute_privacy()
+        privacy = self.compute_privacy()
         passive = self._worst_passive
         promises = self._list_promises()
         return {
             "epoch": self._epoch,
             "step": self._step,
             "loss": self._loss,
-            # Of rows that nobody learns from; null without patience.
+            # The loss of rows that train nothing; null without patience.
             "held_out_loss": self._held_out[-1] if self._held_out else None,
-            "accuracy": self.judged.accuracy if evaluated and self.judged else None,
+            "accuracy": self.evaluation.accuracy if evaluated and self.evaluation else None,
             # By variant: the run's measure, and at the end all measures.
-            "measures": self.judged.measures if evaluated and self.judged else None,
-            "epsilon": spent.epsilon_x,
-            "epsilon_y": spent.epsilon_y,
-            "epsilon_model": spent.epsilon_model,
-            "delta": spent.delta,
-            "releases": spent.releases,
-            # Of the passive that promises least of its votes or contributions; null without.
+            "measures": self.evaluation.measures if evaluated and self.evaluation else None,
+            "epsilon": privacy.epsilon_x,
+            "epsilon_y": privacy.epsilon_y,
+            "epsilon_model": privacy.epsilon_model,
+            "delta": privacy.delta,
+            "releases": privacy.releases,
+            # The figures of the passive with the weakest promise; null without noise of passives.
             "epsilon_passives": _epsilon_of(promises, self._config.method.passives_figure),
             "delta_passives": passive["delta"] if passive else None,
             "releases_passives": passive["releases"] if passive else None,
@@ -775,7 +781,7 @@ class TrainingLoop:
         return max(accounts, key=lambda account: float(account["epsilon"]), default=None)
 
     def _warn_without_help(self) -> None:
-        """Say it where training alone would pass for training with others."""
+        """Warn if the active trained alone although the method trains with others."""
         contract = self.session.contract
         flows = self.session.transcript.flows
         if "the active sends representations" in self._config.method.happens and all(
@@ -790,7 +796,7 @@ class TrainingLoop:
             )
 
     def _find_worst_promise(self) -> Promise | None:
-        """Return what is promised so far of what leaves a party; None while nobody said it."""
+        """Return the weakest promise so far about what leaves a party; None: not reported yet."""
         method = self._config.method
         is_awaited = method.find_noise(self._config) is not None and self._worst_passive is None
         if method.figure == method.passives_figure and is_awaited:
@@ -798,10 +804,10 @@ class TrainingLoop:
         return worst_promise(self._list_promises(), method.figure)
 
     def _report_progress(self, epoch: int) -> None:
-        judged = self.judged
-        own = self.session.headline
+        evaluation = self.evaluation
+        headline = self.session.headline
         measure = self._config.measure
-        spent = self._spent
+        promise = self._promise
         self._watch.on_progress(
             Progress(
                 epoch=epoch,
@@ -809,12 +815,12 @@ class TrainingLoop:
                 step=self._step,
                 steps=self._steps,
                 loss=self._loss,
-                accuracy=judged.accuracy.get(own) if judged else None,
+                accuracy=evaluation.accuracy.get(headline) if evaluation else None,
                 measure=measure,
-                score=judged.measures.get(own, {}).get(measure) if judged else None,
-                figure=self._config.method.figure if spent is None else spent.figure,
-                epsilon=None if spent is None else spent.epsilon,
-                promise=None if spent is None else spent.state,
+                score=evaluation.measures.get(headline, {}).get(measure) if evaluation else None,
+                figure=self._config.method.figure if promise is None else promise.figure,
+                epsilon=None if promise is None else promise.epsilon,
+                promise=None if promise is None else promise.state,
                 wire_bytes=self.session.transcript.wire_bytes,
             )
         )
@@ -824,7 +830,7 @@ class TrainingLoop:
 
 
 def _epsilon_of(promises: Sequence[Promise], figure: str) -> float | None:
-    """Return the largest epsilon of a figure; None: nothing is promised by it."""
+    """Return the largest epsilon of a figure; None: no promise uses it."""
     if all(promise.figure != figure for promise in promises):
         return None
     return worst_promise(promises, figure).epsilon

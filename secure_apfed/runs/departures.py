@@ -1,8 +1,8 @@
-"""What of a run protects less than it could, in sentences that results, status and reports share.
+"""Settings that protect less than by default, in sentences for results, status and reports.
 
 Run by: each party on its own settings and folder. The screens before a run list the same as a
-table (`secure_apfed.settings.protection`, `secure_apfed.coalitions`); here it stays visible after
-the run began and when it is over.
+table (`secure_apfed.settings.protection`, `secure_apfed.coalitions`); these sentences show it
+during the run and afterwards.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ __all__ = ["describe_departures", "describe_shared_organisations"]
 def describe_departures(config: RunSettings) -> tuple[str, ...]:
     """Return a sentence for every setting that protects less than by default; none: no text."""
     return tuple(
-        f"{each.setting} is {each.value} ({each.usual}), which protects {each.whom} "
-        f"less: {each.means}"
-        for each in find_departures(config)
+        f"{departure.setting} is {departure.value} ({departure.usual}), which protects "
+        f"{departure.whom} less: {departure.means}"
+        for departure in find_departures(config)
     )
 
 

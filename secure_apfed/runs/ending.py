@@ -1,9 +1,9 @@
 """The end of a project in a party's folder: what is deleted and kept, and a signed statement.
 
-Run by: each party, in its own folder, once nobody predicts jointly any more. From then on nothing
-begins in that folder. Protects from: secrets, prepared tables and joint networks that lie about
-long after anybody needs them. Does not protect from: copies elsewhere, a disk that keeps what was
-deleted, and what the other parties hold.
+Run by: each party, in its own folder, once joint predictions are over. From then on nothing begins
+in that folder. Protects from: secrets, prepared tables and joint networks that remain long after
+they are needed. Does not protect from: copies elsewhere, a disk that keeps deleted data, and the
+files of the other parties.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ DELETED: tuple[Leftover, ...] = (
     Leftover("relay-key.pem", "the key of the relay's TLS"),
     Leftover("authority-key.pem", "the key of the project's authority"),
 )
-"""In the order in which they are deleted: first what answers, last what lets peers in."""
+"""In the order of deletion: first what answers requests, last what peers connect with."""
 
 KEPT: Mapping[str, str] = {
     "contract.json": "what was agreed, with everybody's signature",
@@ -81,7 +81,7 @@ KEPT: Mapping[str, str] = {
     "ledger-*.jsonl": "releases, on which the epsilon rests",
     "answers-*.jsonl": "answers in training, on which the epsilon rests",
 }
-"""What is to be kept, and why; anything else stays where it is, too."""
+"""The files to keep, and why; all other files stay where they are, too."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Owner:
 
 
 def find_owner(folder: Path | None, config: Path | None) -> Owner:
-    """Return whose folder it is, by the party's file or by what lies in the folder.
+    """Return the owner of a folder, by the party's file or by the audit log in the folder.
 
     Raises:
-        ConfigError: neither or both are given, or nothing says whose it is.
+        ConfigError: neither or both are given, or the owner cannot be found.
     """
     if (folder is None) == (config is None):
         raise ConfigError("project end: name the party's folder, or its file with --config")
@@ -130,8 +130,8 @@ class EndPlan:
     """The plan of an end: what it deletes and keeps.
 
     Attributes:
-        deletes: by name, in order, why, and bytes.
-        keeps: by name, why.
+        deletes: name, reason and bytes of each file, in order.
+        keeps: by name, the reason.
         ended_at: when the project was ended here, seconds since 1970; None: it is not.
     """
 
@@ -158,8 +158,8 @@ class EndPlan:
 
 
 def plan_end(owner: Owner) -> EndPlan:
-    """Return what an end deletes and keeps; nothing is changed."""
-    found = [
+    """Return the plan of an end; change nothing."""
+    deletes = [
         (path.name, kind.why, _size_of(path))
         for kind in DELETED
         for path in sorted(owner.folder.glob(kind.pattern))
@@ -171,7 +171,7 @@ def plan_end(owner: Owner) -> EndPlan:
     }
     marker = load_ending(owner.folder)
     ended_at = marker.at if marker is not None and marker.is_complete else None
-    return EndPlan(owner=owner, deletes=found, keeps=keeps, ended_at=ended_at)
+    return EndPlan(owner=owner, deletes=deletes, keeps=keeps, ended_at=ended_at)
 
 
 def _size_of(path: Path) -> int:
@@ -183,12 +183,13 @@ def _size_of(path: Path) -> int:
 def end_project(owner: Owner, *, now: float) -> EndPlan:
     """End the project in this folder; return what was deleted and what is kept.
 
-    First the folder says that nothing begins in it any more, then files are deleted, then the audit
-    log takes a signed line of all that. Where it was killed in between, the same call finishes it.
+    First a marker forbids to begin anything in the folder, then files are deleted, then the audit
+    log gets a signed line about the end. If the process is killed in between, the same call
+    finishes it.
 
     Raises:
-        CheckpointError: a run or `serve` is under way there, or the audit log was altered. Of a
-            `serve` the folder says all the same that it ends after its session.
+        CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
+            marker is written even while `serve` runs, which then ends after its session.
     """
     folder = PartyFolder(owner.folder)
     log_path = owner.folder / FILE_NAME
@@ -244,12 +245,12 @@ def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
     plan = plan_end(owner)
     if plan.is_done:
         return plan
-    before = load_ending(owner.folder)
-    earlier = () if before is None or before.is_complete else before.deletes
+    marker = load_ending(owner.folder)
+    earlier = () if marker is None or marker.is_complete else marker.deletes
     names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
     counters, are_as_noted = _counters_of(owner)
-    if earlier and before is not None and before.counters_are_as_noted is not None:
-        are_as_noted = before.counters_are_as_noted  # as found before anything was deleted
+    if earlier and marker is not None and marker.counters_are_as_noted is not None:
+        are_as_noted = marker.counters_are_as_noted  # as found before anything was deleted
     _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
     for name, _, _ in plan.deletes:
         _delete_path(owner.folder / name)

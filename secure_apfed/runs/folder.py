@@ -94,7 +94,7 @@ class Ending(BaseModel):
 
 
 def load_ending(folder: Path) -> Ending | None:
-    """Return how the project was ended in a party's folder; None: it was not."""
+    """Return the end of the project in a party's folder; None: it has not ended."""
     path = folder / PROJECT_ENDED
     return load_json(path, Ending) if os.path.lexists(path) else None
 
@@ -154,7 +154,7 @@ class RunFolder:
 
     @contextmanager
     def _lock_folder(self) -> Iterator[None]:
-        """Shut the folder for others, keep other processes out, and drop what a killed one left."""
+        """Make the folder private, lock it, and delete what a killed process left."""
         make_private(self.path)
         path = self.path / ".lock"
         os.close(open_regular(path, create=True))
@@ -166,17 +166,17 @@ class RunFolder:
                 f"another process is running in {self.path}; wait for it, or choose another folder"
             ) from None
         try:
-            for left in self.path.glob(".*"):
-                if _TORN.fullmatch(left.name) and not left.is_dir():
-                    left.unlink()
+            for file in self.path.glob(".*"):
+                if _TORN.fullmatch(file.name) and not file.is_dir():
+                    file.unlink()
             yield
         finally:
             lock.release()
 
     def _require_rest(self, active: "PartyFolder") -> None:
         """Refuse to resume where nothing is left to do, or nothing to go on from."""
-        led = active.result.exists()  # apart from the others, and not gathered yet
-        if active.holds_steps or (led and not self.result.exists()):
+        has_active_result = active.result.exists()  # apart from the others, and not gathered yet
+        if active.holds_steps or (has_active_result and not self.result.exists()):
             return
         if self.result.exists():
             raise CheckpointError(f"nothing to do: {self.path} holds a finished run")
@@ -195,8 +195,8 @@ class RunFolder:
             raise CheckpointError(
                 f"choose another folder: {self.path} holds a run already, which is finished"
             )
-        found = self.parties.iterdir() if self.parties.is_dir() else ()
-        parties = [PartyFolder(party) for party in found if not party.is_symlink()]
+        folders = self.parties.iterdir() if self.parties.is_dir() else ()
+        parties = [PartyFolder(party) for party in folders if not party.is_symlink()]
         for party in parties:
             party.require_no_releases()
         self.recordings.clear()
@@ -206,8 +206,8 @@ class RunFolder:
 
     def list_ended_parties(self) -> tuple[Path, ...]:
         """Return the folders of parties whose part is over, if they lie below this one."""
-        found = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
-        return tuple(path for path in found if PartyFolder(path).ended.is_file())
+        folders = sorted(self.parties.iterdir()) if self.parties.is_dir() else []
+        return tuple(path for path in folders if PartyFolder(path).ended.is_file())
 
     def get_party_path(self, name: str) -> Path:
         return own_file(self.parties, name)
@@ -239,7 +239,7 @@ class RunFolder:
         write_atomically(self.result, content)
 
     def check_digests(self, *files: Path) -> None:
-        """Refuse files that are not as the run left them; all that it wrote unless given."""
+        """Refuse files that changed since the run; without `files`, check all that it wrote."""
         if not self.digests.exists():
             return
         try:
@@ -299,9 +299,11 @@ class RunFolder:
             os.fsync(lines.fileno())  # a checkpoint that counts this line follows
 
     def keep_metrics(self, count: int) -> None:
-        """Drop what a killed session wrote after its last checkpoint, of `count` epochs."""
-        found = load_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
-        lines = found[:count]
+        """Delete what a killed session wrote after its last checkpoint, of `count` epochs."""
+        all_lines = (
+            load_bytes(self.metrics).splitlines(keepends=True) if self.metrics.exists() else []
+        )
+        lines = all_lines[:count]
         try:
             whole = len([json.loads(line) for line in lines]) == count
         except (ValueError, RecursionError):
@@ -317,10 +319,10 @@ class RunFolder:
 class PartyFolder(RunFolder):
     """One party's own folder: its identity, checkpoints, write-ahead logs, and how its part ended.
 
-    Run by: each party, alone in its folder. Nothing in it is another party's but what is public
-    (the contract, public identities). Where one process plays all parties, the folders lie below
-    the run's, `parties/NAME`, and each is used as if it were on a machine of its own. Who leads
-    apart has the files of the run there, too.
+    Run by: each party, alone in its folder. Of other parties it holds only what is public (the
+    contract, public identities). If one process simulates all parties, the folders lie below the
+    run's, `parties/NAME`, and each is used as if it were on a machine of its own. An active that
+    runs in a process of its own has the files of the run there, too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -335,7 +337,7 @@ class PartyFolder(RunFolder):
     def lock_for_run(
         self, *, resume: bool, counted: Callable[[], Collection[str]] = frozenset
     ) -> Iterator[None]:
-        """Hold the folder for a run; `counted` names the logs that count by the audit log.
+        """Lock the folder for a run; `counted` returns the logs that the audit log counts.
 
         Raises CheckpointError: a finished part, or one that was begun and is not resumed.
         """
@@ -390,7 +392,7 @@ class PartyFolder(RunFolder):
                 raise _make_counts_error(log)
 
     def _clear_logs(self, counting: Collection[str]) -> None:
-        """Make room for a new part; a party that was asked anything has a checkpoint."""
+        """Remove the logs before a new run; a party that answered anything has a checkpoint."""
         if self.holds_steps:
             raise CheckpointError(
                 f"resume the run (--resume), or choose another folder: {self.path} holds a run "
@@ -464,7 +466,10 @@ def describe_contract(contract: Contract, signatures: Mapping[str, bytes]) -> di
 
 
 def load_contract(path: Path, kind: type[ContractT]) -> ContractT:
-    """Read what `signed` gave; CheckpointError: missing, another format, or not of this type."""
+    """Read what `describe_contract` returned.
+
+    Raises CheckpointError: the file is missing, of another format, or not of this type.
+    """
     CONTRACT.parse_format_number(path, load_json(path, dict[str, Any]).get("document"))
     return load_json(path, kind)
 
@@ -511,18 +516,18 @@ class StepFiles:
         return load_with_checksum(self.get_path(step))
 
     def write_step(self, step: int, content: bytes) -> None:
-        """Write this step's in one move; then let go of all but the newest two, and of later ones.
+        """Write the file of this step atomically; then delete later ones and all but two before.
 
-        Later ones are of a session that was broken off and is played again.
+        Later files belong to a session that was broken off and is now repeated.
         """
         write_with_checksum(self.get_path(step), content)
-        found = self.list_steps()
-        at = found.index(step)
-        for old in (*found[: max(0, at + 1 - _KEPT)], *found[at + 1 :]):
+        steps = self.list_steps()
+        index = steps.index(step)
+        for old in (*steps[: max(0, index + 1 - _KEPT)], *steps[index + 1 :]):
             self.get_path(old).unlink()
 
     def clear(self) -> None:
-        """Remove all of them, and what a process left that was killed while it wrote one."""
+        """Remove all of them, and what a killed process left of one."""
         for path in (*self._list_paths(), *self._folder.glob(f".{self._kind}-*")):
             path.unlink()
 
@@ -535,12 +540,12 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save(plain)
 
 
-def save_scores(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
-    """Write what is said of test rows; `tested`: whether of each of these anything is, where some
-    models say nothing of some.
+def save_scores(path: Path, scores: Mapping[str, Scored], *, tested: Tensor | None = None) -> None:
+    """Write the test predictions; `tested`: which test rows have one, if some models predict only
+    some rows.
     """
     tensors = {} if tested is None else {_TESTED: tested}
-    for name, scored in said.items():
+    for name, scored in scores.items():
         tensors[f"{name}/truth"] = torch.tensor(scored.truth)
         tensors[f"{name}/scores"] = torch.tensor(scored.scores)
     write_atomically(path, save_tensors(tensors), private=True)
@@ -549,8 +554,8 @@ def save_scores(path: Path, said: Mapping[str, Scored], *, tested: Tensor | None
 def load_scores(
     folder: RunFolder, variant: str, *, threshold: float | None, alone: bool = False
 ) -> Scored | None:
-    """Read what one variant, or one baseline of those `alone`, said of test rows, decided at a
-    threshold; None where nobody kept it.
+    """Read the test predictions of one variant, or with `alone` of one local baseline, decided at a
+    threshold; None if they were not stored.
     """
     path = folder.solo_scored if alone else folder.scored
     if not path.exists():
@@ -560,7 +565,7 @@ def load_scores(
 
 
 def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Scored:
-    """Read what one model said of test rows from a file that `keep_scored` wrote.
+    """Read one model's test predictions from a file that `save_scores` wrote.
 
     Raises:
         CheckpointError: the file holds no scores of it.
@@ -570,8 +575,9 @@ def load_scores_file(path: Path, variant: str, *, threshold: float | None) -> Sc
         truth = tensors[f"{variant}/truth"]
         scores = tensors[f"{variant}/scores"]
         # Numbers; or classes where the training diverged, whose measures are NaN.
-        if (numbers := scores.ndim == 1) or not scores.isfinite().all():
-            decided = None if numbers else threshold
+        are_numbers = scores.ndim == 1
+        if are_numbers or not scores.isfinite().all():
+            decided = None if are_numbers else threshold
             return Scored(truth=truth.numpy(), scores=scores.double().numpy(), threshold=decided)
         return Scored.from_probabilities(truth.numpy(), scores.numpy()).replace_threshold(threshold)
     except (KeyError, OverflowError, SafetensorError, DataError) as error:

@@ -53,7 +53,7 @@ class PartyEnd(Written):
 
 
 class JointNetworkCard(BaseModel):
-    """The facts that a party keeps beside its networks.
+    """The card that a party keeps with its networks.
 
     Attributes:
         format: of the file.
@@ -69,10 +69,10 @@ class JointNetworkCard(BaseModel):
 def save_joint_network(folder: PartyFolder, name: str, data: OwnData, role: Role) -> None:
     """Write what this party needs to predict together with the others, if its role does."""
     if tensors := collect_network_states(role):
-        kept = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
+        card = JointNetworkCard(party=name, encoding=data.table.encoding, classes=data.classes)
         content = save(
             {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
-            {_KEPT: kept.model_dump_json()},
+            {_KEPT: card.model_dump_json()},
         )
         write_atomically(folder.joint, content, private=True)
 
@@ -89,25 +89,25 @@ def load_joint_network(
         content = load_bytes(folder.joint, most=_MOST_BYTES)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         JOINT_NETWORK.parse_format_number(folder.joint, json.loads(header["__metadata__"][_KEPT]))
-        kept = JointNetworkCard.model_validate_json(header["__metadata__"][_KEPT])
+        card = JointNetworkCard.model_validate_json(header["__metadata__"][_KEPT])
         tensors = load(content)
     except (ValueError, KeyError, TypeError, ValidationError, safetensors.SafetensorError) as error:
         raise ModelError(f"{folder.joint} holds no kept model: {error}") from error
-    if kept.party != name:
-        raise ModelError(f"{folder.joint} is of {kept.party}, this party is {name}")
-    return kept, tensors
+    if card.party != name:
+        raise ModelError(f"{folder.joint} is of {card.party}, this party is {name}")
+    return card, tensors
 
 
 class PartyCheckpointStore:
-    """A party in its folder; see `secure_apfed.methods.Keeper`.
+    """A party's checkpoints in its folder; see `secure_apfed.methods.method.CheckpointStore`.
 
-    Its checkpoints are all that it needs to go on as if nothing had happened, and nobody's holds
-    anything of another's. They have private state (model, momenta, noise key, seed), so their owner
-    alone reads them. Random generators need no state (see `secure_apfed.seeds`); keys of links and
-    sums are not kept: a resumed run is a new session under a new contract. The active saves last,
-    so whatever its newest checkpoint is, the others hold one of the same step; they keep the one
-    before, too. A party without data has nothing to go on from. Layout: msgpack, tensors as
-    safetensors inside, and a SHA-256 of it all at the end.
+    Its checkpoints are all that it needs to resume exactly, and they hold nothing of another party.
+    They have private state (model, momenta, noise key, seed), so only their owner may read them.
+    Random generators need no state (see `secure_apfed.seeds`). Keys of links and sums are not kept:
+    a resumed run is a new session under a new contract. The active saves last, so the others hold a
+    checkpoint of the same step as its newest one; they keep the one before, too. A party without
+    data needs no checkpoint. Layout: msgpack, tensors as safetensors inside, and a SHA-256 of it
+    all at the end.
     """
 
     def __init__(
@@ -115,10 +115,10 @@ class PartyCheckpointStore:
     ) -> None:
         self._folder = folder
         identity = folder.load_identity()
-        # What a checkpoint must say of itself to be gone on from; None: there are none.
-        self._of: dict[str, Any] | None = None
+        # The fields that a checkpoint must have to be resumed; None: this party has none.
+        self._expected: dict[str, Any] | None = None
         if data:
-            self._of = {
+            self._expected = {
                 "party": name,
                 "identity": identity.public,
                 "config": config_digest(config),
@@ -158,15 +158,15 @@ class PartyCheckpointStore:
         self.before_save(state.step)
         if self.audit:
             self.audit.sync()
-        if self._of:
+        if self._expected:
             content = {
                 CHECKPOINT.key: CHECKPOINT.number,
-                "party": self._of["party"],
-                "identity": self._of["identity"],
+                "party": self._expected["party"],
+                "identity": self._expected["identity"],
                 "run": state.run,
-                "config": self._of["config"],
-                "keys": self._of["keys"],
-                "table": self._of["table"],
+                "config": self._expected["config"],
+                "keys": self._expected["keys"],
+                "table": self._expected["table"],
                 "noise_key": self.secrets.noise_key,
                 "seed": self.secrets.seed,
                 "step": state.step,
@@ -177,12 +177,12 @@ class PartyCheckpointStore:
             }
             with working_on("checkpoint", f"step {state.step}"):
                 self._folder.steps.write_step(state.step, msgpack.packb(content))
-        if state.step > 0:  # all others are as far
+        if state.step > 0:  # all others have reached this step
             forget_alignment(self._folder.path)
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """See `Keeper`; the secrets of the checkpoints should not outlive the run."""
-        spent = find_worst_spent(
+        """See `CheckpointStore`; the secrets of the checkpoints should not outlive the run."""
+        privacy = find_worst_spent(
             ledger for ledger in role.ledgers.values() if ledger is not role.contributions
         )
         noisy = role.contributions
@@ -193,26 +193,28 @@ class PartyCheckpointStore:
             party=self._name,
             contract=contract.digest.hex(),
             model_sha256=_model_digest(role.tensors()),
-            privacy=Privacy.from_spent(spent) if spent else None,
+            privacy=Privacy.from_spent(privacy) if privacy else None,
             contributions=Contributions.model_validate(noisy.summarise_cost()) if noisy else None,
         )
         self._folder.write_json(self._folder.ended, end.model_dump(mode="python"))
         self._folder.steps.clear()
         forget_alignment(self._folder.path)
 
-    def _load_content(self, until: int | None) -> dict[str, Any] | None:
+    def _load_content(self, last_step: int | None) -> dict[str, Any] | None:
         """Read the newest checkpoint that is not after this step; return None if there is none."""
         steps = self._folder.steps
-        found = [step for step in steps.list_steps() if until is None or step <= until]
-        if self._of is None or not found:
+        steps_so_far = [
+            step for step in steps.list_steps() if last_step is None or step <= last_step
+        ]
+        if self._expected is None or not steps_so_far:
             return None
-        path = steps.get_path(found[-1])
-        with working_on("resuming", f"step {found[-1]}"):
+        path = steps.get_path(steps_so_far[-1])
+        with working_on("resuming", f"step {steps_so_far[-1]}"):
             return self._load_step(path)
 
     def _load_step(self, path: Path) -> dict[str, Any]:
         """Read one checkpoint. Raises CheckpointError: it is none, or not of this party's run."""
-        assert self._of is not None
+        assert self._expected is not None
         try:
             content = _check_format(path)
             content["rows"] = load(content["rows"])["rows"]
@@ -220,7 +222,7 @@ class PartyCheckpointStore:
             content["ledgers"] = {name: load(state) for name, state in content["ledgers"].items()}
             for name in ("noise_key", "seed", "step", "run", "notes"):
                 content[name]
-            _check_content(path, content, self._of)
+            _check_content(path, content, self._expected)
         except (ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
             raise CheckpointError(f"{path} is not a checkpoint of a run: {error}") from error
         return content
@@ -236,9 +238,9 @@ def _check_format(path: Path) -> dict[str, Any]:
 
 
 def _check_content(path: Path, content: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Refuse another party's, and to go on with other settings or people, or these elsewhere.
+    """Refuse a checkpoint of another party, version, configuration or table.
 
-    Alignment, ledgers and frozen rows speak of positions: in another table they would be of other
+    Alignment, ledgers and frozen rows refer to positions: in another table they would concern other
     people, whose releases nobody would have counted.
     """
     name = expected["party"]
@@ -270,7 +272,7 @@ def table_digest(data: OwnData) -> str:
     """Return the SHA-256 (hex) of a party's IDs in order and, at the active, of labels and split.
 
     Features are left out: they may differ in the last bits on another machine, and steps that
-    are played again with others are charged again.
+    are repeated with other features are charged again.
     """
     labels: list[bytes] = []
     if data.table.labels is not None:
@@ -288,28 +290,28 @@ def table_digest(data: OwnData) -> str:
 def keys_digest(*kinds: type[Settings]) -> str:
     """Return the SHA-256 (hex) of the keys that these settings may have, whatever their values.
 
-    Of two versions with other keys a digest of values says nothing.
+    A digest of values cannot compare two versions whose keys differ.
     """
     return hashlib.sha256(msgpack.packb([[*list_keys(kind)] for kind in kinds])).hexdigest()
 
 
 def config_digest(config: Config) -> str:
     """Return the SHA-256 (hex) of everything that the run's result depends on."""
-    # What may be other when the run is resumed is left out.
-    other: dict[str, bool | dict[str, bool]] = {
+    # Settings that may change when the run is resumed are left out.
+    excluded: dict[str, bool | dict[str, bool]] = {
         "attacks": True,
         "tradeoff": True,
         "checkpoint_every": True,
         "rules": {"refused_sums": True, "patience_s": True, "restarts": True},
     }
-    content = config.model_dump_json(exclude=other)
+    content = config.model_dump_json(exclude=excluded)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _model_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 (hex) of a role's parameters.
 
-    What counts by position of the alignment is left out, since each run has another order.
+    Tensors by alignment position are left out, since each run has another order.
     """
     model = {name: tensor for name, tensor in tensors.items() if not name.startswith(_BY_POSITION)}
     return hashlib.sha256(save_tensors(model)).hexdigest()

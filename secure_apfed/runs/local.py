@@ -2,8 +2,8 @@
 
 Run by: the experimenter, who prepares a folder for each party (its key, its rows, its file of
 settings), starts one process a party, which opens no folder but its own, and gathers the results
-that the parties wrote. Nobody holds what all of them sent, so each attacks what it let out. All
-processes are of one user: this tries out how parties run apart, and protects none from another.
+that the parties wrote. Nobody holds what all of them sent, so each attacks what it sent itself. All
+processes belong to one user: this is a trial of separate parties, and protects none from another.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ _BLOCKS = 40
 _CA = Path("ca.pem")
 _CERTIFICATE = Path("certificate.pem")
 _KEY = Path("key.pem")
-_GONE_S = 3.0  # a process of this machine that cannot be reached for so long has ended
+_GONE_S = 3.0  # a process on this machine that is unreachable for this long has ended
 _START_S = 60.0
 WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
 """By transport, how parties in processes of their own reach each other."""
@@ -114,31 +114,30 @@ _ERRORS: tuple[type[Exception], ...] = (
 def free_addresses(count: int) -> list[str]:
     """Return addresses of loopback where nobody listens now.
 
-    Their ports lie below those from which systems take the near end of a connection: one of these
-    could be taken before its party listens there. Processes side by side choose among their own
-    while these last. Raises ConfigError: too few are free.
+    Their ports lie below the ephemeral ports, of which one could be taken before its party listens.
+    Processes that run side by side prefer disjoint ports. Raises ConfigError: too few are free.
     """
-    found: list[str] = []
+    addresses: list[str] = []
     mine = _PORTS[os.getpid() % _BLOCKS :: _BLOCKS]
     draw = secrets.SystemRandom()
-    drawn = (port for ports in (mine, _PORTS) for port in draw.sample(ports, len(ports)))
+    candidates = (port for ports in (mine, _PORTS) for port in draw.sample(ports, len(ports)))
     with contextlib.ExitStack() as stack:
-        while len(found) < count:
-            if (port := next(drawn, None)) is None:
+        while len(addresses) < count:
+            if (port := next(candidates, None)) is None:
                 raise ConfigError(
-                    f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(found)} are free "
-                    f"and {count} needed; end who listens there"
+                    f"of ports {_PORTS[0]} to {_PORTS[-1]} of {_LOOPBACK} {len(addresses)} are "
+                    f"free and {count} needed; end who listens there"
                 )
             with contextlib.suppress(OSError):  # somebody listens there
                 stack.enter_context(socket.create_server((_LOOPBACK, port)))
-                found.append(f"{_LOOPBACK}:{port}")
-    return found
+                addresses.append(f"{_LOOPBACK}:{port}")
+    return addresses
 
 
 def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """Return each party's link settings for its file; make the certificates.
 
-    The authority's key is used and thrown away, so that nobody else gets a certificate of it.
+    The authority's key is discarded afterwards, so that it signs no other certificate.
     """
     if over == "tcp":
         return {name: {"link": over, "reconnect_s": _GONE_S} for name in folders}
@@ -166,9 +165,9 @@ def trial_ways(over: Way, folders: Mapping[str, Path]) -> dict[str, dict[str, An
 
 
 def relay_command(files: Iterable[Path]) -> tuple[str, ...]:
-    """Return the words of the command that runs the relay which these parties' files name.
+    """Return the command that runs the relay of these parties' files, as a list of words.
 
-    Empty where they name none.
+    Empty if they name no relay.
     """
     party = next(iter(files))
     address = PartyFile.from_file(party).relay
@@ -231,18 +230,18 @@ def run_locally(
     """Train, evaluate and write one run, whose parties' folders lie in its own; see
     `secure_apfed.run`.
 
-    Of each party `on_status` hears in a thread, once a second at most, and so do `on_progress` of
-    the active, and `on_work` of a party's name and of what long work it is at. With `baselines` the
-    active's process measures, too, what it would do alone.
+    `on_status` is called from a thread with each party's status, at most once a second;
+    `on_progress` with the active's progress; `on_work` with a party's name and its long work. With
+    `baselines` the active's process also measures the best local models.
     """
     if folder is None:
         raise ConfigError("parties that run apart need a folder each; name a run folder")
     run = RunFolder(folder)
     with run.open_for_run(config, resume=resume):
-        led = PartyFolder(run.get_party_path(config.data.active_name))
+        active_folder = PartyFolder(run.get_party_path(config.data.active_name))
         if resume:
             _refuse_another_run(config, run)
-        if not (resume and led.result.exists()):  # then what is left to do is to gather
+        if not (resume and active_folder.result.exists()):  # then what is left to do is to gather
             files = prepare_parties(
                 config,
                 folder,
@@ -251,40 +250,43 @@ def run_locally(
                 resume=resume,
                 over=over,
             )
-            asked = [*(["--resume"] if resume else []), *([] if baselines else ["--no-baselines"])]
+            options = [
+                *(["--resume"] if resume else []),
+                *([] if baselines else ["--no-baselines"]),
+            ]
 
             def report_event(event: Mapping[str, Any]) -> None:
                 if isinstance(work := event.get("work"), dict):
                     on_work(*parse_work_event(work))
                 if isinstance(status := event.get("status"), dict):
-                    known = {name: status[name] for name in Status.model_fields & status.keys()}
-                    on_status(Status.model_validate(known))
+                    fields = {name: status[name] for name in Status.model_fields & status.keys()}
+                    on_status(Status.model_validate(fields))
                 if progress := event.get("progress"):
                     on_progress(_PROGRESS.validate_python(progress))
 
             with (
                 run_relay(files.values()),
-                _start_processes(files, asked, report_event) as processes,
+                _start_processes(files, options, report_event) as processes,
             ):
-                _wait_for_processes(processes, led, timeout_s, config)
+                _wait_for_processes(processes, active_folder, timeout_s, config)
             failed = _find_failure(processes)
-            if failed and not led.result.exists():
+            if failed and not active_folder.result.exists():
                 raise failed
             if failed:
                 warnings.warn(
                     f"nothing to do: the run is finished, but not at all parties:\n{failed}",
                     stacklevel=2,
                 )
-        return _gather_results(config, run, led)
+        return _gather_results(config, run, active_folder)
 
 
 def _refuse_another_run(config: Config, run: RunFolder) -> None:
-    """Go on only with what lies there, and as it was begun."""
+    """Refuse to resume a run of one process, or one with another configuration."""
     if run.recordings.list_steps():
         raise CheckpointError(
             f"resume with --transport memory: {run.path} holds a run that one process played"
         )
-    # What may be other when a run is resumed is left out of the digest.
+    # Settings that may change when a run is resumed are left out of the digest.
     if run.config.exists() and config_digest(run.load_config()) != config_digest(config):
         raise CheckpointError(
             f"resume with its config.yaml: {run.path} belongs to a run with another configuration"
@@ -300,11 +302,11 @@ def prepare_parties(
     resume: bool = False,
     over: Way = "tcp",
 ) -> dict[str, Path]:
-    """Make each party's folder, key, rows and file of settings; return the files by party. Own
-    tables are read by each party for itself when it begins, unless they are given as `data`.
+    """Make each party's folder, key, rows and file of settings; return the files by party.
 
-    Over "nvflare" they are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each gets
-    a certificate of an authority of this trial, too.
+    Each party reads its own table when it begins, unless the tables are given as `data`. Over
+    "nvflare" the files are for a job (`contrib/nvflare_job.py`); over "grpc" and "relay" each party
+    also gets a certificate from an authority of this trial.
     """
     if data is None and config.data.dataset != TABLES:
         data = load_data(config.data, seed=config.seed)
@@ -326,9 +328,9 @@ def prepare_parties(
     peers = _prepare_peers(run, names, over)
     for name in names:
         table = run.get_party_path(name) / _TABLE
-        held = None if data is None else data.select_party(name)
-        if held is not None and not (resume and table.exists()):
-            write_atomically(table, pack_own(held), private=True)
+        party_data = None if data is None else data.select_party(name)
+        if party_data is not None and not (resume and table.exists()):
+            write_atomically(table, pack_own(party_data), private=True)
     ways = trial_ways(over, {name: run.get_party_path(name) for name in names})
     files = {}
     for name in names:
@@ -355,7 +357,7 @@ def prepare_parties(
 
 
 def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str, Peer]:
-    """Make the parties' folders and keys; return how each is reached and known."""
+    """Make the parties' folders and keys; return the address and identity of each."""
     addresses: Sequence[str | None] = free_addresses(len(names))
     if over in ("relay", "nvflare"):
         addresses = [None] * len(names)
@@ -368,7 +370,7 @@ def _prepare_peers(run: RunFolder, names: Sequence[str], over: Way) -> dict[str,
 
 
 class _Process:
-    """One party's process, which says on stdout where it stands, and how it failed (`said`)."""
+    """One party's process, which reports events on stdout; `said` is the error that it reported."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", hear: _Hear) -> None:
         self.name = name
@@ -383,7 +385,7 @@ class _Process:
         return self.process.poll()
 
     def wait_for_end(self) -> None:
-        """Return once it has ended and all that it said is read."""
+        """Wait until the process has ended and its output is read."""
         if self.process.stdin:
             self.process.stdin.close()
         self.process.wait()
@@ -403,31 +405,31 @@ class _Process:
 
 @contextmanager
 def _start_processes(
-    files: Mapping[str, Path], asked: Sequence[str], hear: _Hear
+    files: Mapping[str, Path], options: Sequence[str], hear: _Hear
 ) -> Iterator[Sequence[_Process]]:
-    """Start one process for each party; none outlives the block."""
+    """Start one process for each party; end all of them after the block."""
     processes: list[_Process] = []
     share = {"OMP_NUM_THREADS": str(max(1, usable_cores() // len(files)))}
     try:
         for name, file in files.items():
             command = [*_PROGRAM, "party", "--config", str(file), "--json-events"]
-            command += ["--end-with-stdin", *asked]
+            command += ["--end-with-stdin", *options]
             with os.fdopen(open_regular(file.parent / _LOG, create=True), "ab") as log:
-                started = subprocess.Popen(  # noqa: S603 - this very program
+                process = subprocess.Popen(  # noqa: S603 - this very program
                     command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
                     env=share | os.environ,
                 )
-            processes.append(_Process(name, started, hear))
+            processes.append(_Process(name, process, hear))
         yield processes
     finally:
         _end_processes(processes)
 
 
 def _end_processes(processes: Sequence[_Process]) -> None:
-    """Ask those that still run to end, then end them; read what all said."""
+    """Terminate the processes that still run, kill them after a while, and read all output."""
     running = [process for process in processes if process.code is None]
     for process in running:
         process.process.terminate()
@@ -442,12 +444,13 @@ def _end_processes(processes: Sequence[_Process]) -> None:
 
 
 def _wait_for_processes(
-    processes: Sequence[_Process], led: RunFolder, timeout_s: float, config: Config
+    processes: Sequence[_Process], active_folder: RunFolder, timeout_s: float, config: Config
 ) -> None:
-    """Wait until the active has ended, and the others soon after it; for none of them for ever,
-    unless they attack what they let out, once their part is over.
+    """Wait until the active has ended, and then for a limited time until the others have.
+
+    Parties that have ended their part and still attack what they sent are awaited without limit.
     """
-    before = _get_signing_time(led)
+    signed_at_start = _get_signing_time(active_folder)
     leading = next(process for process in processes if process.name == config.data.active_name)
     others = [process for process in processes if process is not leading]
     alone_since: float | None = None
@@ -455,21 +458,25 @@ def _wait_for_processes(
         time.sleep(_LOOK_S)
         if (
             any(process.code in _OWN_FAULTS for process in processes)
-            and _get_signing_time(led) == before
+            and _get_signing_time(active_folder) == signed_at_start
         ):
             return  # it never began, and the others would wait for it
-        # Once it has a result it waits for nobody: it may measure what it would do alone.
-        if others and all(other.code is not None for other in others) and not led.result.exists():
+        # Once it has a result it waits for nobody: it may still measure its local models.
+        if (
+            others
+            and all(other.code is not None for other in others)
+            and not active_folder.result.exists()
+        ):
             alone_since = alone_since or time.monotonic()
             if time.monotonic() - alone_since > 8 * timeout_s + _GRACE_S:
                 return  # whatever it waits for, nobody is there any more
-    # The others need no more than to hear of the end, or to notice that it came without a word.
+    # The others only have to receive the end, or to notice that the active is gone.
     deadline = time.monotonic() + (_GRACE_S if leading.code == 0 else 8 * timeout_s)
-    ended = [PartyFolder(led.path.with_name(other.name)).ended for other in others]
+    end_files = [PartyFolder(active_folder.path.with_name(other.name)).ended for other in others]
     while any(
         other.code is None
-        and (time.monotonic() < deadline or (bool(config.attacks) and over.exists()))
-        for other, over in zip(others, ended, strict=True)
+        and (time.monotonic() < deadline or (bool(config.attacks) and end_file.exists()))
+        for other, end_file in zip(others, end_files, strict=True)
     ):
         time.sleep(_LOOK_S)
 
@@ -479,19 +486,23 @@ def _get_signing_time(folder: RunFolder) -> int:
 
 
 def _find_failure(processes: Sequence[_Process]) -> Exception | None:
-    """Return the error that caused the others, with each party's message; None: all went well."""
+    """Return the error that caused the others, with each party's message; None: no failure."""
     failed = [process for process in processes if process.code != 0]
     if not failed:
         return None
-    own = [process for process in failed if process.said.get("kind") not in _FOLLOWS]
-    leading = next((process for process in own if process.said), None)
-    # First the cause, then who missed it, then who only heard of it.
-    heard = [process for process in failed if process.said.get("kind") == RunStoppedError.__name__]
-    causes = [process for process in failed if process not in heard] or heard
+    originators = [process for process in failed if process.said.get("kind") not in _FOLLOWS]
+    leading = next((process for process in originators if process.said), None)
+    # First the cause, then parties that failed without a report, then those that only followed.
+    followers = [
+        process for process in failed if process.said.get("kind") == RunStoppedError.__name__
+    ]
+    causes = [process for process in failed if process not in followers] or followers
     causes.sort(key=lambda process: (process is not leading, bool(process.said)))
     lines = [f"{process.name}: {_describe_failure(process)}" for process in causes]
-    if causes is not heard and heard:
-        lines.append(f"{' and '.join(process.name for process in heard)} heard of it, and stopped")
+    if causes is not followers and followers:
+        lines.append(
+            f"{' and '.join(process.name for process in followers)} heard of it, and stopped"
+        )
     kinds = {kind.__name__: kind for kind in _ERRORS}
     kind = kinds.get(leading.said.get("kind", ""), PartyLeftError) if leading else PartyLeftError
     return kind("\n".join(lines))
@@ -506,7 +517,7 @@ def _describe_failure(process: _Process) -> str:
     return f"its process ended with code {code}; its {_LOG} says more"
 
 
-def _gather_results(config: Config, run: RunFolder, led: RunFolder) -> RunResult:
+def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) -> RunResult:
     for name in (
         "contract",
         "seeds",
@@ -519,33 +530,33 @@ def _gather_results(config: Config, run: RunFolder, led: RunFolder) -> RunResult
         "solo_scored",
         "statements",
     ):
-        source: Path = getattr(led, name)
+        source: Path = getattr(active_folder, name)
         if source.exists():
             shutil.copyfile(source, getattr(run, name))
     parties = [PartyFolder(path) for path in sorted(run.parties.iterdir()) if path.is_dir()]
     ended = [
         load_json(party.ended, PartyEnd)
         for party in parties
-        if party.path != led.path and party.ended.exists()
+        if party.path != active_folder.path and party.ended.exists()
     ]
-    # What each sent itself: what it received, another one sent.
+    # Each party's sent messages only: what it received, another party sent.
     flows = [flow for party in parties for flow in _list_sent_flows(party)]
     run.write_json(run.flows, flows)
-    alone = load_json(led.result, Outcome, of=RUN_RESULT)
-    # What each counted itself, where it ended; else what the active was told.
+    active_outcome = load_json(active_folder.result, Outcome, of=RUN_RESULT)
+    # Each party's own account, if it ended; else the account that it reported to the active.
     counted = {end.party: end.contributions for end in ended if end.contributions is not None}
     gathered = {
         "wire_bytes": sum(flow["wire_bytes"] for flow in flows),
         "privacy": _pick_worst_account(
-            alone.privacy, [end.privacy for end in ended if end.privacy]
+            active_outcome.privacy, [end.privacy for end in ended if end.privacy]
         ),
-        "contributions": {**alone.contributions, **counted},
+        "contributions": {**active_outcome.contributions, **counted},
     }
-    outcome = alone.model_copy(update=gathered)
+    outcome = active_outcome.model_copy(update=gathered)
     promises = promises_in(config, outcome)
     promised = tuple(Promised.model_validate(promise.as_json()) for promise in promises)
     outcome = outcome.model_copy(update={"promises": promised})
-    card = load_json(led.card, dict[str, Any], of=MODEL_CARD)
+    card = load_json(active_folder.card, dict[str, Any], of=MODEL_CARD)
     privacy = outcome.privacy
     card["epsilon"] |= {"representations": privacy.epsilon_x, "releases": privacy.releases}
     card["promises"] = [promise.model_dump() for promise in promised]
@@ -570,16 +581,19 @@ def _gather_results(config: Config, run: RunFolder, led: RunFolder) -> RunResult
         **{name: getattr(outcome, name) for name in judged},
         privacy=load_outcome(run).privacy.to_spent(),
         contributions={
-            name: spent.model_dump(mode="python") for name, spent in outcome.contributions.items()
+            name: account.model_dump(mode="python")
+            for name, account in outcome.contributions.items()
         },
         promises=promises,
-        stated={name: said.model_dump(mode="python") for name, said in outcome.stated.items()},
+        stated={
+            name: statement.model_dump(mode="python") for name, statement in outcome.stated.items()
+        },
         folder=run.path,
     )
 
 
 def _list_sent_flows(party: PartyFolder) -> list[Mapping[str, Any]]:
-    """Return what a party sent in all sessions; by its audit log where it did not end."""
+    """Return what a party sent in all sessions; from its audit log if it did not end."""
     if not party.flows.exists():
         return [asdict(flow) for flow in load_logged_sessions(party.path / FILE_NAME).sent]
     return [flow for flow in load_json(party.flows, list[Any]) if flow["sender"] == party.path.name]

@@ -1,8 +1,8 @@
-"""What one party remembers of a session for its own report: who sent what, and what it let out.
+"""One party's record of a session for its own report: who sent what, and what it sent itself.
 
-Run by: every party that runs in a process of its own, for itself. Of what it receives it counts
-messages and bytes; what it let out it keeps where it asked for attacks on it, in memory alone, to
-measure after the run what that gives away of its own rows.
+Run by: every party that runs in a process of its own, for itself. It counts messages and bytes that
+it receives. If its settings name attacks, it keeps what it sent, in memory alone, to measure after
+the run what that reveals of its own rows.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_t
 from secure_apfed.past_sessions import NONE_BEFORE, PastSessions
 from secure_apfed.settings.run import RunSettings, TranscriptSettings
 
-_MOST_BYTES = 2**28  # of the first releases, and as many of the last
+_MOST_BYTES = 2**28  # kept of the first releases, and as many of the last
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
@@ -43,8 +43,8 @@ class OwnRecord:
     """A `LinkObserver` that records one party's own messages.
 
     Args:
-        keeps: whether it keeps what leaves, up to 256 MB from the start and as much from the end.
-        past: what its sessions before this one came to, which its counts begin with.
+        keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
+        past: the totals of its earlier sessions, from which its counts continue.
 
     Attributes:
         sent_by_me: what it sent in all sessions, by receiver and kind; heard: what it received.
@@ -79,7 +79,7 @@ class OwnRecord:
         self._last_size = 0
         self._first = list[SentBatch]()
         self._last = deque[SentBatch]()
-        self._asked: dict[str, tuple[int, Tensor]] = {}
+        self._requests: dict[str, tuple[int, Tensor]] = {}
         self._newest: dict[Kind, bytes] = {}
 
     @property
@@ -97,16 +97,16 @@ class OwnRecord:
         """The messages that it kept, by kind and receiver, in order; the middle of a long run is
         left out.
         """
-        found: dict[tuple[Kind, str], list[SentBatch]] = {}
-        for one in (*self._first, *self._last):
-            found.setdefault((one.kind, one.receiver), []).append(one)
-        return found
+        batches: dict[tuple[Kind, str], list[SentBatch]] = {}
+        for batch in (*self._first, *self._last):
+            batches.setdefault((batch.kind, batch.receiver), []).append(batch)
+        return batches
 
     def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
         self.sent_by_me.record_envelope(envelope, len(frame))
         if self._keeps:
-            for one in self._parse_batches(envelope):
-                self._keep_batch(one)
+            for batch in self._parse_batches(envelope):
+                self._keep_batch(batch)
 
     def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
         self.heard.record_envelope(envelope, len(frame))
@@ -115,7 +115,7 @@ class OwnRecord:
         pass
 
     def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
-        """Be told of a contribution to a sum as it is before the sum protects it."""
+        """Record a contribution to a sum before the sum protects it."""
         if self._keeps:
             self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
 
@@ -128,24 +128,24 @@ class OwnRecord:
         tensors = unpack_own_tensors(envelope.payload)
         digest = hashlib.sha256(envelope.payload).digest()
         if kind is Kind.REQUEST:
-            self._asked[receiver] = step, tensors.get("rows", _NO_ROWS)
+            self._requests[receiver] = step, tensors.get("rows", _NO_ROWS)
         elif self._newest.get(kind) != digest:  # else the same to another passive
             self._newest[kind] = digest
             if kind is Kind.REPRESENTATIONS:
                 yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
             else:
-                of, rows = self._asked.get(receiver, (step, _NO_ROWS))
-                rows = rows if of == step else _NO_ROWS
+                requested_step, rows = self._requests.get(receiver, (step, _NO_ROWS))
+                rows = rows if requested_step == step else _NO_ROWS
                 yield SentBatch(kind, receiver, step, rows, tensors["gradient"])
 
-    def _keep_batch(self, one: SentBatch) -> None:
-        if len(one.rows) != len(one.values) or not len(one.rows):
+    def _keep_batch(self, batch: SentBatch) -> None:
+        if len(batch.rows) != len(batch.values) or not len(batch.rows):
             return  # not row by row
-        if self._size + one.size <= _MOST_BYTES and not self._last:
-            self._size += one.size
-            self._first.append(one)
+        if self._size + batch.size <= _MOST_BYTES and not self._last:
+            self._size += batch.size
+            self._first.append(batch)
             return
-        self._last.append(one)
-        self._last_size += one.size
+        self._last.append(batch)
+        self._last_size += batch.size
         while self._last_size > _MOST_BYTES:
             self._last_size -= self._last.popleft().size

@@ -1,8 +1,8 @@
 """From an invitation to the parties' files: a proposal, an answer of each party, a sealed project.
 
-Run by: each organisation in its own folder; what goes between them are three kinds of files, which
-are public and may go by mail. Each is one JSON object: a document, and the Ed25519 signature of who
-wrote it. The organiser, one of the parties, proposes settings and addresses; each party answers
+Run by: each organisation in its own folder. They exchange three kinds of files, which are public
+and may go by mail. Each is one JSON object: a document, and the Ed25519 signature of its author.
+The organiser, one of the parties, proposes settings and addresses; each party answers
 with its identity and a request for a certificate; the organiser seals these together. Protects
 from: files that were altered, mixed up or made by somebody else, as far as people compare words
 (`secure_apfed.fingerprints`) by another way than the files took. Secret keys stay where they are.
@@ -70,11 +70,11 @@ _NOT_LOOKED_AT = frozenset(
 )
 Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
-# Of one party, and yet the same at all: a name, and what chooses the intersection.
 _NOTHING_REVOKED = (
     b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
     b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
 )
+# Keys of one party that a proposal carries all the same: the name, and those of the intersection.
 _SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
 _SAID_OF_TABLES = (
     "dataset",
@@ -90,7 +90,7 @@ _DocumentT = TypeVar("_DocumentT", bound="Document")
 
 
 Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
-"""Is given a proposal, the run of a party, and what it would tell of its table."""
+"""Receives a proposal, the run of a party, and the shape of its table that it would reveal."""
 
 
 def digest_of(content: Any) -> bytes:
@@ -121,11 +121,11 @@ class Proposal(Document):
     """The organiser's proposal, in which `party` asks all to take part.
 
     Attributes:
-        settings: of the run, as `shared_settings` says.
-        addresses: "host:port" of the parties that are reached; the others dial out only.
-        relay: where all dial instead; relay_by: the party that runs it.
+        settings: of the run, as `list_shared_settings` returns them.
+        addresses: "host:port" of the parties that listen; the others only dial out.
+        relay: the address that all dial instead; relay_by: the party that runs it.
         run_by: organisations that run an aggregator or a dealer, or a party under another name.
-        together: groups of parties that one organisation may run although it reads more by that;
+        together: groups of parties that one organisation may run although it then reads more;
             each party that joins allows them by name, too.
     """
 
@@ -149,9 +149,7 @@ class Proposal(Document):
 
     @cached_property
     def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
-        """The facts that single organisations read or could alter by the parties that they run
-        together.
-        """
+        """The facts that an organisation reads or could alter because it runs several parties."""
         organisations: dict[str, list[str]] = {}
         for name in self.roles:
             key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
@@ -173,18 +171,19 @@ class Proposal(Document):
                     "--allow-together and these names joined by +"
                 )
 
-    def build_config(self, own: Mapping[str, Any] | None = None, party: str = "") -> Config:
-        """Return the run of all, or of the party that says this of its table (in
-        `data.parties`).
-        """
+    def build_config(self, own_table: Mapping[str, Any] | None = None, party: str = "") -> Config:
+        """Return the run's settings, with these of one party's own table (in `data.parties`)."""
         settings = self.settings
-        if own:
+        if own_table:
             data = self.build_config().data
             if party not in (data.parties or {}):
                 raise ConfigError(f"{party} takes part without a table of its own; name none")
             data_of_all = settings["data"]
             tables = settings["data"]["parties"]
-            settings = {**settings, "data": {**data_of_all, "parties": {**tables, party: own}}}
+            settings = {
+                **settings,
+                "data": {**data_of_all, "parties": {**tables, party: own_table}},
+            }
         config = load_config_text(as_yaml(settings), source="the proposal's settings")
         refuse_code(config, source="the proposal")
         return config
@@ -202,8 +201,10 @@ class Proposal(Document):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         shared = list_shared_settings(self.build_config())
-        if told := list(find_differences(self.settings, shared)):
-            raise ValueError(f"settings: {', '.join(told)} is what each party says for itself")
+        if private_keys := list(find_differences(self.settings, shared)):
+            raise ValueError(
+                f"settings: {', '.join(private_keys)} is what each party says for itself"
+            )
         named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
         if unknown := sorted(named - set(self.roles)):
             raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
@@ -218,9 +219,9 @@ class Proposal(Document):
         self.require_allowed_groups(
             self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
         )
-        at = dict[str, str]()
+        names_by_address = dict[str, str]()
         for name, address in self.addresses.items():
-            if (other := at.setdefault(address, name)) != name:
+            if (other := names_by_address.setdefault(address, name)) != name:
                 raise ValueError(
                     f"{other} and {name} have one address, {address}; each listens at its own"
                 )
@@ -241,9 +242,9 @@ class Answer(Document):
     """The answer of a party to a proposal, of which `proposal` is the digest.
 
     Attributes:
-        request: for a certificate of the project's authority, in PEM; or, of an organisation that
+        request: for a certificate of the project's authority, in PEM; or, from an organisation that
             has an authority, its certificate and that authority's; relay_request: for the relay's.
-        table: what it tells of its own table; null: nothing.
+        table: the shape of its own table; null: not revealed.
     """
 
     kind: Literal["answer"] = "answer"
@@ -256,7 +257,7 @@ class Answer(Document):
 
 
 class SignedFile(Settings):
-    """A file: a document, and the signature of who it says wrote it."""
+    """A file: a document, and the signature of the party that it names as its author."""
 
     document: dict[str, Any]
     signature: str = Field(pattern="^[0-9a-f]{128}$")
@@ -283,18 +284,20 @@ class SignedFile(Settings):
         write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
 
     def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
-        """Return what was signed. Nothing of it is used or shown before its signature fits.
+        """Return the document. Nothing of it is used or shown before its signature is verified.
 
         Raises:
             RemoteProtocolError: altered since, of another kind, of another version, or malformed.
         """
-        wanted = kind.model_fields["kind"].default
+        expected_kind = kind.model_fields["kind"].default
         self._verify_signature(source)
         try:
-            _require_kind(self.document, wanted)
+            _require_kind(self.document, expected_kind)
             content = kind.model_validate_json(json.dumps(self.document), strict=True)
         except (ValueError, ConfigError, LocalProtocolError) as error:
-            raise RemoteProtocolError(f"{source}: {_wrong_document(error, wanted)}") from None
+            raise RemoteProtocolError(
+                f"{source}: {_wrong_document(error, expected_kind)}"
+            ) from None
         return content
 
     def _verify_signature(self, source: object) -> None:
@@ -324,7 +327,7 @@ class SignedFile(Settings):
 class SealedProject(Document):
     """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
 
-    One that exists is one all of whose signatures fit; whose keys they are, people compare.
+    All its signatures are verified when it is built; people compare whose keys they are.
     """
 
     kind: Literal["sealed project"] = "sealed project"
@@ -340,7 +343,7 @@ class SealedProject(Document):
     @cached_property
     def answer_documents(self) -> dict[str, Answer]:
         return {
-            name: given.open_document(Answer, f"{name}") for name, given in self.answers.items()
+            name: answer.open_document(Answer, f"{name}") for name, answer in self.answers.items()
         }
 
     @property
@@ -349,7 +352,7 @@ class SealedProject(Document):
 
     @property
     def project_words(self) -> str:
-        """The same at all who hold the same project, with all identities in it."""
+        """The project's fingerprint in words: equal at all parties that hold the same project."""
         return format_as_words(self.digest, DOCUMENT_WORDS)
 
     @model_validator(mode="after")
@@ -361,11 +364,11 @@ class SealedProject(Document):
                 f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
                 f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
             )
-        for name, given in self.answer_documents.items():
-            other = by_key.setdefault(given.identity, name)
-            if given.party != name or name not in proposal.roles:
+        for name, answer in self.answer_documents.items():
+            other = by_key.setdefault(answer.identity, name)
+            if answer.party != name or name not in proposal.roles:
                 raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
-            if given.proposal != digest_of(self.proposal.document).hex():
+            if answer.proposal != digest_of(self.proposal.document).hex():
                 raise ValueError(
                     f"{name} answered another proposal; send it this one, to join in a new folder"
                 )
@@ -379,12 +382,12 @@ class SealedProject(Document):
         return self
 
 
-def _require_kind(document: Mapping[str, Any], wanted: str) -> None:
+def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
     """Raise ValueError: the document is of another kind or version, or holds hidden characters."""
-    found = document.get("kind")
-    if found != wanted:
+    kind = document.get("kind")
+    if kind != expected_kind:
         raise ValueError(
-            f"expected a file of the kind {wanted!r}, got {quote_text(found, most=40)}"
+            f"expected a file of the kind {expected_kind!r}, got {quote_text(kind, most=40)}"
         )
     theirs = document.get("version")
     ours = metadata.version("secure-apfed")
@@ -411,10 +414,10 @@ def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
 
 
-def _wrong_document(error: Exception, wanted: str) -> str:
-    """Return what is wrong with a document, in a sentence."""
+def _wrong_document(error: Exception, expected_kind: str) -> str:
+    """Return the fault of a document, in a sentence."""
     if isinstance(error, ValidationError | ConfigError):
-        return f"is no {wanted}: {_first_of(error)}"
+        return f"is no {expected_kind}: {_first_of(error)}"
     return str(error)
 
 
@@ -422,24 +425,24 @@ def list_shared_settings(config: Config) -> dict[str, Any]:
     """Return a proposal's settings of a run: nothing of one party's own table, machine or
     folders.
     """
-    told = _dump_settings(config)
-    told["data"].pop("folder", None)
+    shared = _dump_settings(config)
+    shared["data"].pop("folder", None)
     if config.data.dataset == TABLES:
         several = config.data.horizontal or config.data.labels_at
-        kept = {*_SAID_OF_TABLES, *(["classes"] if several else [])}
-        told["data"] = {key: value for key, value in told["data"].items() if key in kept}
-        told["data"]["parties"] = {name: {} for name in config.data.parties or {}}
-    return told
+        shared_keys = {*_SAID_OF_TABLES, *(["classes"] if several else [])}
+        shared["data"] = {key: value for key, value in shared["data"].items() if key in shared_keys}
+        shared["data"]["parties"] = {name: {} for name in config.data.parties or {}}
+    return shared
 
 
 def _dump_settings(settings: Settings) -> dict[str, Any]:
-    told = settings.model_dump(mode="json", exclude_unset=True)
+    values = settings.model_dump(mode="json", exclude_unset=True)
     for name, field in type(settings).model_fields.items():
         if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
-            told.pop(name, None)
-        elif name in told and isinstance(value := getattr(settings, name), Settings):
-            told[name] = _dump_settings(value)
-    return told
+            values.pop(name, None)
+        elif name in values and isinstance(value := getattr(settings, name), Settings):
+            values[name] = _dump_settings(value)
+    return values
 
 
 def propose_project(
@@ -450,12 +453,12 @@ def propose_project(
     certificates: Path | None = None,
     columns: bool = False,
     show: Show = lambda *_: None,
-    **where: Any,
+    **fields: Any,
 ) -> Proposal:
     """Write a proposal, and the organiser's own answer, into its folder; run by the organiser,
     `party`.
 
-    `where`: addresses, relay, relay_by and run_by of the proposal; the rest as `answer`.
+    `fields`: addresses, relay, relay_by and run_by of the proposal; see `answer_proposal`.
     """
     identity = _prepare_folder(folder, party)
     try:
@@ -463,15 +466,17 @@ def propose_project(
             party=party,
             identity=identity.public.hex(),
             settings=list_shared_settings(config),
-            **where,
+            **fields,
         )
     except ValidationError as error:
         raise ConfigError(f"this cannot be proposed: {_first_of(error)}") from None
-    own = config.model_dump(mode="json", exclude_unset=True)
+    own_settings = config.model_dump(mode="json", exclude_unset=True)
     if config.data.dataset == TABLES:  # so that paths hold from anywhere
-        own["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
+        own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
     signed = SignedFile.from_document(identity, proposal)
-    _write_answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
+    _write_answer(
+        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+    )
     return proposal
 
 
@@ -490,17 +495,17 @@ def answer_proposal(
     """Make a party's folder, keys, settings and answer; run by a party that takes part.
 
     Args:
-        table: what it says of its own table, as in `data.parties`; columns: tell their names.
+        table: settings of its own table, as in `data.parties`; columns: reveal their names.
         certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
             has an authority of its own.
-        show: is given what is asked before anything is written; what it raises ends this.
-        together: groups of parties that this party lets one organisation run, although it reads
-            more by that; those that the proposal names are refused without.
-        settings: more of its own table, each as "data.parties.shop.numeric=[age]".
+        show: called with the request before anything is written; what it raises ends this.
+        together: groups of parties that this party lets one organisation run, although it then
+            reads more; without this, groups of the proposal are refused.
+        settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
 
     Raises:
-        ConfigError: the proposal lets one organisation run what `together` does not allow, or
-            `settings` are of more than the party's own table.
+        ConfigError: the proposal lets one organisation run parties that `together` does not allow,
+            or `settings` concern more than the party's own table.
     """
     signed = SignedFile.from_file(path)
     proposal = signed.open_document(Proposal, path)
@@ -517,8 +522,10 @@ def answer_proposal(
     config = proposal.build_config(table, party)
     if settings:
         config = _set_own(config, party, settings)
-    own = config.model_dump(mode="json", exclude_unset=True)
-    _write_answer(signed, own, party, folder, certificates=certificates, columns=columns, show=show)
+    own_settings = config.model_dump(mode="json", exclude_unset=True)
+    _write_answer(
+        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+    )
     return proposal
 
 
@@ -540,9 +547,9 @@ def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
 
 def _prepare_folder(folder: Path, party: str) -> Identity:
     """Return the party's identity in its folder, which holds no project yet."""
-    if there := [path.name for path in folder.glob("*.json")]:
+    if existing := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
-            f"{folder} holds {', '.join(sorted(there))} already: send what {party} answered, or "
+            f"{folder} holds {', '.join(sorted(existing))} already: send what {party} answered, or "
             "name another folder to begin anew"
         )
     make_private(folder)
@@ -560,30 +567,30 @@ def _write_answer(
     show: Show,
 ) -> None:
     identity = PartyFolder(folder).load_identity()
-    said = dict[str, Any]()
+    fields = dict[str, Any]()
     if certificates is None:
         request, key = certificate_request(party)
-        said["request"] = request.decode()
+        fields["request"] = request.decode()
     else:
         pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
-        own = Credentials.from_files(*pems, name=party)
-        key = own.key
-        said["certificate"] = own.certificate.decode()
-        said["ca"] = own.ca.decode()
+        credentials = Credentials.from_files(*pems, name=party)
+        key = credentials.key
+        fields["certificate"] = credentials.certificate.decode()
+        fields["ca"] = credentials.ca.decode()
     secret = {_KEY: key}
     if proposal.document["relay_by"] == party:
         request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
-        said["relay_request"] = request.decode()
+        fields["relay_request"] = request.decode()
     config = load_config_text(as_yaml(settings), source=str(folder / RUN))
-    held = (config.data.parties or {}).get(party)
-    if held is not None and held.file is not None:
+    table_settings = (config.data.parties or {}).get(party)
+    if table_settings is not None and table_settings.file is not None:
         data = load_own_tables(config.data, party, seed=config.seed)
-        said["table"] = shape_of(data, columns=columns)
+        fields["table"] = shape_of(data, columns=columns)
     content = Answer(
         party=party,
         identity=identity.public.hex(),
         proposal=digest_of(proposal.document).hex(),
-        **said,
+        **fields,
     )
     opened = proposal.open_document(Proposal, folder)
     own_file = folder / PARTY_FILE
@@ -614,23 +621,24 @@ def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> S
     answers: dict[str, SignedFile] = {}
     for path in dict.fromkeys((folder / ANSWER.format(proposal.party), *paths)):
         signed = SignedFile.from_file(path)
-        found = signed.open_document(Answer, path)
-        if answers.setdefault(found.party, signed) != signed:
-            other = answers[found.party].open_document(Answer, path)
+        answer = signed.open_document(Answer, path)
+        if answers.setdefault(answer.party, signed) != signed:
+            other = answers[answer.party].open_document(Answer, path)
             raise RemoteProtocolError(
-                f"{path}: {found.party} answered twice, as {other.words!r} and as {found.words!r}; "
-                "ask it by telephone which words are its own, and leave the other file out"
+                f"{path}: {answer.party} answered twice, as {other.words!r} and as "
+                f"{answer.words!r}; ask it by telephone which words are its own, and leave the "
+                "other file out"
             )
     authority = make_authority("secure-apfed project authority")
     certificates = dict[str, str]()
     authorities = {authority.certificate.decode(): None}
     for name, signed in answers.items():
-        given = signed.open_document(Answer, name)
-        if given.certificate is not None and given.ca is not None:
-            require_caller(name, given.certificate.encode(), frozenset())
-            certificates[name] = given.certificate
-            authorities[given.ca] = None
-        for called, request in {name: given.request, _RELAY: given.relay_request}.items():
+        answer = signed.open_document(Answer, name)
+        if answer.certificate is not None and answer.ca is not None:
+            require_caller(name, answer.certificate.encode(), frozenset())
+            certificates[name] = answer.certificate
+            authorities[answer.ca] = None
+        for called, request in {name: answer.request, _RELAY: answer.relay_request}.items():
             if request is not None:
                 made = authority.sign_request(request.encode(), called, days=days)
                 certificates[called] = made.decode()
@@ -684,7 +692,7 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
     if path.absolute() != (folder / SEALED).absolute():
         write_atomically(folder / SEALED, load_bytes(path, most=_MOST_BYTES))
-    made = _party_file(sealed, party)
+    fields = _party_file(sealed, party)
     config = load_config(folder / RUN)
     own_file = folder / PARTY_FILE
     OwnLimits.from_early_file(own_file).require_protection(
@@ -693,16 +701,16 @@ def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
     if not (folder / REVOKED).exists():
         write_atomically(folder / REVOKED, _NOTHING_REVOKED)
     if config.data.dataset != TABLES:  # a trial: everybody has the whole set
-        held = load_data(config.data, seed=config.seed).select_party(party)
-        if held is not None:
-            write_atomically(folder / _TABLE, pack_own(held), private=True)
-            made["table"] = _TABLE
+        data = load_data(config.data, seed=config.seed).select_party(party)
+        if data is not None:
+            write_atomically(folder / _TABLE, pack_own(data), private=True)
+            fields["table"] = _TABLE
     written = folder / PARTY_FILE
-    kept = parse_yaml(load_text(written), str(written))[0] if written.exists() else {}
+    previous = parse_yaml(load_text(written), str(written))[0] if written.exists() else {}
     # A list that its owner named stays the one that is read.
-    before = kept.get("tls") if isinstance(kept.get("tls"), dict) else None
-    made["tls"]["revoked"] = (before or {}).get("revoked") or REVOKED
-    write_atomically(written, as_yaml({**kept, **made}).encode())
+    previous_tls = previous.get("tls") if isinstance(previous.get("tls"), dict) else None
+    fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
+    write_atomically(written, as_yaml({**previous, **fields}).encode())
     PartyFile.from_file(written)
     return sealed
 
@@ -717,7 +725,7 @@ def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
 
 def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
     proposal = sealed.proposal_document
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "party": party,
         "active": proposal.list_names("active")[0],
         "passives": list(proposal.list_names("passive")),
@@ -725,16 +733,16 @@ def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
         "link": "grpc",
         "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
         "peers": {
-            name: {"address": proposal.addresses.get(name), "identity": given.identity}
-            for name, given in sealed.answer_documents.items()
+            name: {"address": proposal.addresses.get(name), "identity": answer.identity}
+            for name, answer in sealed.answer_documents.items()
             if name != party
         },
         "relay": proposal.relay,
         "listen": None,
     }
     if (address := proposal.addresses.get(party)) is not None:
-        made["listen"] = listens_at(address)
-    return made
+        fields["listen"] = listens_at(address)
+    return fields
 
 
 def listens_at(address: str) -> str:
@@ -749,6 +757,6 @@ def _first_of(error: ValidationError | ConfigError) -> str:
     if isinstance(error, ConfigError):
         return str(error)
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
     place = escape_text(".".join(map(str, first["loc"]))[:_MOST_PLACE])
-    return ": ".join(filter(None, (place, said)))
+    return ": ".join(filter(None, (place, message)))

@@ -1,10 +1,10 @@
 """Renewing the certificate of one party of a sealed project; nobody compares words again.
 
-Run by: the party, which asks and takes over; the organiser, who issues under the authority that the
-project was sealed with; and others, who may note what was renewed. A request is signed by the
-identity that the sealed project has of the party, the answer by that of the organiser, so both are
-as certain as the words that were compared then. Protects from: requests and certificates of
-anybody else. The sealed project, its words and all identities stay as they are.
+Run by: the party, which requests and installs the certificate; the organiser, who issues it under
+the authority that the project was sealed with; and others, who may note the renewal. A request is
+signed by the party's identity in the sealed project, the answer by the organiser's, so both are as
+certain as the words that were compared then. Protects from: requests and certificates of anybody
+else. The sealed project, its words and all identities stay as they are.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 REQUESTED = "renewal-{}.json"
-"""What a party sends to the organiser, by its name."""
+"""The name of the file that a party sends to the organiser, by the party's name."""
 _NEXT_KEY = "next-key.pem"
 _NEXT_CERTIFICATE = "next-certificate.pem"
 _MOST_KEY = 2**16
@@ -82,14 +82,14 @@ def request_certificate(config: Path, *, new_key: bool = False) -> Path:
     if new_key:
         write_atomically(file.folder / _NEXT_KEY, key, private=True)
     identity = PartyFolder(file.folder).load_identity()
-    asked = CertificateRequest(
+    document = CertificateRequest(
         party=file.party,
         identity=identity.public.hex(),
         project=sealed.digest.hex(),
         request=request.decode(),
     )
     path = file.folder / REQUESTED.format(file.party)
-    SignedFile.from_document(identity, asked).write_file(path)
+    SignedFile.from_document(identity, document).write_file(path)
     return path
 
 
@@ -98,7 +98,8 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
 
     Raises:
         ConfigError: this is not the organiser's folder, or it holds no key of the authority.
-        RemoteProtocolError: the request is not of who the sealed project says, or of another one.
+        RemoteProtocolError: the request is not signed by the party of the sealed project, or
+            belongs to another project.
     """
     require_open_project(folder)
     sealed, source = _load_project(folder)
@@ -107,34 +108,36 @@ def renew_certificate(path: Path, folder: Path, *, days: float = 365) -> Path:
         raise ConfigError(
             f"{folder} is not of {sealed.party}, who sealed {source} and alone renews certificates"
         )
-    asked = SignedFile.from_file(path).open_document(CertificateRequest, path)
-    _require_signer(asked, sealed, path, signer=asked.party)
-    if sealed.answer_documents[asked.party].request is None:
+    document = SignedFile.from_file(path).open_document(CertificateRequest, path)
+    _require_signer(document, sealed, path, signer=document.party)
+    if sealed.answer_documents[document.party].request is None:
         raise ConfigError(
-            f"{path}: {asked.party} has an authority of its own, which makes its certificates"
+            f"{path}: {document.party} has an authority of its own, which makes its certificates"
         )
     authority = Authority(*_load_authority(folder, sealed))
     made = RenewedCertificate(
         party=sealed.party,
         identity=sealed.identity,
-        project=asked.project,
-        holder=asked.party,
-        certificate=authority.sign_request(asked.request.encode(), asked.party, days=days).decode(),
+        project=document.project,
+        holder=document.party,
+        certificate=authority.sign_request(
+            document.request.encode(), document.party, days=days
+        ).decode(),
     )
-    renewed = folder / RENEWED.format(asked.party)
+    renewed = folder / RENEWED.format(document.party)
     SignedFile.from_document(identity, made).write_file(renewed)
     return renewed
 
 
 def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
-    """Use the new certificate from now on, at its party; note it, at another party.
+    """Install the new certificate, at its party; note it, at another party.
 
-    A training goes on with the old one until it is started again; who serves begins a session anew
-    with the new one. Where this was killed, the same call finishes it.
+    A training continues with the old one until it is started again; a serving party restarts its
+    session with the new one. If the process is killed, the same call finishes it.
 
     Raises:
-        RemoteProtocolError: it is not of the organiser, or of another project.
-        ConfigError: it does not fit a key of this party, or is of an authority not in `tls.ca`.
+        RemoteProtocolError: it is not from the organiser, or belongs to another project.
+        ConfigError: it fits no key of this party, or its authority is not in `tls.ca`.
     """
     file = PartyFile.from_file(config)
     require_open_project(file.folder)
@@ -145,8 +148,8 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
     _require_signer(renewed, sealed, path, signer=sealed.party)
     if renewed.holder not in sealed.answer_documents:
         raise RemoteProtocolError(f"{path}: {renewed.holder} is no party of this project")
-    own = renewed.holder == file.party
-    if own:
+    is_own = renewed.holder == file.party
+    if is_own:
         next_certificate = file.folder / _NEXT_CERTIFICATE
         pem = renewed.certificate.encode()
         key = _key_of(pem, file.folder / _NEXT_KEY, tls.key)
@@ -158,14 +161,14 @@ def accept_certificate(path: Path, config: Path) -> RenewedCertificate:
         write_atomically(tls.certificate, pem)
         if key != tls.key:
             key.replace(tls.key)
-    kept = file.folder / RENEWED.format(renewed.holder)
-    if not (kept.exists() and kept.samefile(path)):
-        signed.write_file(kept)
+    stored = file.folder / RENEWED.format(renewed.holder)
+    if not (stored.exists() and stored.samefile(path)):
+        signed.write_file(stored)
     return renewed
 
 
 def _key_of(certificate: bytes, next_key: Path, in_use: Path) -> Path:
-    """Return the key that a certificate is of: the one that waits for it, or the one in use."""
+    """Return the key of a certificate: the new key that waits for it, or the one in use."""
     public = load_pem_x509_certificate(certificate).public_key()
     if next_key.exists():
         content = load_bytes(next_key, most=_MOST_KEY)
@@ -196,16 +199,16 @@ def _require_signer(
     *,
     signer: str,
 ) -> None:
-    """Refuse what is of another project, or not signed by who the sealed project says."""
-    known: Mapping[str, str] = {
-        name: each.identity for name, each in sealed.answer_documents.items()
+    """Refuse a document of another project, or not signed by the signer's sealed identity."""
+    identities: Mapping[str, str] = {
+        name: answer.identity for name, answer in sealed.answer_documents.items()
     }
     if document.project != sealed.digest.hex():
         raise RemoteProtocolError(
             f"{path}: it is of another project than {SEALED} here; ask {document.party} which of "
             "the two holds"
         )
-    if document.party != signer or known.get(signer) != document.identity:
+    if document.party != signer or identities.get(signer) != document.identity:
         raise RemoteProtocolError(
             f"{path}: it is signed by {document.words!r} as {document.party}, and the sealed "
             f"project knows {signer} by another identity; ask {signer} by telephone who sent it"

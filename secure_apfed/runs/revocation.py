@@ -1,9 +1,10 @@
-"""Lists of what is revoked, and who reads them: a list that nobody reads protects nobody.
+"""Lists of revoked keys, and the parties that read them: a list that nobody reads protects nobody.
 
 Run by: `certs revoke` and `check`, which look for the files of parties that read a list; and every
 party over TLS while it runs, which reads its list again whenever it changes and ends its session
-with a peer that is on it. Who serves predictions waits for days, and shows what lies in its files
-now: where one of them is replaced while nobody asks, its session begins anew (`BegunWith`).
+with a peer that is on it. A party that serves predictions may wait for days, and must use the files
+as they are now: if one of them is replaced while nobody asks, its session restarts
+(`SessionFiles`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,9 +40,9 @@ __all__ = [
 ]
 
 REVOKED = "revoked.txt"
-"""In a party's folder, what it refuses; `project seal` and `join` make it."""
+"""The file in a party's folder of what it refuses; `project seal` and `join` make it."""
 RENEWED = "renewed-{}.json"
-"""In a party's folder, the renewed certificate of a party, by its name."""
+"""The file in a party's folder with the renewed certificate of a party, by its name."""
 _SEALED = "sealed.json"
 _PARTY_FILES = ("party.yaml", "party.yml")
 _MOST_FILES = 1000
@@ -68,7 +69,7 @@ def find_readers(
     """Return the parties' files near a list that read it, and those over TLS that do not.
 
     Args:
-        beside: folders that are searched, too, with those in them; the list's own always is.
+        beside: further folders to search, with their subfolders, beside the list's own.
     """
     from secure_apfed.runs.party import PartyFile
 
@@ -82,14 +83,16 @@ def find_readers(
         if file.tls is None:
             continue
         reader = Reader(file.party, path, file.tls.revoked, file.relay)
-        same = file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
-        (reading if same else others).append(reader)
+        reads_list = (
+            file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
+        )
+        (reading if reads_list else others).append(reader)
     return reading, others
 
 
 def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
     """Yield parties' files in these folders and in those right below them, each once."""
-    seen: set[Path] = set()
+    yielded: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
             continue
@@ -97,23 +100,23 @@ def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
         for place in (folder, *below[:_MOST_FILES]):
             for name in _PARTY_FILES:
                 path = place / name
-                if path.is_file() and path.resolve() not in seen:
-                    seen.add(path.resolve())
+                if path.is_file() and path.resolve() not in yielded:
+                    yielded.add(path.resolve())
                     yield path
 
 
 def find_unread_lists(file: "PartyFile") -> list[Path]:
-    """Return lists that revoke something, lie beside a party's files, and are not read by it."""
+    """Return the non-empty lists beside a party's files that its settings do not name."""
     assert file.tls is not None
-    read = file.tls.revoked.resolve() if file.tls.revoked is not None else None
+    read_list = file.tls.revoked.resolve() if file.tls.revoked is not None else None
     places = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))
-    found = dict.fromkeys(
+    lists = dict.fromkeys(
         path.resolve()
         for place in places
         for path in sorted(place.glob("*revoked*"))
         if path.is_file()
     )
-    return [path for path in found if path != read and _revokes_anything(path)]
+    return [path for path in lists if path != read_list and _revokes_anything(path)]
 
 
 def _revokes_anything(path: Path) -> bool:
@@ -124,12 +127,12 @@ def _revokes_anything(path: Path) -> bool:
 
 
 def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
-    """Return which peers, or the party itself, are on a list by identity or certificate."""
+    """Return the names of peers whose identity or certificate is on a list."""
     return [name for name, marks in _marks_of(file).items() if marks & revoked]
 
 
 def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
-    """Return by what a list may name each peer: its identity, and its certificate if sealed."""
+    """Return the entries that may revoke each peer: its identity, and its sealed certificate."""
     marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
     sealed = file.folder / _SEALED
     if sealed.is_file():
@@ -138,7 +141,7 @@ def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
         for name, pem in certificates.items() if isinstance(certificates, dict) else ():
             if name in marks and isinstance(pem, str):
                 marks[name] |= list_entries(find_newest_pem(file.folder, name, pem).encode())
-    return {name: frozenset(found) for name, found in marks.items()}
+    return {name: frozenset(entries) for name, entries in marks.items()}
 
 
 def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
@@ -154,8 +157,8 @@ def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
 class RevocationWatch:
     """A `LinkObserver` that reads a party's list of revoked keys again when it changes.
 
-    What is revoked is refused at the proof of each connection; this ends a session with a peer
-    that was connected before. A list that is gone or cannot be read ends it, too.
+    A revoked peer is refused when a connection is proved; this also ends a session with a peer that
+    was connected before. A list that is missing or unreadable ends it, too.
     """
 
     def __init__(self, file: "PartyFile") -> None:
@@ -194,15 +197,15 @@ class RevocationWatch:
 
 
 class FilesReplacedError(ApfedError):
-    """The files of a session were replaced while it waited for others; it begins anew."""
+    """The files of a session were replaced while it waited for others; it restarts."""
 
 
 class SessionFiles:
-    """The files that a session of who serves was begun with: its own, and what it shows in TLS.
+    """The files that a serving session was begun with: the party's own, and those of TLS.
 
     Args:
-        path: of the party's file; file: what was read from it; others: further files.
-        say: is told once of what was replaced and cannot be used.
+        path: of the party's file; file: its content; others: further files.
+        say: called once if a replaced file cannot be used.
     """
 
     def __init__(
@@ -219,7 +222,7 @@ class SessionFiles:
         """Raise FilesReplacedError where a file was replaced by what a new session can use.
 
         Args:
-            missing: who has not come yet, which makes no difference: called as `Missed` is.
+            missing: the peers that have not come yet; unused, as this is called like `Missed`.
         """
         stamps = self._compute_stamps()
         if stamps in (self._stamps, self._unusable):
@@ -242,7 +245,7 @@ class SessionFiles:
         )
 
     def _require_usable(self) -> None:
-        """Read it all as a new session will. Raises ConfigError, OSError: it cannot."""
+        """Read all files as a new session will. Raises ConfigError, OSError: one is unusable."""
         self._file.from_file(self._path)
         tls = self._file.tls
         if tls is not None:
@@ -251,7 +254,7 @@ class SessionFiles:
             Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
 
     def _compute_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
-        """Return by file what changes where it is replaced; None: it is not there."""
+        """Return a stamp for each file that changes when it is replaced; None: it is missing."""
         file = self._file
         paths = [self._path, *self._others, file.folder / _SEALED]
         paths += [file.folder / RENEWED.format(name) for name in file.peers]

@@ -1,10 +1,10 @@
-"""Joint prediction between organisations: what a training leaves for it, who serves, who asks.
+"""Joint prediction between organisations: the passives serve, the active asks.
 
 Run by: each passive and the aggregator, which serve session after session (`serve_party`), and the
-active, which asks about the people of a file (`predict_jointly`), and falls back to its solo model
-where a passive does not know a person or answers no more about it, has left, or has a limit for
-all people that is reached. Protects a passive from: an active that asks too much. Its book counts
-in all sessions, on the disk, before an answer leaves.
+active, which asks about the people of a file (`predict_jointly`). The active falls back to its solo
+model if a passive does not know a person, has left, or has reached a limit, for the person or in
+all. Protects a passive from: an active that asks too much. Its book counts in all sessions, on the
+disk, before an answer leaves.
 """
 
 import datetime as dt
@@ -81,7 +81,7 @@ __all__ = ["AnswerBook", "JointPredictionCounts", "predict_jointly", "serve_part
 
 _JOINTLY = "jointly"
 _ALONE = "alone"
-_REFUSED_S = 10.0  # that an active waits for who is refused: others try again every second
+_REFUSED_S = 10.0  # how long an active waits for a refused peer: others retry every second
 
 
 def _run_of(folder: PartyFolder) -> str:
@@ -100,10 +100,10 @@ class AnswerBook:
 
     Args:
         path: a file on this machine's disk, its owner's alone.
-        people: how many may be asked about, from whom limits follow that are not set.
+        people: how many people may be asked about; limits that are not set follow from it.
         budget: what all answers about one person may cost; None: whatever the limits allow.
-        run: of which run the model is that answers.
-        today: the day that answers count for.
+        run: the run whose model answers.
+        today: returns the day that answers count for.
 
     Raises:
         CheckpointError: another file lies there, or the book of another party or run.
@@ -137,17 +137,17 @@ class AnswerBook:
             self._book.execute("CREATE TABLE IF NOT EXISTS whose (at PRIMARY KEY, party, run)")
             self._book.execute("INSERT OR IGNORE INTO whose VALUES (0, ?, ?)", (me, run))
             (self._key,) = self._book.execute("SELECT under FROM hashed").fetchone()
-            whose = self._book.execute("SELECT party, run FROM whose").fetchone()
+            owner = self._book.execute("SELECT party, run FROM whose").fetchone()
         except (sqlite3.Error, TypeError) as error:
             self._book.close()
             raise CheckpointError(
                 f"{path} is no book of answers ({error}); put it back from a copy: without it "
                 "nobody knows what was answered"
             ) from error
-        if whose != (me, run):
+        if owner != (me, run):
             self._book.close()
             raise CheckpointError(
-                f"{path} is the book of answers of {whose[0]!s:.80} in another run or of another "
+                f"{path} is the book of answers of {owner[0]!s:.80} in another run or of another "
                 f"party, this is {me}; put back the book of this run"
             )
 
@@ -155,53 +155,53 @@ class AnswerBook:
         self._book.close()
 
     def count_lookups(self, count: int) -> None:
-        """See `secure_apfed.methods.serving.Take`."""
+        """See `secure_apfed.methods.serving.ServingLimits`."""
         with self._open_transaction():
             self._count_use("lookups_a_day", self._today(), count)
 
     def count_answers(
         self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
     ) -> None:
-        """See `secure_apfed.methods.serving.Take`."""
+        """See `secure_apfed.methods.serving.ServingLimits`."""
         with self._open_transaction():
-            most = max(self._count_use("a_person", self._hash_person(person)) for person in people)
+            uses = max(self._count_use("a_person", self._hash_person(person)) for person in people)
             if would_cost is not None and self._budget is not None:
-                self._require_limit("epsilon", would_cost(most), self._budget)
+                self._require_limit("epsilon", would_cost(uses), self._budget)
             self._count_use("a_day", self._today(), len(people))
             self._count_use("in_all", "", len(people))
 
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """See `secure_apfed.methods.serving.Take`."""
-        most = self._limits.a_person
+        """See `secure_apfed.methods.serving.ServingLimits`."""
+        limit = self._limits.a_person
         if cost is not None and self._budget is not None:
-            most = bisect_right(range(1, most + 1), self._budget, key=cost)
-        return [at for at, person in enumerate(people) if self._count_times(person) >= most]
+            limit = bisect_right(range(1, limit + 1), self._budget, key=cost)
+        return [index for index, person in enumerate(people) if self._count_times(person) >= limit]
 
     def _count_times(self, person: bytes) -> int:
-        what = f"a_person {self._hash_person(person)}"
-        found = self._book.execute("SELECT times FROM counted WHERE what = ?", (what,)).fetchone()
-        return found[0] if found else 0
+        key = f"a_person {self._hash_person(person)}"
+        row = self._book.execute("SELECT times FROM counted WHERE what = ?", (key,)).fetchone()
+        return row[0] if row else 0
 
     def _hash_person(self, person: bytes) -> str:
         return hashlib.blake2b(person, key=self._key, digest_size=16).hexdigest()
 
-    def _count_use(self, limit: str, of: str, count: int = 1) -> int:
+    def _count_use(self, limit: str, subject: str, count: int = 1) -> int:
         times: int
         (times,) = self._book.execute(
             "INSERT INTO counted VALUES (?, ?) ON CONFLICT (what) DO UPDATE "
             "SET times = times + excluded.times RETURNING times",
-            (f"{limit} {of}", count),
+            (f"{limit} {subject}", count),
         ).fetchone()
         self._require_limit(limit, times, getattr(self._limits, limit))
         return times
 
-    def _require_limit(self, limit: str, value: float, most: float) -> None:
-        if value > most:
+    def _require_limit(self, limit: str, value: float, maximum: float) -> None:
+        if value > maximum:
             raise LimitReachedError(
-                f"{self._me} answers no more: the limit serve.{limit} of its file is {most:g}, and "
-                f"this would be {value:.4g}"
+                f"{self._me} answers no more: the limit serve.{limit} of its file is {maximum:g}, "
+                f"and this would be {value:.4g}"
             )
 
     @contextmanager
@@ -215,7 +215,7 @@ class AnswerBook:
 class _ServeMeter:
     """The promise of a party that serves joint predictions, for all answers about one person.
 
-    Without noise that is nothing; with noise the budget at which `AnswerBook` ends them.
+    Without noise it promises nothing; with noise, the budget at which `AnswerBook` ends them.
     """
 
     charges = 0
@@ -242,7 +242,7 @@ class _JointParty:
     method: Tvfl
     folder: PartyFolder
     run: str
-    kept: JointNetworkCard | None
+    card: JointNetworkCard | None
     tensors: Mapping[str, Tensor]
 
     @classmethod
@@ -255,22 +255,26 @@ class _JointParty:
         method = joint_method(METHODS[config.method.name])
         require_overlaps_shown(config.alignment, file.party)
         peers = {name: peer for name, peer in file.peers.items() if name != DEALER}
-        kept = None
+        card = None
         tensors = dict[str, Tensor]()
         if file.party == file.active or file.party in file.passives:
-            kept, tensors = load_joint_network(folder, file.party)
+            card, tensors = load_joint_network(folder, file.party)
         file = file.model_copy(update={"peers": peers})
-        return cls(file, config, method, folder, _run_of(folder), kept, tensors)
+        return cls(file, config, method, folder, _run_of(folder), card, tensors)
 
     @contextmanager
     def open_links(
-        self, held: OwnData | None, meet: Connect, status: StatusTracker
+        self, data: OwnData | None, meet: Connect, status: StatusTracker
     ) -> Iterator[tuple[PartyContext, Links, Any]]:
-        """Connect to the others, and yield this party's inputs; the folder is its own."""
+        """Connect to the others; yield this party's context, its links and its transport."""
         file = self.file
         identity = self.folder.load_identity()
         meter = _ServeMeter(self.config, file)
-        with connect_with_audit(file, identity, meter, status, meet) as (known, audit, transport):
+        with connect_with_audit(file, identity, meter, status, meet) as (
+            identities,
+            audit,
+            transport,
+        ):
             record = Transcript(TranscriptSettings(keep="none")).record_envelope
             links = Links(
                 file.party,
@@ -279,17 +283,17 @@ class _JointParty:
                 record,
                 observers=(RevocationWatch(file), audit, status),
             )
-            own = PartyContext(
+            context = PartyContext(
                 config=self.config,
                 name=file.party,
                 active=file.active,
                 passives=file.passives,
                 secrets=fresh_secrets(self.config, file.party, identity=identity),
-                known=known,
-                held=held,
+                known=identities,
+                held=data,
                 predicts=self.run,
             )
-            yield own, links, transport
+            yield context, links, transport
 
 
 @isolate_torch_modes()
@@ -305,46 +309,48 @@ def serve_party(
 
     Args:
         sessions: end after so many; None: when the process is ended.
-        on_session: is told how each session ended, and where one begins anew, since the party's
-            file, its certificate or its list of what is revoked was replaced while nobody asked.
+        on_session: called with how each session ended, and when one restarts because the party's
+            file, its certificate or its list of revoked keys was replaced while nobody asked.
 
     Raises:
-        ConfigError, DataError, ModelError: file, table or kept model that do not fit.
+        ConfigError, DataError, ModelError: the file, the table or the kept model does not fit.
     """
     path = Path(path)
-    here = _JointParty.from_file(path)
+    party = _JointParty.from_file(path)
     status = status or StatusTracker()
-    file = here.file
+    file = party.file
     if file.party == file.active:
         raise ConfigError(
             f"{file.party} is the active, which asks: secure-apfed predict --jointly {path}"
         )
-    held = None
-    played = 0
-    if here.kept is not None:
-        held = _load_served_table(here, here.kept)
-    with here.folder.lock_exclusively(), status:
-        while sessions is None or played < sessions:
-            if load_ending(here.folder.path) is not None:
+    data = None
+    served = 0
+    if party.card is not None:
+        data = _load_served_table(party, party.card)
+    with party.folder.lock_exclusively(), status:
+        while sessions is None or served < sessions:
+            if load_ending(party.folder.path) is not None:
                 on_session(
                     f"the project of {file.party} was ended in its folder: it serves no more"
                 )
                 break
-            begun_with = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
+            session_files = SessionFiles(path, file, file.folder / PROJECT_ENDED, say=on_session)
             limits = PartyFile.from_file(path).serve  # as they are now
-            here = replace(here, file=here.file.model_copy(update={"serve": limits}))
+            party = replace(party, file=party.file.model_copy(update={"serve": limits}))
             try:
                 with ExitStack() as stack:
-                    watched = _meet_while(meet, begun_with.require_same)
-                    own, links, transport = stack.enter_context(
-                        here.open_links(held, watched, status)
+                    meet_checked = _meet_while(meet, session_files.require_same)
+                    context, links, transport = stack.enter_context(
+                        party.open_links(data, meet_checked, status)
                     )
-                    if held is None:
-                        script = add_up(own, links, here.method)
+                    if data is None:
+                        script = add_up(context, links, party.method)
                     else:
-                        opened = _open_book(here, people=len(held.table.ids))
+                        opened = _open_book(party, people=len(data.table.ids))
                         book = stack.enter_context(closing(opened))
-                        script = serve_predictions(own, links, here.method, here.tensors, book)
+                        script = serve_predictions(
+                            context, links, party.method, party.tensors, book
+                        )
                     run_role(script, links, transport, timeout_s=file.timeout_s, observer=status)
                 on_session("a session ended")
             except FilesReplacedError as replaced:
@@ -352,45 +358,45 @@ def serve_party(
                 continue
             except (RemoteProtocolError, ConnectionError) as error:
                 on_session(f"a session broke off: {error}")
-            played += 1
+            served += 1
 
 
 def _meet_while(meet: Connect, require: Missed) -> Connect:
-    """Return what meets the others as `meet` does, and ends by what `require` raises meanwhile."""
+    """Return a function that meets the others as `meet` does, and raises what `require` raises."""
 
     def meet_and_check(
         file: PartyFile,
         identity: Identity,
-        known: Mapping[str, bytes],
-        told: Missed = lambda missing: None,
+        identities: Mapping[str, bytes],
+        report_missing: Missed = lambda missing: None,
     ) -> Transport:
         def check_missing(missing: Mapping[str, str]) -> None:
-            told(missing)
+            report_missing(missing)
             require(missing)
 
-        return meet(file, identity, known, check_missing)
+        return meet(file, identity, identities, check_missing)
 
     return meet_and_check
 
 
 class _Refusals:
-    """The refusals that an active learns of; a refusal is no silence that ends by itself.
+    """A record of the refusals that an active meets; unlike silence, they do not end by themselves.
 
-    All others serve already, and try again every second. Whoever is refused all the same after
-    `_REFUSED_S` has to do something first, such as renewing a certificate that was revoked.
+    All others serve already, and retry every second. A party that is still refused after
+    `_REFUSED_S` has to act first, for example to renew a certificate that was revoked.
     """
 
     def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
         self._clock = clock
-        self._since: dict[str, float] = {}
+        self._refused_since: dict[str, float] = {}
 
     def require_bearable(self, missing: Mapping[str, str]) -> None:
         """Raise PartyLeftError where somebody is refused, or refuses this party, for too long."""
         now = self._clock()
         refused = {name: why for name, why in missing.items() if isinstance(why, Refusal)}
-        self._since = {name: self._since.get(name, now) for name in refused}
-        if not refused or now - min(self._since.values()) < _REFUSED_S:
+        self._refused_since = {name: self._refused_since.get(name, now) for name in refused}
+        if not refused or now - min(self._refused_since.values()) < _REFUSED_S:
             return
         names = " and ".join(refused)
         causes = "; ".join(dict.fromkeys(refused.values()))
@@ -400,37 +406,41 @@ class _Refusals:
         )
 
 
-def _open_book(here: _JointParty, *, people: int) -> AnswerBook:
-    path = here.folder.path / ANSWER_BOOK
-    limits = here.file.serve
-    budget = _budget_of(here.config, limits)
-    return AnswerBook(path, here.file.party, limits, people=people, budget=budget, run=here.run)
+def _open_book(party: _JointParty, *, people: int) -> AnswerBook:
+    path = party.folder.path / ANSWER_BOOK
+    limits = party.file.serve
+    budget = _budget_of(party.config, limits)
+    return AnswerBook(path, party.file.party, limits, people=people, budget=budget, run=party.run)
 
 
 def _budget_of(config: Config, limits: ServeSettings) -> float | None:
-    """Return what all answers about one person may cost, where noise was agreed."""
+    """Return what all answers about one person may cost, if noise was agreed."""
     noise = config.method.find_noise(config)
     return limits.epsilon or config.guard.epsilon or (noise.epsilon if noise else None)
 
 
-def _load_served_table(here: _JointParty, kept: JointNetworkCard) -> OwnData:
+def _load_served_table(party: _JointParty, card: JointNetworkCard) -> OwnData:
     """Return the people whom this passive may be asked about, as its network reads them."""
-    file = here.file
-    config = here.config
+    file = party.file
+    config = party.config
     if file.serve.table is None:
-        held = own_data(file, config, "passive")
-        assert held is not None
-        if held.table.encoding != kept.encoding:
+        data = own_data(file, config, "passive")
+        assert data is not None
+        if data.table.encoding != card.encoding:
             raise DataError(
                 f"{file.party}: its table is no longer the one of the training, whose columns were "
                 "read otherwise; name the table of who may be asked about as serve.table"
             )
-        return held
+        return data
     columns = _id_columns(config, file.party)
-    blocks = load_blocks(file.serve.table, kept.encoding, id_columns=columns)
+    blocks = load_blocks(file.serve.table, card.encoding, id_columns=columns)
     features_NF = torch.cat([features for _, features in blocks])
-    ids = [one for piece in IdFile(file.party, file.serve.table, columns).pieces() for one in piece]
-    table = PartyTable(file.party, tuple(ids), features_NF, None, kept.encoding)
+    ids = [
+        person
+        for piece in IdFile(file.party, file.serve.table, columns).pieces()
+        for person in piece
+    ]
+    table = PartyTable(file.party, tuple(ids), features_NF, None, card.encoding)
     return OwnData(table=table)
 
 
@@ -444,11 +454,12 @@ def _id_columns(config: Config, party: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JointPredictionCounts:
-    """The numbers of rows predicted jointly and alone.
+    """The numbers of rows predicted jointly and locally.
 
     Attributes:
-        refused: of those predicted alone, of people about whom a passive answers no more.
-        why: what ended joint prediction before its end.
+        alone: rows predicted locally, by the active's solo model.
+        refused: those of them whose people a passive no longer answers about.
+        why: the reason if joint prediction ended early.
     """
 
     jointly: int
@@ -459,7 +470,7 @@ class JointPredictionCounts:
 
     @property
     def is_failure(self) -> bool:
-        """True if it ended early, or not one row was predicted jointly of those that could be."""
+        """True if it ended early, or all rows that passives know were refused."""
         return bool(self.why or (self.refused and not self.jointly))
 
 
@@ -480,7 +491,7 @@ def predict_jointly(
     status: StatusTracker | None = None,
     write: Callable[[pd.DataFrame], None] | None = None,
 ) -> JointPredictionCounts:
-    """Predict the rows of a file by the model of all parties, and alone where that cannot be.
+    """Predict the rows of a file by the model of all parties, and locally where that is impossible.
 
     Args:
         path: the active's file; data: CSV or Parquet with its columns and IDs.
@@ -488,7 +499,7 @@ def predict_jointly(
             the rows, block by block.
 
     Raises:
-        ConfigError, DataError, ModelError: file, rows or kept model that do not fit.
+        ConfigError, DataError, ModelError: the file, the rows or the kept model does not fit.
     """
     path = Path(path)
     data = Path(data)
@@ -498,21 +509,21 @@ def predict_jointly(
         with row_writer(output) as written:
             return predict_jointly(path, data, meet=meet, status=status, write=written)
     assert write is not None
-    here = _JointParty.from_file(path)
+    party = _JointParty.from_file(path)
     status = status or StatusTracker()
-    if here.kept is None or here.file.party != here.file.active:
-        raise ConfigError(f"{here.file.party} is not the active, which alone predicts")
-    asking = _JointPrediction(here, here.kept, _iterate_blocks(here, here.kept, data), write)
-    with here.folder.lock_exclusively(), status:
+    if party.card is None or party.file.party != party.file.active:
+        raise ConfigError(f"{party.file.party} is not the active, which alone predicts")
+    asking = _JointPrediction(party, party.card, _iterate_blocks(party, party.card, data), write)
+    with party.folder.lock_exclusively(), status:
         try:
-            met = _meet_while(meet, _Refusals(here.file.party).require_bearable)
-            with here.open_links(_make_dummy_data(here.kept), met, status) as (
-                own,
+            meet_checked = _meet_while(meet, _Refusals(party.file.party).require_bearable)
+            with party.open_links(_make_dummy_data(party.card), meet_checked, status) as (
+                context,
                 links,
                 transport,
             ):
-                script = asking.predict_blocks(own, links)
-                run_role(script, links, transport, timeout_s=here.file.timeout_s, observer=status)
+                script = asking.predict_blocks(context, links)
+                run_role(script, links, transport, timeout_s=party.file.timeout_s, observer=status)
         except (RemoteProtocolError, ConnectionError) as error:
             asking.why = str(error)
         asking.predict_rest()
@@ -520,29 +531,29 @@ def predict_jointly(
 
 
 class _JointPrediction:
-    """The rows of a file on their way to their predictions, whoever predicts."""
+    """The joint prediction of a file's rows, with the solo model as fallback."""
 
     def __init__(
         self,
-        here: _JointParty,
-        kept: JointNetworkCard,
+        party: _JointParty,
+        card: JointNetworkCard,
         blocks: Iterator[_Block],
         write: Callable[[pd.DataFrame], None],
     ) -> None:
-        self._here = here
+        self._party = party
         self._blocks = blocks
         self._write = write
-        self._solo = load_model(here.folder.path)
-        self._classes = kept.classes
+        self._solo = load_model(party.folder.path)
+        self._classes = card.classes
         self._pending: _Block | None = None
         self._counts = Counter[str]()
         self._began = time.monotonic()
         self.why = ""
         self._refused = 0
 
-    async def predict_blocks(self, own: PartyContext, links: Links) -> None:
+    async def predict_blocks(self, context: PartyContext, links: Links) -> None:
         predictor = await JointPredictor.start_session(
-            own, links, self._here.method, self._here.tensors
+            context, links, self._party.method, self._party.tensors
         )
         for block in self._blocks:
             self._pending = block
@@ -555,7 +566,7 @@ class _JointPrediction:
         predictor.end_session()
 
     def predict_rest(self) -> None:
-        """Predict by the solo model what joint prediction has left."""
+        """Predict the remaining rows by the solo model."""
         pending = [self._pending] if self._pending is not None else []
         for block in itertools.chain(pending, self._blocks):
             self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))
@@ -576,8 +587,8 @@ class _JointPrediction:
             probabilities_BK[jointly_B] = scores_nK.softmax(1).double()
         if not known_B.all():
             probabilities_BK[~jointly_B] = self._solo.predict(block.features[~jointly_B]).double()
-        by = np.where(known_B, _JOINTLY, _ALONE)
-        self._counts.update(by.tolist())
+        predicted_by = np.where(known_B, _JOINTLY, _ALONE)
+        self._counts.update(predicted_by.tolist())
         predicted = Predictions(
             ids=block.names,
             outputs=probabilities_BK,
@@ -586,20 +597,24 @@ class _JointPrediction:
             decided=self._solo.decide_classes(probabilities_BK),
             compared=RowComparison(rows=len(block.ids)),
         )
-        self._write(predicted.to_frame().assign(by=by))
+        self._write(predicted.to_frame().assign(by=predicted_by))
 
 
-def _iterate_blocks(here: _JointParty, kept: JointNetworkCard, data: Path) -> Iterator[_Block]:
-    party = here.file.party
-    columns = _id_columns(here.config, here.file.party)
-    pieces = encode_pieces(party, IdFile(party, data, columns), id_rules(here.config.alignment))
+def _iterate_blocks(
+    joint_party: _JointParty, card: JointNetworkCard, data: Path
+) -> Iterator[_Block]:
+    party = joint_party.file.party
+    columns = _id_columns(joint_party.config, joint_party.file.party)
+    pieces = encode_pieces(
+        party, IdFile(party, data, columns), id_rules(joint_party.config.alignment)
+    )
     ids = itertools.chain.from_iterable(pieces)
-    for names, features in load_blocks(data, kept.encoding, id_columns=columns):
+    for names, features in load_blocks(data, card.encoding, id_columns=columns):
         yield _Block(names, [*itertools.islice(ids, len(names))], features)
 
 
-def _make_dummy_data(kept: JointNetworkCard) -> OwnData:
+def _make_dummy_data(card: JointNetworkCard) -> OwnData:
     """Return data to build the active's networks from: a row of no person."""
-    features = torch.zeros(1, *kept.encoding.shape)
-    table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), kept.encoding)
-    return OwnData(table=table, classes=kept.classes)
+    features = torch.zeros(1, *card.encoding.shape)
+    table = PartyTable("active", ("nobody",), features, torch.zeros(1).long(), card.encoding)
+    return OwnData(table=table, classes=card.classes)

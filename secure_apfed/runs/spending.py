@@ -1,5 +1,4 @@
-"""What the parties of a run have spent on privacy, in the figures of the one that spent most, and
-what the run says of its guarantee.
+"""The privacy cost of a run, as that of the party that spent most, and the text of its guarantee.
 
 Run by: the experimenter, who reads every party's ledger.
 """
@@ -126,8 +125,10 @@ def add_cross_checks(spent: PrivacySpent, session: Session) -> PrivacySpent:
     if not (spent.releases and 0 < spent.mu < math.inf):
         return spent
     # What passives elsewhere say: mu of all releases together is that of one, times sqrt(T).
-    once = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
-    return replace(spent, accountants=cross_check(once, releases=spent.releases, delta=spent.delta))
+    release = GaussianRelease(noise_multiplier=math.sqrt(spent.releases) / spent.mu)
+    return replace(
+        spent, accountants=cross_check(release, releases=spent.releases, delta=spent.delta)
+    )
 
 
 def find_worst_spent(ledgers: Iterable[PrivacyLedger]) -> PrivacySpent | None:
@@ -144,8 +145,8 @@ def _list_release_ledgers(session: Session) -> list[PrivacyLedger]:
     contributions.
     """
     updates = session.learner.training.updates if session.learner.training else None
-    others = (updates, *session.contributions.values())
-    return [ledger for ledger in session.ledgers.values() if ledger not in others]
+    other_ledgers = (updates, *session.contributions.values())
+    return [ledger for ledger in session.ledgers.values() if ledger not in other_ledgers]
 
 
 def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> str:

@@ -1,13 +1,13 @@
-"""The labels that a run trains on: what the active's label mechanism answered, and nothing else.
+"""The labels that a run trains on: the answers of the active's label mechanism, and nothing else.
 
-Run by: the active, for all methods alike. Every role is built on `data()`, in which the training
-labels are replaced and the test labels, which only measure, are not: no true training label reaches
-a method's code, and of a row that is not labelled (`data.labelled`) nothing does but its features.
+Run by: the active, for all methods alike. Every role is built on `build_data()`, in which the
+training labels are replaced and the test labels, which only measure, are not: no true training
+label reaches a method's code, and of an unlabelled row (`data.labelled`) only the features do.
 
 Each label is answered once. The answers lie in the active's own checkpoint, saved before
-anything is trained on them, so a resumed run finds them there and draws no others. A checkpoint
-from before a stage that is put back draws that stage again: from the same key, so to the same
-answers where the model computes the same bits, and the run folder's log refuses any others.
+anything is trained on them, so a resumed run finds them there and draws no others. If an older
+checkpoint is put back, a later stage is drawn again: from the same key, so with the same answers if
+the model computes the same bits, and the run folder's log refuses any others.
 
 Letters: N training rows with a label, K classes.
 """
@@ -36,9 +36,9 @@ _BATCH = 1000
 
 
 class TrainingLabels:
-    """The answers for the true labels that are `held`, drawn from the active's noise key by stages.
+    """The answers for the true labels of `held`, drawn from the active's noise key by stages.
 
-    A log keeps a keyed digest of each.
+    A log keeps a keyed digest of each stage.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TrainingLabels:
                 f"labels.mechanism: {stages} stages need as many epochs and labelled rows, got "
                 f"{config.train.epochs} epochs and {rows} rows; use randomised_response"
             )
-        # The parts depend on the seed and on nothing else, least of all on labels.
+        # The parts depend only on the seed, and never on labels.
         order = shuffle_rows(torch.arange(rows), config.seed, "label stages")
         self._parts = order.tensor_split(stages)
         assert data.table.labels is not None
@@ -107,8 +107,10 @@ class TrainingLabels:
             module.eval()
         with torch.no_grad(), compute.prepare_forward(self._config.seed, "label prior"):
             scores = [
-                networks.head(networks.encoder(compute.move_tensor(self.held.table.features[some])))
-                for some in rows.split(_BATCH)
+                networks.head(
+                    networks.encoder(compute.move_tensor(self.held.table.features[part_rows]))
+                )
+                for part_rows in rows.split(_BATCH)
             ]
         for module in modules:
             module.train()
@@ -120,23 +122,23 @@ class TrainingLabels:
 
         Rows whose labels wait for their answer are left out meanwhile.
         """
-        held = self.held
+        data = self.held
         table = self.held.table
-        if self.mechanism.unsafe and held.labelled is None:
-            return held
+        if self.mechanism.unsafe and data.labelled is None:
+            return data
         assert table.labels is not None
-        every = held.train_rows
-        labelled = held.labelled_rows
+        train_rows = data.train_rows
+        labelled = data.labelled_rows
         answered = torch.zeros(len(labelled), dtype=torch.bool)
         for part in self._parts[: self._stage]:
             answered[part] = True
         labels = torch.full_like(table.labels, UNLABELLED)
-        labels[held.test_rows] = table.labels[held.test_rows]
+        labels[data.test_rows] = table.labels[data.test_rows]
         labels[labelled[answered]] = self._answers_N[answered]
         return replace(
-            held,
+            data,
             table=replace(table, labels=labels),
-            train_rows=every[~torch.isin(every, labelled[~answered])],
+            train_rows=train_rows[~torch.isin(train_rows, labelled[~answered])],
             labelled=labelled[answered],
         )
 
@@ -155,9 +157,14 @@ class TrainingLabels:
         stage = 0
         while sound and stage < len(self._parts) and bool(answered[self._parts[stage]].all()):
             stage += 1
-        done = sum(len(part) for part in self._parts[:stage])
+        answered_count = sum(len(part) for part in self._parts[:stage])
         inside = (answers_N[answered] >= 0) & (answers_N[answered] < len(self.held.classes))
-        if not sound or not stage or int(answered.sum()) != done or not bool(inside.all()):
+        if (
+            not sound
+            or not stage
+            or int(answered.sum()) != answered_count
+            or not bool(inside.all())
+        ):
             raise CheckpointError(
                 f"the checkpoint does not hold answers for {len(self._answers_N)} training "
                 "labels; it was altered or is of another run"
@@ -167,15 +174,15 @@ class TrainingLabels:
 
 
 def load_training_labels(
-    config: Config, held: OwnData, active: PartySecrets
+    config: Config, data: OwnData, active: PartySecrets
 ) -> tuple[TrainingLabels, PartyCheckpoint | None]:
     """Return the labels that the active may train on, new or from its checkpoint, and that
     checkpoint.
     """
-    name = held.table.name
+    name = data.table.name
     labels = TrainingLabels(
         config,
-        held,
+        data,
         key=active.noise_key,
         log=log_file(active.logs, "labels", name, "log") if active.logs else None,
     )

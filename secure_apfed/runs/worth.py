@@ -1,10 +1,10 @@
 """What each passive's help was worth: the same run again, once without each passive.
 
-Run by: the experimenter, who plays all parties in one process. Leave-one-out: a passive's worth is
-what the active's model loses on the test rows where this passive takes no part, and every other
-setting is the same. It depends on who else takes part: of two passives that tell the same thing
-each is worth nothing while the other stays, so worths do not add up to what all are worth, and are
-no Shapley values.
+Run by: the experimenter, who has all parties in one process. Leave-one-out: a passive's worth is
+what the active's model loses on the test rows if this passive takes no part and every other setting
+is the same. It depends on who else takes part: of two passives with the same information each is
+worth nothing while the other stays. So worths do not add up to the worth of all, and are no Shapley
+values.
 
 Protects nobody: every further training is a run of its own. Between organisations its epsilons are
 charged again, and two sums that differ by one passive show its part (`who_learns.md`).
@@ -131,17 +131,19 @@ def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
 
 
 def leave_out_settings(config: Config, passive: str) -> Config:
-    """Return the settings of the same run without what they say of this passive.
+    """Return the settings of the same run without those of this passive.
 
-    Nothing is kept for attacks, and none is mounted.
+    Nothing is stored for attacks, and none is mounted.
     """
     tables = config.data.parties
-    others = None
+    other_tables = None
     if tables is not None:
-        others = {name: table for name, table in tables.items() if name != passive}
+        other_tables = {name: table for name, table in tables.items() if name != passive}
     labels_at = tuple(name for name in config.data.labels_at if name != passive)
-    data = config.data.model_copy(update={"parties": others, "labels_at": labels_at})
-    settings = {name: of for name, of in config.passives.items() if name != passive}
+    data = config.data.model_copy(update={"parties": other_tables, "labels_at": labels_at})
+    settings = {
+        name: party_settings for name, party_settings in config.passives.items() if name != passive
+    }
     return config.model_copy(
         update={
             "name": f"{config.name}-without-{passive}",
@@ -169,8 +171,8 @@ def measure_worth(
     """Train once more without each passive, and measure what the run's model loses by it.
 
     Args:
-        result: of a run whose parties one process played; it stays as it is.
-        on_done: called with the trainings that are done and that there are.
+        result: of a run of one process for all parties; it is not changed.
+        on_done: called with the number of finished trainings and their total.
 
     Raises:
         ConfigError: nobody can be left out (`check_leaving_out`), the parties ran apart, or the run
@@ -200,17 +202,17 @@ def measure_worth(
             "passives lack one"
         )
     began = time.monotonic()
-    found = []
+    worths = []
     for done, table in enumerate(data.passives):
         on_done(done, len(data.passives))
-        found.append(_measure_one(config, data, table.name, result, variant))
+        worths.append(_measure_one(config, data, table.name, result, variant))
     on_done(len(data.passives), len(data.passives))
     return WhoHelped(
         measure=result.measure,
         reached=_replace_nan(result.scores[variant]),
         rows=len(result.said[variant].truth),
         party_seeds=config.party_seeds,
-        passives=tuple(found),
+        passives=tuple(worths),
         seconds=time.monotonic() - began,
     )
 
@@ -220,36 +222,38 @@ def _measure_one(
 ) -> PassiveWorth:
     try:
         with _merge_warnings(passive):
-            without = run(leave_out_settings(config, passive), None, data=leave_out(data, passive))
+            result_without = run(
+                leave_out_settings(config, passive), None, data=leave_out(data, passive)
+            )
     except ConfigError as error:
         raise ConfigError(f"who helped: without {passive}: {error}") from error
     gain = None
-    if variant in without.said:
+    if variant in result_without.said:
         measure = find_measure(result.measure)
-        gain = gain_between(result.said[variant], without.said[variant], measure)
+        gain = gain_between(result.said[variant], result_without.said[variant], measure)
     return PassiveWorth(
         passive=passive,
-        without=_replace_nan(without.scores[variant]),
+        without=_replace_nan(result_without.scores[variant]),
         value=None if gain is None else gain.value,
         low=None if gain is None else _replace_nan(gain.low),
         high=None if gain is None else _replace_nan(gain.high),
-        wire_bytes=result.wire_bytes - without.wire_bytes,
+        wire_bytes=result.wire_bytes - result_without.wire_bytes,
     )
 
 
 @contextmanager
 def _merge_warnings(passive: str) -> Iterator[None]:
-    """Warn of each kind of warning in this block once, and say that the passive was left out."""
+    """Repeat each kind of warning of this block once, with the passive that was left out."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has said it
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)  # the run itself has warned of it
         yield
     by_kind: dict[type[Warning], list[str]] = {}
     for warning in caught:
         by_kind.setdefault(warning.category, []).append(str(warning.message))
-    for kind, (first, *more) in by_kind.items():
-        others = f" (and {len(more)} more of this kind)" if more else ""
-        warnings.warn(f"without {passive}: {first}{others}", kind, stacklevel=2)
+    for kind, (first, *repeats) in by_kind.items():
+        suffix = f" (and {len(repeats)} more of this kind)" if repeats else ""
+        warnings.warn(f"without {passive}: {first}{suffix}", kind, stacklevel=2)
 
 
 def _replace_nan(value: float) -> float | None:

@@ -56,31 +56,31 @@ class Settings(BaseModel):
 
         Parties whose settings differ in it do not begin (`secure_apfed.exchange.agreement`).
         """
-        told = self.model_dump(mode="json")
+        terms = self.model_dump(mode="json")
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if any(isinstance(mark, DecidedBy) for mark in field.metadata):
-                del told[name]
+                del terms[name]
             elif isinstance(value, Settings):
-                told[name] = value.collect_terms()
+                terms[name] = value.collect_terms()
             elif isinstance(value, Mapping):
-                told[name] |= {
+                terms[name] |= {
                     key: part.collect_terms()
                     for key, part in value.items()
                     if isinstance(part, Settings)
                 }
-        return told
+        return terms
 
 
-def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.5) -> str:
     """Return "did you mean 'x'?" with the known name that is closest, or nothing if none is."""
-    close = get_close_matches(given, list(known), n=1, cutoff=cutoff)
+    close = get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"did you mean {close[0]!r}?" if close else ""
 
 
-def unknown_name(given: str, known: Iterable[str]) -> str:
+def unknown_name(name: str, names: Iterable[str]) -> str:
     """Return what to say of a name that is not in a table."""
-    known = list(known)
-    shown = given[:_MOST_SHOWN]
-    guess = did_you_mean(shown, known)
-    return f"{shown!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(known)}"
+    names = list(names)
+    shortened = name[:_MOST_SHOWN]
+    guess = did_you_mean(shortened, names)
+    return f"{shortened!r} is unknown; {f'{guess} ' if guess else ''}Known are {', '.join(names)}"

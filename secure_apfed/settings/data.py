@@ -104,13 +104,13 @@ class Database(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _show_no_password(cls, given: Any) -> Any:
+    def _show_no_password(cls, raw: Any) -> Any:
         """Refuse values that may hold a password here, since pydantic shows what it refuses."""
-        told = given.__dict__ if isinstance(given, Database) else given
-        if not isinstance(told, Mapping):
+        values = raw.__dict__ if isinstance(raw, Database) else raw
+        if not isinstance(values, Mapping):
             raise ValueError("expected url and query, and credentials where it asks for a password")
-        url = str(told.get("url"))
-        where = told.get("credentials", {"env": ""})
+        url = str(values.get("url"))
+        credentials = values.get("credentials", {"env": ""})
         if _PASSWORD.match(url):
             raise ValueError(
                 "url: it holds a password, which would stand in every copy of this file; leave it "
@@ -120,10 +120,10 @@ class Database(Settings):
             raise ValueError(
                 "url: expected one as sqlite:///crm.db or postgresql+psycopg://me@host/x"
             )
-        known = isinstance(where, Mapping) and [*where] in (["env"], ["file"])
-        if where is not None and not known:
+        is_known = isinstance(credentials, Mapping) and [*credentials] in (["env"], ["file"])
+        if credentials is not None and not is_known:
             raise ValueError(f"credentials: expected {_CREDENTIALS}")
-        return given
+        return raw
 
     @field_validator("query")
     @classmethod
@@ -187,14 +187,15 @@ class PartySettings(Settings):
     @model_validator(mode="after")
     def _lists_part_columns(self) -> Self:
         ignored = set(self.ignore)
-        both = [
+        listed_twice = [
             name
             for name in self.numeric or ()
             if name in (self.categorical or ()) and name not in ignored
         ]
-        if both:
+        if listed_twice:
             raise ValueError(
-                f"{', '.join(both)} is listed under numeric and under categorical; leave it in one"
+                f"{', '.join(listed_twice)} is listed under numeric and under categorical; leave "
+                "it in one"
             )
         return self
 
@@ -300,12 +301,12 @@ class DataSettings(Settings):
 
     def collect_terms(self) -> dict[str, Any]:
         """Return who holds labels and, if several do, how they number the classes."""
-        told = {"partition", "labels_at"}
+        keys = {"partition", "labels_at"}
         if self.horizontal or self.labels_at:
-            told.add("classes")
+            keys.add("classes")
             if self.positive is not None:
-                told.add("positive")
-        return self.model_dump(mode="json", include=told)
+                keys.add("positive")
+        return self.model_dump(mode="json", include=keys)
 
     @property
     def explicit_views(self) -> tuple[str, ...]:
@@ -326,8 +327,8 @@ class DataSettings(Settings):
 
     def id_columns(self, name: str) -> tuple[str, ...]:
         """Return the columns that name a row in the own table of this party."""
-        given = (self.parties or {})[name].id_column or self.id_column
-        return (given,) if isinstance(given, str) else given
+        columns = (self.parties or {})[name].id_column or self.id_column
+        return (columns,) if isinstance(columns, str) else columns
 
     def missing_at(self, name: str) -> Missing:
         """Return what this party does about empty cells."""
@@ -335,8 +336,8 @@ class DataSettings(Settings):
 
     def date_formats_at(self, name: str) -> tuple[str, ...]:
         """Return how dates are written in the own table of this party."""
-        own = (self.parties or {})[name].date_formats
-        return self.date_formats if own is None else own
+        own_formats = (self.parties or {})[name].date_formats
+        return self.date_formats if own_formats is None else own_formats
 
     def holds_labels(self, name: str) -> bool:
         return self.horizontal or name == self.active_name or name in self.labels_at

@@ -186,8 +186,8 @@ class MethodSettings(Settings, ABC):
     @property
     def figure(self) -> ReleaseFigure:
         """The figure that covers what leaves a party, of `secure_apfed.promises.FIGURES`."""
-        sent = self.representations_from is not None or not self.has_passives
-        return "epsilon_x" if sent else self.passives_figure
+        sends_representations = self.representations_from is not None or not self.has_passives
+        return "epsilon_x" if sends_representations else self.passives_figure
 
     @property
     def happens(self) -> frozenset[str]:
@@ -196,7 +196,7 @@ class MethodSettings(Settings, ABC):
         """
         votes = self.opens_votes
         averages = self.averages
-        said = {
+        facts = {
             "passives take part": self.has_passives,
             "people are aligned": self.aligns,
             "the active sends representations": self.representations_from == "active",
@@ -218,7 +218,7 @@ class MethodSettings(Settings, ABC):
             "gradients are returned": self.returns_gradients,
             "the active predicts alone": self.predicts_alone,
         }
-        return frozenset(word for word, holds in said.items() if holds)
+        return frozenset(word for word, holds in facts.items() if holds)
 
     @property
     def aligns(self) -> bool:
@@ -232,8 +232,8 @@ class MethodSettings(Settings, ABC):
             return ("active", "passives")
         if self.opens_votes or self.averages:
             return ("active",)
-        told = "passives" if self.sums_representations else self.representations_from
-        return () if told is None else (told,)
+        side = "passives" if self.sums_representations else self.representations_from
+        return () if side is None else (side,)
 
     @property
     def decomposes(self) -> bool:

@@ -56,16 +56,16 @@ class GuardSettings(Settings):
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
-        given = [name for name in ("sigma", "epsilon") if getattr(self, name) is not None]
-        if self.mechanism == "none" and given:
+        strengths = [name for name in ("sigma", "epsilon") if getattr(self, name) is not None]
+        if self.mechanism == "none" and strengths:
             raise ValueError(
-                f"guard none adds no noise, but {' and '.join(given)} was given; "
+                f"guard none adds no noise, but {' and '.join(strengths)} was given; "
                 "say mechanism: gaussian or leave it out"
             )
-        if self.mechanism != "none" and len(given) != 1:
+        if self.mechanism != "none" and len(strengths) != 1:
             raise ValueError(
                 f"guard {self.mechanism} needs exactly one of sigma and epsilon, "
-                f"got {' and '.join(given) or 'neither'}"
+                f"got {' and '.join(strengths) or 'neither'}"
             )
         return self
 
@@ -94,9 +94,9 @@ class DpSgdSettings(Settings):
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
         if (self.noise_multiplier is None) == (self.epsilon is None):
-            given = "neither" if self.epsilon is None else "both"
+            count_text = "neither" if self.epsilon is None else "both"
             raise ValueError(
-                f"dp_sgd needs exactly one of noise_multiplier and epsilon, got {given}"
+                f"dp_sgd needs exactly one of noise_multiplier and epsilon, got {count_text}"
             )
         return self
 

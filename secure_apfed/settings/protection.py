@@ -95,9 +95,9 @@ class Protection:
             return float(len(value))
         return float(value)
 
-    def is_less(self, value: Any, than: Any) -> bool:
+    def is_less(self, value: Any, reference: Any) -> bool:
         """Return whether a value protects less than another; what cannot be compared does."""
-        return not self.compute_strength(value) >= self.compute_strength(than)
+        return not self.compute_strength(value) >= self.compute_strength(reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,12 +196,12 @@ def find_departures(settings: Settings) -> tuple[Departure, ...]:
     )
 
 
-def find_keys(settings: Settings, default: Any = None, where: str = "") -> Iterator[Key]:
+def find_keys(settings: Settings, default: Any = None, prefix: str = "") -> Iterator[Key]:
     """Yield every key that a proposal carries, but those of each party alone."""
     for name, declared in type(settings).model_fields.items():
         if _is_of_each_party(name, declared):
             continue
-        path = f"{where}{name}"
+        path = f"{prefix}{name}"
         value = getattr(settings, name)
         usual = (
             getattr(default, name)
@@ -217,12 +217,12 @@ def find_keys(settings: Settings, default: Any = None, where: str = "") -> Itera
             yield Key(path=path, value=value, default=usual, mark=None)
         elif isinstance(value, Mapping | tuple):
             parts = value.items() if isinstance(value, Mapping) else enumerate(value)
-            for at, part in parts:
-                yield from find_keys(part, None, f"{path}.{at}.")
+            for index, part in parts:
+                yield from find_keys(part, None, f"{path}.{index}.")
 
 
 def find_key_types(
-    kind: type[Settings], where: str = ""
+    kind: type[Settings], prefix: str = ""
 ) -> Iterator[tuple[str, Protection | Unprotective | FollowsFrom | None]]:
     """Yield path and mark of every key that such settings may have; `*` stands for any name."""
     for name, declared in kind.model_fields.items():
@@ -231,20 +231,20 @@ def find_key_types(
         mark = _mark_of(declared)
         inner = _settings_in(declared.annotation)
         if mark is not None or not inner:
-            yield f"{where}{name}", mark
+            yield f"{prefix}{name}", mark
             continue
-        many = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
+        is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
         for part in inner:
-            yield from find_key_types(part, f"{where}{name}.{'*.' if many else ''}")
+            yield from find_key_types(part, f"{prefix}{name}.{'*.' if is_collection else ''}")
 
 
-def list_keys(kind: type[Settings], where: str = "") -> Iterator[str]:
+def list_keys(kind: type[Settings], prefix: str = "") -> Iterator[str]:
     """Yield the dotted path of every key that such settings may have; `*` stands for any name."""
     for name, declared in kind.model_fields.items():
-        yield f"{where}{name}"
-        many = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
+        yield f"{prefix}{name}"
+        is_collection = get_origin(_strip_annotations(declared.annotation)) in (dict, tuple)
         for part in _settings_in(declared.annotation):
-            yield from list_keys(part, f"{where}{name}.{'*.' if many else ''}")
+            yield from list_keys(part, f"{prefix}{name}.{'*.' if is_collection else ''}")
 
 
 def require_limits(
@@ -272,10 +272,10 @@ def require_limits(
     for side, limits in (("minima", minima), ("maxima", maxima)):
         for pattern, limit in limits.items():
             mark = _mark_to_limit(pattern, side, limit, known, file)
-            found = [key for key in keys if _is_match(pattern, key.path)]
-            values = [(key.path, key.value) for key in found] or [(pattern, None)]
+            matches = [key for key in keys if _is_match(pattern, key.path)]
+            values = [(key.path, key.value) for key in matches] or [(pattern, None)]
             wrong += [
-                f"{party}: {path} is {_format_value(value) if found else 'not set in this run'}, "
+                f"{party}: {path} is {_format_value(value) if matches else 'not set in this run'}, "
                 "and "
                 f"{side}.{pattern} of {file} asks for {_format_value(limit)}"
                 f"{_AT[side] if mark.less != 'other' else ' or what protects more'}: it protects "
@@ -292,49 +292,54 @@ _AT = {"minima": " at least", "maxima": " at most"}
 
 
 def _mark_to_limit(
-    pattern: str, side: str, limit: Limit, known: Mapping[str, Any], file: str
+    pattern: str, side: str, limit: Limit, known_marks: Mapping[str, Any], file: str
 ) -> Protection:
     """Return the mark of the key that a limit names; ConfigError: it cannot be limited so."""
-    where = f"{file}: {side}.{pattern}"
-    marks = [mark for path, mark in known.items() if _is_match(path, pattern) or path == pattern]
+    place = f"{file}: {side}.{pattern}"
+    marks = [
+        mark for path, mark in known_marks.items() if _is_match(path, pattern) or path == pattern
+    ]
     if not marks:
-        guess = did_you_mean(pattern, known)
-        raise ConfigError(f"{where}: no setting has that name{f'; {guess}' if guess else ''}")
+        guess = did_you_mean(pattern, known_marks)
+        raise ConfigError(f"{place}: no setting has that name{f'; {guess}' if guess else ''}")
     mark = marks[0]
     if not isinstance(mark, Protection):
-        raise ConfigError(f"{where}: this setting protects nobody; leave it out")
-    wanted = "maxima" if mark.less == "higher" else "minima"
-    if side != wanted:
+        raise ConfigError(f"{place}: this setting protects nobody; leave it out")
+    right_side = "maxima" if mark.less == "higher" else "minima"
+    if side != right_side:
         way = "more" if mark.less == "higher" else "less"
-        raise ConfigError(f"{where}: {way} of it protects less; say it under {wanted}")
+        raise ConfigError(f"{place}: {way} of it protects less; say it under {right_side}")
     if mark.less == "other":
         names = [name for group in mark.order for name in group if name is not None]
         if limit not in names:
             raise ConfigError(
-                f"{where}: expected one of {', '.join(map(_format_value, names))}, got "
+                f"{place}: expected one of {', '.join(map(_format_value, names))}, got "
                 f"{_format_value(limit)}"
             )
     elif isinstance(limit, bool | str):
-        raise ConfigError(f"{where}: expected a number, got {_format_value(limit)}")
+        raise ConfigError(f"{place}: expected a number, got {_format_value(limit)}")
     return mark
 
 
 def _is_match(pattern: str, path: str) -> bool:
     """Return whether a path is of a pattern, of which `*` is any one name."""
-    wanted = pattern.split(".")
-    given = path.split(".")
-    same = (one in ("*", other) for one, other in zip(wanted, given, strict=False))
-    return len(wanted) == len(given) and all(same)
+    pattern_names = pattern.split(".")
+    path_names = path.split(".")
+    are_same = (
+        expected in ("*", actual)
+        for expected, actual in zip(pattern_names, path_names, strict=False)
+    )
+    return len(pattern_names) == len(path_names) and all(are_same)
 
 
 def _make_key(
     path: str, settings: Settings, default: Any, value: Any, usual: Any, mark: Any
 ) -> Key:
-    read = mark.read if isinstance(mark, Protection) else None
-    if read is None:
+    read_value = mark.read if isinstance(mark, Protection) else None
+    if read_value is None:
         return Key(path=path, value=value, default=usual, mark=mark)
     defaults = default if isinstance(default, type(settings)) else type(settings)()
-    return Key(path=path, value=read(settings), default=read(defaults), mark=mark)
+    return Key(path=path, value=read_value(settings), default=read_value(defaults), mark=mark)
 
 
 def _find_default(declared: FieldInfo) -> Any:
@@ -350,8 +355,8 @@ def _mark_of(declared: FieldInfo) -> Any:
     constant = (
         get_origin(declared.annotation) is Literal and len(get_args(declared.annotation)) == 1
     )
-    given = (mark for mark in declared.metadata if isinstance(mark, marks))
-    return next(given, NOBODY if constant else None)
+    declared_marks = (mark for mark in declared.metadata if isinstance(mark, marks))
+    return next(declared_marks, NOBODY if constant else None)
 
 
 def _strip_annotations(annotation: Any) -> Any:

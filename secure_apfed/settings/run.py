@@ -187,8 +187,8 @@ class RunSettings(Settings, ABC):
         """The settings of the transcript, with "auto" resolved."""
         if self.transcript.keep != "auto":
             return self.transcript
-        read = self.attacks or self.tradeoff
-        return TranscriptSettings(keep="first_and_last" if read else "none")
+        is_read = self.attacks or self.tradeoff
+        return TranscriptSettings(keep="first_and_last" if is_read else "none")
 
     @property
     def labels_are_private(self) -> bool:
