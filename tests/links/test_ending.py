@@ -219,7 +219,7 @@ def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.M
     from secure_apfed.runs import served
 
     file = PartyFile.from_file(shop / "party.yaml")
-    stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "kept": None})()
+    stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "card": None})()
     monkeypatch.setattr(served._JointParty, "from_file", lambda path: stub)
     ending._write_marker(ending.find_owner(shop, None), (), 1.0, is_complete=False)
     said: list[str] = []
