@@ -120,7 +120,7 @@ def test_a_course_of_time_is_found_that_no_epoch_shows(make_recording: Any) -> N
 def test_a_row_that_missed_an_epoch_is_still_guessed(make_recording: Any) -> None:
     recording = make_recording("labels", epochs=3)
     whole = attacked_by("passive-2", recording, "temporal")
-    del recording.transcript._epochs[1].sent[:4]  # two batches to two passives
+    del recording.transcript._epochs[1].envelopes[:4]  # two batches to two passives
     result = attacked_by("passive-2", recording, "temporal")
     assert 200 < result.counts["scored"] <= whole.counts["scored"]
     assert result.score["balanced_accuracy"] > 0.8

@@ -170,7 +170,7 @@ def test_over_time_the_first_and_the_last_of_a_row_are_told_and_the_mean(
         return torch.full((len(labels), 2), float(epoch))
 
     recording = make_recording(count_epochs, epochs=3)
-    del recording.transcript._epochs[2].sent[-3:]  # the last epoch lost its last batch
+    del recording.transcript._epochs[2].envelopes[-3:]  # the last epoch lost its last batch
     view = _view(recording, "passive-1")
     seen = combine_epochs(collect_representations, view, view.epochs)
     trained = truth_of(recording).trained
@@ -389,7 +389,7 @@ def test_people_are_exchanged_among_those_of_whom_as_much_was_seen(
     make_recording: Any, pairwise: Any
 ) -> None:
     made = make_recording("nothing", method="tvfl", gradient="nothing", epochs=1)
-    kept = made.transcript._epochs[0].sent
+    kept = made.transcript._epochs[0].envelopes
     last = max(item.step for item, _ in kept)
     # As test rows: released and never answered.
     kept[:] = [(item, of) for item, of in kept if (item.kind, item.step) != (Kind.GRADIENTS, last)]
