@@ -198,13 +198,13 @@ def test_advice_that_is_typed_mends_the_table_and_keeps_all_other_columns(
     quoted = {line for lines in settings for line in lines}
     assert all(line in messages[0] for line in quoted)
     others = {"price", "fuel"} if case.party == "bank" else {"w"}
-    for lines in settings:
-        columns, said = read(type_in(config, lines), case.party)
-        assert others <= set(columns), lines
-        assert not set(said) & set(messages), lines
-        is_ignored = any(".ignore: " in line for line in lines)
-        if case.column not in ("", "y"):
-            assert (case.column in columns) != is_ignored, lines
+    readings = [(lines, *read(type_in(config, lines), case.party)) for lines in settings]
+    assert not [lines for lines, columns, _ in readings if not others <= set(columns)]
+    assert not [lines for lines, _, said in readings if set(said) & set(messages)]
+    if case.column not in ("", "y"):
+        assert [case.column not in columns for _, columns, _ in readings] == [
+            any(".ignore: " in line for line in lines) for lines in settings
+        ]
 
 
 def called_from() -> set[tuple[str, int]]:
@@ -286,8 +286,8 @@ def test_all_faults_of_all_tables_are_told_at_once_and_their_lines_mend_all(
     with pytest.raises(TableError, match=r"^6 faults:") as raised:
         load_data(config.data, seed=0)
     told = str(raised.value)
-    for part in ("'cylinders'", "'since'", "'empty'", "price (1)", "'y'", "'share'"):
-        assert part in told
+    parts = ("'cylinders'", "'since'", "'empty'", "price (1)", "'y'", "'share'")
+    assert not [part for part in parts if part not in told]
     pasted = raised.value.settings
     assert pasted.splitlines()[:3] == ["data:", "  parties:", "    bank:"]
     import yaml

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -89,24 +90,35 @@ def test_a_run_says_where_its_alignment_is_wrong(alignment: str, says: str) -> N
         load_config_text(text + "data: {dataset: digits}\n", source="run.yaml")
 
 
-def test_a_run_takes_what_its_settings_allow() -> None:
-    hidden = {"pairwise_overlaps": "hidden"}
-    for given, backend in (
+HIDDEN = {"pairwise_overlaps": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
         ({}, "ecdh"),
         ({"dealer": True}, "vole"),
-        ({"dealer": True, **hidden}, "opprf"),
-        ({"protocol": "circuit", **hidden}, "circuit"),
-    ):
-        settings = AlignmentSettings.model_validate(given)
-        assert settings.backend == backend
-        assert settings.collect_terms() == AlignmentSettings(protocol=backend).collect_terms()
-    for given, says in (
+        ({"dealer": True, **HIDDEN}, "opprf"),
+        ({"protocol": "circuit", **HIDDEN}, "circuit"),
+    ],
+)
+def test_a_run_takes_what_its_settings_allow(given: dict[str, Any], backend: Any) -> None:
+    settings = AlignmentSettings.model_validate(given)
+    assert settings.backend == backend
+    assert settings.collect_terms() == AlignmentSettings(protocol=backend).collect_terms()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
         ({}, "takes a dealer"),
         ({"protocol": "vole"}, "the active learns them with mode: all and protocol: vole"),
         ({"dealer": True, "mode": "pairwise"}, "the active learns them with mode: pairwise"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            check_alignment(AlignmentSettings.model_validate(hidden | given))
+    ],
+)
+def test_hidden_overlaps_need_what_hides_them(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_alignment(AlignmentSettings.model_validate(HIDDEN | given))
 
 
 @pytest.mark.parametrize(
@@ -159,22 +171,26 @@ def test_processes_of_one_party_at_once_share_one_count(tmp_path: Path) -> None:
     assert len((tmp_path / "history").read_text().splitlines()) == 3
 
 
-def test_a_held_or_damaged_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "_PATIENCE_S", 0.1)
-    path = tmp_path / "history"
-    history = AlignmentHistory(path, runs_with_a_peer=1)
+    history = AlignmentHistory(tmp_path / "history", runs_with_a_peer=1)
     with (
         FileLock(tmp_path / "history.lock"),
         pytest.raises(CheckpointError, match=r"another process has held .*history.lock for 0.1 s"),
     ):
         history.record_run(session="1", peers=["shop"])
     history.record_run(session="1", peers=["shop"])
-    whole = path.read_text()
-    other = ('{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}')
-    for line in ("", "{", "[]", "{}", *other):
-        path.write_text(f"{whole}{line}\n")
-        with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
-            AlignmentHistory(path, runs_with_a_peer=1)
+
+
+@pytest.mark.parametrize(
+    "line", ["", "{", "[]", "{}", '{"session": 1, "peers": []}', '{"session": "1", "peers": "a"}']
+)
+def test_a_damaged_history(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    AlignmentHistory(path, runs_with_a_peer=1).record_run(session="1", peers=["shop"])
+    path.write_text(f"{path.read_text()}{line}\n")
+    with pytest.raises(CheckpointError, match="line 2, is no run of an alignment; restore"):
+        AlignmentHistory(path, runs_with_a_peer=1)
 
 
 @pytest.mark.parametrize("room", [0, 10])
@@ -254,29 +270,39 @@ def test_runs_count_but_neither_resumed_ones_nor_forecasts(tmp_path: Path) -> No
 FRAME = pd.DataFrame({"name": ["ann ", "bob", "eve"], "year": [1990, 7, 3], "label": [*"aba"]})
 
 
-@pytest.mark.parametrize("ending", [".csv.gz", ".csv.xz", ".parquet"])
-def test_files_align_as_lists_and_own_tables_do(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"own{ending}"
+def write_frame(folder: Path, ending: str) -> Path:
+    """Write the frame as a file of this ending."""
+    path = folder / f"own{ending}"
     FRAME.to_parquet(path) if ending == ".parquet" else FRAME.to_csv(path, index=False)
-    file = IdFile("bank", path, "name")
+    return path
+
+
+@pytest.mark.parametrize("ending", [".csv.gz", ".csv.xz", ".parquet"])
+def test_files_align_as_lists_do(ending: str, tmp_path: Path) -> None:
+    file = IdFile("bank", write_frame(tmp_path, ending), "name")
     assert len(file) == 3
     found = align({"bank": file, "shop": ["eve", "joe", "ann"]}, hub="bank")
     pairs = zip(found["bank"].tolist(), found["shop"].tolist(), strict=True)
     assert sorted(pairs) == [(0, 2), (2, 0)]
-    for columns in ("year", ("name", "year")):
-        data = DataSettings.model_validate(
-            {
-                "dataset": "tables",
-                "id_column": columns,
-                "label_column": "label",
-                "active": "bank",
-                "parties": {"bank": {"file": str(path)}, "shop": {"file": str(path)}},
-                "test_fraction": 0.4,
-                "split": "at_random",
-            }
-        )
-        read = [row for piece in IdFile("bank", path, columns).pieces() for row in piece]
-        assert tuple(read) == load_raw_table(data, "bank").ids
+
+
+@pytest.mark.parametrize("columns", ["year", ("name", "year")], ids=str)
+@pytest.mark.parametrize("ending", [".csv.gz", ".csv.xz", ".parquet"])
+def test_files_have_the_ids_of_own_tables(ending: str, columns: Any, tmp_path: Path) -> None:
+    path = write_frame(tmp_path, ending)
+    data = DataSettings.model_validate(
+        {
+            "dataset": "tables",
+            "id_column": columns,
+            "label_column": "label",
+            "active": "bank",
+            "parties": {"bank": {"file": str(path)}, "shop": {"file": str(path)}},
+            "test_fraction": 0.4,
+            "split": "at_random",
+        }
+    )
+    read = [row for piece in IdFile("bank", path, columns).pieces() for row in piece]
+    assert tuple(read) == load_raw_table(data, "bank").ids
 
 
 def test_no_other_column_is_read_and_no_more_than_a_piece_is_held(tmp_path: Path) -> None:

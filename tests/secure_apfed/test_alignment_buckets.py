@@ -89,60 +89,70 @@ def test_buckets_find_what_one_list_finds(monkeypatch: pytest.MonkeyPatch) -> No
     for limit in (1000, 50, 3):
         monkeypatch.setattr(buckets, "BUCKET_IDS", limit)
         found[limit] = Session().align()
-        rows = found[limit]
-        assert rows["bank"] == rows["shop"] == rows["post"]
-        assert set(rows["bank"]) == COMMON
-        assert len(rows["bank"]) == len(COMMON)
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
     order = found[50]["bank"]  # which tells nothing of buckets
     assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
+    assert [set(rows["bank"]) for rows in found.values()] == [COMMON] * 3
+    assert [len(rows["bank"]) for rows in found.values()] == [len(COMMON)] * 3
+    assert not [rows for rows in found.values() if not rows["bank"] == rows["shop"] == rows["post"]]
 
 
+@pytest.mark.parametrize("start", [0, 10**6])
 @pytest.mark.parametrize("size", [40, 10_000])
-def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(size: int) -> None:
+def test_lists_are_as_long_as_the_size_of_a_set_says_whatever_is_in_it(
+    size: int, start: int
+) -> None:
     count = bucket_count(size)
-    for start in (0, 10**6):
-        own = BucketedIds(
-            "bank",
-            range(start, start + size),
-            AlignmentSettings(),
-            key=bytes(32),
-            buckets=count,
-            secret=bytes(32),
-        )
-        lists = [own.load_bucket(k) for k in range(count)]
-        assert {len(entries) for entries, _ in lists} == {compute_capacity(size, count)}
-        rows = np.concatenate([rows for _, rows in lists])
-        assert sorted(rows[rows >= 0]) == list(range(size))
-        everything = [entry for entries, _ in lists for entry in entries]
-        assert len(set(everything)) == len(everything)
+    own = BucketedIds(
+        "bank",
+        range(start, start + size),
+        AlignmentSettings(),
+        key=bytes(32),
+        buckets=count,
+        secret=bytes(32),
+    )
+    lists = [own.load_bucket(k) for k in range(count)]
+    assert {len(entries) for entries, _ in lists} == {compute_capacity(size, count)}
+    rows = np.concatenate([rows for _, rows in lists])
+    assert sorted(rows[rows >= 0]) == list(range(size))
+    everything = [entry for entries, _ in lists for entry in entries]
+    assert len(set(everything)) == len(everything)
 
 
-def test_buckets_are_a_power_of_two_and_hardly_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for size, count in ((0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)):
-        assert bucket_count(size) == count
-        assert compute_capacity(size, 1) == size
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (50, 1), (51, 2), (101, 4), (400, 8)])
+def test_buckets_are_a_power_of_two(size: int, count: int) -> None:
+    assert bucket_count(size) == count
+    assert compute_capacity(size, 1) == size
+
+
+@pytest.mark.parametrize("size", [2_000_000, 10**8])
+def test_buckets_hardly_overflow(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "BUCKET_IDS", 2**20)
-    for size in (2_000_000, 10**8):
-        count = bucket_count(size)
-        room = compute_capacity(size, count)
-        assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
-        assert count * binom.sf(int(0.998 * room), size, 1 / count) > 2**-40  # it fills no more
-        assert room * count < 1.02 * size
+    count = bucket_count(size)
+    room = compute_capacity(size, count)
+    assert 0 < count * binom.sf(room, size, 1 / count) < 2**-40
+    assert count * binom.sf(int(0.998 * room), size, 1 / count) > 2**-40  # it fills no more
+    assert room * count < 1.02 * size
 
 
-def test_unfit_ids_and_full_buckets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases: tuple[tuple[list[str], str], ...] = (
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
         (["a", "b", "c", " a"], r"bank has repeated ID\(s\), in row\(s\) 3 \(as 0\)"),
         (["a", "", "c"], "bank: its ID column is empty in 1 rows, first in row 1 "),
         ([str(k) for k in range(1001)], "bank has 1001 IDs, the parties agreed on at most 1000"),
-        (IDS["bank"], r"^bank: \d+ IDs fell into bucket \d, which has"),
-    )
-    for ids, says in cases:
-        if ids is IDS["bank"]:
-            monkeypatch.setattr(buckets, "compute_capacity", lambda size, count: size // count)
-        with pytest.raises((DataError, LocalProtocolError), match=says):
-            BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+    ],
+)
+def test_unfit_ids_are_refused(ids: list[str], says: str) -> None:
+    with pytest.raises((DataError, LocalProtocolError), match=says):
+        BucketedIds("bank", ids, SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
+
+
+def test_full_buckets_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "compute_capacity", lambda size, count: size // count)
+    full = r"^bank: \d+ IDs fell into bucket \d, which has"
+    with pytest.raises((DataError, LocalProtocolError), match=full):
+        BucketedIds("bank", IDS["bank"], SETTINGS, key=bytes(32), buckets=2, secret=bytes(32))
 
 
 def test_too_few_common_ids_over_all_buckets_open_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,17 +170,17 @@ def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
     return lambda one: one.sender == name and next(left, None) is None
 
 
-def test_who_is_killed_in_a_bucket_goes_on_with_it(tmp_path: Path) -> None:
-    for name in IDS:
-        session = Session(tmp_path / name)
-        whole = Session(tmp_path / f"{name} whole")
-        session.broken_off(dies_after(name, 8 if name == "bank" else 5))
-        kept = {party: len(list((tmp_path / name / party).glob("result-*.bin"))) for party in IDS}
-        assert min(kept.values()) > 0
-        session.sent.clear()
-        assert set(session.align("second")["bank"]) == COMMON
-        whole.align()
-        assert len(session.sent) < len(whole.sent)
+@pytest.mark.parametrize("name", IDS)
+def test_who_is_killed_in_a_bucket_goes_on_with_it(name: str, tmp_path: Path) -> None:
+    session = Session(tmp_path / name)
+    whole = Session(tmp_path / f"{name} whole")
+    session.broken_off(dies_after(name, 8 if name == "bank" else 5))
+    kept = {party: len(list((tmp_path / name / party).glob("result-*.bin"))) for party in IDS}
+    assert min(kept.values()) > 0
+    session.sent.clear()
+    assert set(session.align("second")["bank"]) == COMMON
+    whole.align()
+    assert len(session.sent) < len(whole.sent)
 
 
 def first_lists(session: Session) -> set[bytes]:
@@ -280,15 +290,20 @@ OPENINGS: Lies = (
 
 
 @pytest.mark.parametrize(
-    ("role", "lies", "who"), [("_Reply", REPLIES, "bank"), ("_Opening", OPENINGS, "(shop|post)")]
+    ("role", "who", "changes", "says"),
+    [
+        *(("_Reply", "bank", *lie) for lie in REPLIES),
+        *(("_Opening", "(shop|post)", *lie) for lie in OPENINGS),
+    ],
 )
-def test_lies_are_refused(role: str, lies: Lies, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for changes, says in lies:
-        with (
-            saying(monkeypatch, role, **changes),
-            pytest.raises(RemoteProtocolError, match=f"^{who} .*{says}"),
-        ):
-            Session().align()
+def test_lies_are_refused(
+    role: str, who: str, changes: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        saying(monkeypatch, role, **changes),
+        pytest.raises(RemoteProtocolError, match=f"^{who} .*{says}"),
+    ):
+        Session().align()
 
 
 PLACES = [
@@ -301,16 +316,18 @@ PLACES = [
 ]
 
 
-def test_places_that_cannot_be_common_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("body", "says"), PLACES, ids=[f"{len(body)} bytes" for body, _ in PLACES])
+def test_places_that_cannot_be_common_are_refused(
+    body: bytes, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     send = over_links._End.send
-    for body, says in PLACES:
 
-        def lie(self: Any, peer: str, payload: bytes, body: bytes = body) -> None:
-            send(self, peer, body if payload[:1] == b"\1" else payload)
+    def lie(self: Any, peer: str, payload: bytes) -> None:
+        send(self, peer, body if payload[:1] == b"\1" else payload)
 
-        monkeypatch.setattr(over_links._End, "send", lie)
-        with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
-            Session().align()
+    monkeypatch.setattr(over_links._End, "send", lie)
+    with pytest.raises(RemoteProtocolError, match=f"^bank .*{says}"):
+        Session().align()
 
 
 def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

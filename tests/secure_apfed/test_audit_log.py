@@ -187,19 +187,30 @@ ALTERED: tuple[tuple[Callable[[list[bytes]], list[bytes]], int], ...] = (
     (lambda lines: [*lines[:3], b"", *lines[3:]], 4),
     (lambda lines: [*lines[:-1], lines[-1].replace(b'":"', b'":"0')], 6),
 )
+ALTERATIONS = (
+    "a step",
+    "a hash",
+    "a line less",
+    "no first line",
+    "lines in another order",
+    "a line twice",
+    "an empty line",
+    "the last line",
+)
 
 
-def test_an_alteration_is_found_where_it_is(pair: Pair) -> None:
+@pytest.mark.parametrize(("alter", "line"), ALTERED, ids=ALTERATIONS)
+def test_an_alteration_is_found_where_it_is(
+    alter: Callable[[list[bytes]], list[bytes]], line: int, pair: Pair
+) -> None:
     pair.send("ann", 0, 1, 2, 3)
     pair.close()
     path = pair.paths["ann"]
-    whole = path.read_bytes().splitlines()
-    for alter, line in ALTERED:
-        path.write_bytes(b"\n".join(alter([*whole])) + b"\n")
-        with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
-            verify_log(path)
-        with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
-            pair.begin()
+    path.write_bytes(b"\n".join(alter(path.read_bytes().splitlines())) + b"\n")
+    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+        verify_log(path)
+    with pytest.raises(CheckpointError, match=f"line {line} is not chained"):
+        pair.begin()
 
 
 def test_a_log_written_anew_or_shortened_does_not_keep_its_signature(pair: Pair) -> None:
@@ -243,16 +254,23 @@ def test_a_torn_last_line_is_told_and_cut_and_the_cut_is_logged(keep: int, pair:
     )
 
 
-def test_a_last_line_is_whole_without_its_newline_and_no_other_end_is_cut(pair: Pair) -> None:
+@pytest.mark.parametrize("altered", [False, True], ids=["something else", "an altered line"])
+def test_an_end_that_is_no_line_is_not_cut(altered: bool, pair: Pair) -> None:
     pair.send("ann", 0, 1)
     path = pair.paths["ann"]
     content = path.read_bytes()
-    for end in (b"something else", content.splitlines()[-1].replace(b'"step":1', b'"step":7')):
-        path.write_bytes(content + end)
-        with pytest.raises(CheckpointError, match="line 4 is not chained"):
-            pair.begin()
-        assert path.read_bytes() == content + end
-    path.write_bytes(content.removesuffix(b"\n"))
+    other = content.splitlines()[-1].replace(b'"step":1', b'"step":7')
+    end = other if altered else b"something else"
+    path.write_bytes(content + end)
+    with pytest.raises(CheckpointError, match="line 4 is not chained"):
+        pair.begin()
+    assert path.read_bytes() == content + end
+
+
+def test_a_last_line_is_whole_without_its_newline(pair: Pair) -> None:
+    pair.send("ann", 0, 1)
+    path = pair.paths["ann"]
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
     assert (verify_log(path).torn, verify_log(path).lines) == (0, 3)
     with warnings.catch_warnings(action="error"):
         pair.begin()
@@ -362,15 +380,15 @@ HOSTILE: tuple[tuple[bytes, str], ...] = (
 )
 
 
-def test_a_hostile_log_is_a_short_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "says"), HOSTILE, ids=[f"{len(c)} bytes" for c, _ in HOSTILE])
+def test_a_hostile_log_is_a_short_error(content: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
-    for content, says in HOSTILE:
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=says) as caught:
-            verify_log(path)
-        assert str(path) in str(caught.value)
-        assert len(str(caught.value)) < 800
-        assert str(caught.value).isprintable()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=says) as caught:
+        verify_log(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 800
+    assert str(caught.value).isprintable()
 
 
 def test_a_huge_log_takes_no_more_memory_than_a_line(pair: Pair) -> None:

@@ -162,14 +162,19 @@ NO_STEPS: list[object] = [
 ]
 
 
+SENT = Greeting(
+    identity=bytes(32), run_key=bytes([1]) * 32, holds=(3,), answered=(stretch(3, 5, ALL),)
+)
+
+
 def test_a_greeting_carries_them() -> None:
-    sent = Greeting(
-        identity=bytes(32), run_key=bytes([1]) * 32, holds=(3,), answered=(stretch(3, 5, ALL),)
-    )
-    assert parse_greeting(sent.to_bytes()) == sent
-    for answered in NO_STEPS:
-        with pytest.raises(RemoteProtocolError, match="something else than a greeting"):
-            parse_greeting(msgpack.packb([bytes(32), bytes([1]) * 32, None, None, [3], answered]))
+    assert parse_greeting(SENT.to_bytes()) == SENT
+
+
+@pytest.mark.parametrize("answered", NO_STEPS, ids=lambda answered: repr(answered)[:30])
+def test_a_greeting_with_no_steps_is_refused(answered: object) -> None:
+    with pytest.raises(RemoteProtocolError, match="something else than a greeting"):
+        parse_greeting(msgpack.packb([bytes(32), bytes([1]) * 32, None, None, [3], answered]))
 
 
 def parse_greeting(payload: bytes) -> Greeting:

@@ -34,28 +34,34 @@ def problems_of(text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
-def test_what_is_dumped_is_complete_and_loads_back() -> None:
-    for more in ("", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"):
-        config = load_config_text(GOOD + more)
-        text = dump_settings(config)
-        assert load_config_text(text) == config
-        assert all(f"{key}:" in text for key in Config.model_fields)
+@pytest.mark.parametrize("more", ["", "attacks: all\n", "tradeoff: {set: {seed: 1}, seeds: 2}\n"])
+def test_what_is_dumped_is_complete_and_loads_back(more: str) -> None:
+    config = load_config_text(GOOD + more)
+    text = dump_settings(config)
+    assert load_config_text(text) == config
+    assert all(f"{key}:" in text for key in Config.model_fields)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "yes", "null", "2024-01-01", "a: b", "3", "Zoë", "- x"])
+def test_a_text_that_yaml_takes_for_something_else_loads_back(text: str) -> None:
     config = load_config_text(GOOD)
-    for text in ("1e-3", "yes", "null", "2024-01-01", "a: b", "3", "Zoë", "- x"):
-        data = config.data.model_copy(update={"label_column": text})
-        dumped = dump_settings(config.model_copy(update={"data": data}))
-        assert load_config_text(dumped).data.label_column == text
+    data = config.data.model_copy(update={"label_column": text})
+    dumped = dump_settings(config.model_copy(update={"data": data}))
+    assert load_config_text(dumped).data.label_column == text
 
 
-def test_payloads_are_kept_where_attacks_will_read_them() -> None:
-    for more, keeps in (
+@pytest.mark.parametrize(
+    ("more", "keeps"),
+    [
         ("", "none"),
         ("attacks: all\n", "first_and_last"),
         ("tradeoff: {set: {seed: 1}, seeds: 2}\n", "first_and_last"),
         ("transcript: {keep: all}\n", "all"),
         ("attacks: all\ntranscript: {keep: none}\n", "none"),
-    ):
-        assert load_config_text(GOOD + more).effective_transcript.keep == keeps
+    ],
+)
+def test_payloads_are_kept_where_attacks_will_read_them(more: str, keeps: str) -> None:
+    assert load_config_text(GOOD + more).effective_transcript.keep == keeps
 
 
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
@@ -115,12 +121,18 @@ REFUSED: tuple[tuple[str, str], ...] = (
 )
 
 
-def test_a_problem_is_told_by_its_line_and_key() -> None:
-    for text, message in REFUSED:
-        assert problems_of(text).startswith(f"run.yaml:{message}")
-    for key in ("name", "method", "data", "guard"):
-        rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
-        assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_problem_is_told_by_its_line_and_key(text: str, message: str) -> None:
+    assert problems_of(text).startswith(f"run.yaml:{message}")
+
+
+@pytest.mark.parametrize("key", ["name", "method", "data", "guard"])
+def test_a_key_without_a_default_must_be_there(key: str) -> None:
+    rest = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(key))
+    assert problems_of(rest) == f"run.yaml: {key}: is missing; it has no default"
+
+
+def test_all_problems_are_told_in_the_order_of_the_file() -> None:
     told = problems_of(GOOD.replace("epochs: 2", "epochs: 0").replace("views: 4", "views: one"))
     assert [line.split(": ")[1] for line in told.splitlines()] == ["data.views", "train.epochs"]
 
@@ -133,10 +145,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "image.yaml").write_bytes(b"name: \xff\xfe")
     with pytest.raises(ConfigError, match=r"not text in UTF-8 \(byte 6\)"):
         load_config(tmp_path / "image.yaml")
-    (tmp_path / "run.yaml").write_text(GOOD + "#" * MOST_BYTES)
-    for large in (tmp_path / "run.yaml", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match=rf"{large}: is larger than .* bytes; expected"):
-            load_config(large)
+    large = tmp_path / "run.yaml"
+    large.write_text(GOOD + "#" * MOST_BYTES)
+    with pytest.raises(ConfigError, match=rf"{large}: is larger than .* bytes; expected"):
+        load_config(large)
+    with pytest.raises(ConfigError, match=r"/dev/zero: is larger than .* bytes; expected"):
+        load_config(Path("/dev/zero"))
 
 
 def test_overrides_replace_add_and_reach_into_lists() -> None:
@@ -152,8 +166,9 @@ def test_overrides_replace_add_and_reach_into_lists() -> None:
     assert voting.method == method_settings({"name": "votes", "epsilon": 4.0})
 
 
-def test_a_wrong_override_says_so() -> None:
-    for override, message in (
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
         ("train.epochs", "--set train.epochs: expected key=value"),
         ("=3", "--set =3: expected key=value"),
         ("train..epochs=3", "--set train..epochs=3: expected key=value"),
@@ -163,31 +178,63 @@ def test_a_wrong_override_says_so() -> None:
         ("trian.epochs=3", "--set: trian: is an unknown key; did you mean 'train'?"),
         ("method.epsilon=3", "--set: method.epsilon: is an unknown key. Known here: name"),
         ("name.first=3", "--set name.first=3: there is no 'first' to set in 'small'"),
-    ):
-        assert problems_of(GOOD, override).startswith(message)
+    ],
+)
+def test_a_wrong_override_says_so(override: str, message: str) -> None:
+    assert problems_of(GOOD, override).startswith(message)
 
 
-def test_hostile_yaml_is_refused_before_it_hangs_or_fills_memory() -> None:
-    for text, place in (
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
         (LAUGHS, "run.yaml:2"),
         (GOOD + "defences: &d [*d]\n", "run.yaml:10"),
         (GOOD + "base: &b {x: 1}\nmore: {<<: *b}\n", "run.yaml:11"),
-    ):
-        assert problems_of(text).startswith(f"{place}: aliases")
+    ],
+    ids=["laughs", "a list of itself", "a merge"],
+)
+def test_aliases_are_refused(text: str, place: str) -> None:
+    assert problems_of(text).startswith(f"{place}: aliases")
+
+
+def test_aliases_of_an_override_are_refused() -> None:
     assert "aliases" in problems_of(GOOD, "data=[&a [x], *a]")
-    for key in ("2024-01-01", "!!binary aGk=", "1.5", "yes", "~", "<<", "? [a, b]\n"):
-        told = problems_of(GOOD + f"{key}: {{}}\n")
-        assert told.startswith("run.yaml:10: ")
-        assert "keys are texts" in told
-        assert "quotes" in told
-    for number in ("9" * 200_000, "0x" + "f" * 200_000, "1" + ":1" * 100_000 + ".5"):
-        assert "run.yaml:2: a number of" in problems_of(f"name: x\nseed: {number}\n")
+
+
+@pytest.mark.parametrize(
+    "key", ["2024-01-01", "!!binary aGk=", "1.5", "yes", "~", "<<", "? [a, b]\n"]
+)
+def test_a_key_that_is_no_text_is_refused(key: str) -> None:
+    told = problems_of(GOOD + f"{key}: {{}}\n")
+    assert told.startswith("run.yaml:10: ")
+    assert "keys are texts" in told
+    assert "quotes" in told
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["9" * 200_000, "0x" + "f" * 200_000, "1" + ":1" * 100_000 + ".5"],
+    ids=["decimal", "hexadecimal", "sexagesimal"],
+)
+def test_a_number_too_long_to_read_is_refused(number: str) -> None:
+    assert "run.yaml:2: a number of" in problems_of(f"name: x\nseed: {number}\n")
+
+
+def test_a_date_and_no_number_are_no_seed() -> None:
     assert "seed" in problems_of(GOOD + "seed: 2024-01-01\n")
     assert problems_of(GOOD + "seed: .nan\n").startswith("run.yaml:10: seed: ")
-    for tag in ("!!binary aGk=", "!!set {a, b}", "!!omap [a: b]", "!mine x", "!!python/name:os.x"):
-        assert "run.yaml:10: the tag " in problems_of(GOOD + f"seed: {tag}\n")
-    for text in ("[", "a: ", "- ", "{a: "):
-        assert "is not YAML" in problems_of(text * 5_000)
+
+
+@pytest.mark.parametrize(
+    "tag", ["!!binary aGk=", "!!set {a, b}", "!!omap [a: b]", "!mine x", "!!python/name:os.x"]
+)
+def test_a_tag_is_refused(tag: str) -> None:
+    assert "run.yaml:10: the tag " in problems_of(GOOD + f"seed: {tag}\n")
+
+
+@pytest.mark.parametrize("text", ["[", "a: ", "- ", "{a: "])
+def test_deep_nesting_is_refused(text: str) -> None:
+    assert "is not YAML" in problems_of(text * 5_000)
 
 
 def test_a_file_of_unknown_keys_is_refused_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,19 +55,26 @@ def idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 
 
-def test_idx_is_read_and_refused_where_it_is_damaged() -> None:
+def test_idx_is_read() -> None:
     assert is_idx(idx(IMAGES))
     assert np.array_equal(parse_idx(idx(IMAGES), dimensions=3, source="x"), IMAGES)
-    for content, message in (
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         (b"", "found magic nothing"),
         (b"\x1f\x8b\x08\x00" + bytes(30), "found magic 1f8b0800"),
         (idx(IMAGES[0, 0]), "in 3 dimensions"),
         (idx(IMAGES)[:9], "truncated inside its header"),
         (idx(IMAGES)[:-1], "announces sizes .2, 3, 4., 40 bytes in all, the file has 39"),
         (idx(IMAGES) + b"x", "the file has 41"),
-    ):
-        with pytest.raises(DataError, match=message):
-            parse_idx(content, dimensions=3, source="train-images")
+    ],
+    ids=["empty", "gzip", "one dimension", "a cut header", "cut", "too long"],
+)
+def test_damaged_idx_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_idx(content, dimensions=3, source="train-images")
 
 
 @given(st.binary(max_size=40) | st.binary(max_size=30).map(lambda tail: idx(IMAGES)[:8] + tail))
@@ -89,22 +96,29 @@ def synthetic_cifar(rows: int, label_bytes: int, classes: int, seed: int) -> byt
     return records.tobytes()
 
 
-def test_cifar_is_read_and_refused_where_it_is_damaged() -> None:
-    for label_bytes, classes in ((1, 10), (2, 100)):
-        content = synthetic_cifar(120, label_bytes, classes, 0)
-        images, labels = parse_cifar(content, label_bytes=label_bytes, classes=classes, source="x")
-        assert images.shape == (120, 3, 32, 32)
-        assert labels.tolist() == [at % classes for at in range(120)]
-        # The first 1024 bytes after the labels are the red plane, row by row.
-        assert images[0, 0, 1, 0] == content[label_bytes + 32]
-        assert images[0, 1, 0, 0] == content[label_bytes + 1024]
-    for content, message in (
+@pytest.mark.parametrize(("label_bytes", "classes"), [(1, 10), (2, 100)])
+def test_cifar_is_read(label_bytes: int, classes: int) -> None:
+    content = synthetic_cifar(120, label_bytes, classes, 0)
+    images, labels = parse_cifar(content, label_bytes=label_bytes, classes=classes, source="x")
+    assert images.shape == (120, 3, 32, 32)
+    assert labels.tolist() == [at % classes for at in range(120)]
+    # The first 1024 bytes after the labels are the red plane, row by row.
+    assert images[0, 0, 1, 0] == content[label_bytes + 32]
+    assert images[0, 1, 0, 0] == content[label_bytes + 1024]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         (b"", "found 0 bytes"),
         (bytes(3072), "expected records of 3073 bytes"),
         (bytes(3073) + b"\x0a" + bytes(3072), "record 1 has label 10, expected 0 to 9"),
-    ):
-        with pytest.raises(DataError, match=message):
-            parse_cifar(content, label_bytes=1, classes=10, source="data_batch_1.bin")
+    ],
+    ids=["empty", "cut", "a label"],
+)
+def test_damaged_cifar_is_refused(content: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_cifar(content, label_bytes=1, classes=10, source="data_batch_1.bin")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -173,17 +187,20 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
         load_file(tmp_path)
 
 
-def test_a_missing_and_a_wrong_file_name_folders_digests_and_the_command(tmp_path: Path) -> None:
+def test_a_missing_file_names_folders_and_the_command(tmp_path: Path) -> None:
+    folders = f"{tmp_path / 'cifar10'}, .*cifar-10-batches-bin"
+    said = f"data_batch_1.bin.gz is in any of {folders}.*; run `.* data fetch cifar10`"
+    with pytest.raises(DataError, match=said):
+        load_data(DataSettings(dataset="cifar10", folder=tmp_path), seed=0)
+
+
+def test_a_wrong_file_names_its_digest_and_the_command(tmp_path: Path) -> None:
     (file, *_) = DATASETS["mnist"].files
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / f"{file.name}.gz").write_bytes(gzip.compress(bytes(file.size)))
-    folders = f"{tmp_path / 'cifar10'}, .*cifar-10-batches-bin"
-    for name, message in (
-        ("cifar10", f"data_batch_1.bin.gz is in any of {folders}.*; run `.* data fetch cifar10`"),
-        ("mnist", f"expected {file.sha256}; .*remove it and run `secure-apfed data fetch mnist`"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load_data(DataSettings(dataset=name, folder=tmp_path), seed=0)
+    said = f"expected {file.sha256}; .*remove it and run `secure-apfed data fetch mnist`"
+    with pytest.raises(DataError, match=said):
+        load_data(DataSettings(dataset="mnist", folder=tmp_path), seed=0)
 
 
 @dataclass
@@ -234,17 +251,24 @@ def download(server: Server, *paths: str) -> Download:
     return Download(FILE, tuple(server.url + path for path in paths))
 
 
-def test_what_is_right_is_kept_and_else_replaced(server: Server, tmp_path: Path) -> None:
+def test_what_is_right_is_kept(server: Server, tmp_path: Path) -> None:
     # a packing called an encoding
     server.files["/a.gz"] = PACKED
     server.encoding = "gzip"
     (tmp_path / "train-images.gz").write_bytes(gzip.compress(PLAIN, 1))  # packed otherwise
     fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
     assert server.asked == []
-    for wrong in (b"not gzip", gzip.compress(b"other", mtime=0)):
-        (tmp_path / "train-images.gz").write_bytes(wrong)
-        fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
-        assert (tmp_path / "train-images.gz").read_bytes() == PACKED
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"not gzip", gzip.compress(b"other", mtime=0)], ids=["not gzip", "other"]
+)
+def test_what_is_wrong_is_replaced(wrong: bytes, server: Server, tmp_path: Path) -> None:
+    server.files["/a.gz"] = PACKED
+    server.encoding = "gzip"
+    (tmp_path / "train-images.gz").write_bytes(wrong)
+    fetch_file(download(server, "/a.gz"), tmp_path, dataset="d")
+    assert (tmp_path / "train-images.gz").read_bytes() == PACKED
 
 
 def test_an_interruption_leaves_nothing_and_another_address_is_tried(
@@ -282,23 +306,34 @@ def test_what_swells_or_never_ends_is_stopped(server: Server, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_fetched_leaves_nothing(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "folder", "message"),
+    [
+        ("/a.gz", "d", r"could not fetch train-images: .*/a.gz answers 404"),
+        ("", "d", r"127.0.0.1:1/a.gz was interrupted"),
+        ("/turned.gz", "d", f"the SHA-256 .* expected {FILE.sha256}.* it sends other bytes"),
+        ("/page.gz", "d", "truncated or damaged gzip file"),
+        ("/right.gz", "file/d", "cannot write"),
+    ],
+    ids=["absent", "nobody", "turned", "a page", "a file in the way"],
+)
+def test_what_cannot_be_fetched_leaves_nothing(
+    path: str, folder: str, message: str, server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
-    server.files |= {"/right.gz": PACKED, "/page.gz": b"<html>sign in</html>"}
-    for name, content in (("wrong", b"other"), ("turned", PLAIN[::-1])):
-        server.files[f"/{name}.gz"] = gzip.compress(content, mtime=0)
-    turned = f"the SHA-256 .* expected {FILE.sha256}.* it sends other bytes"
+    server.files |= {
+        "/right.gz": PACKED,
+        "/page.gz": b"<html>sign in</html>",
+        "/turned.gz": gzip.compress(PLAIN[::-1], mtime=0),
+    }
     nobody = Download(FILE, ("http://127.0.0.1:1/a.gz",))
-    for wanted, folder, message in (
-        (download(server, "/a.gz"), "d", r"could not fetch train-images: .*/a.gz answers 404"),
-        (nobody, "d", r"127.0.0.1:1/a.gz was interrupted"),
-        (download(server, "/turned.gz"), "d", turned),
-        (download(server, "/page.gz"), "d", "truncated or damaged gzip file"),
-        (download(server, "/right.gz"), "file/d", "cannot write"),
-    ):
-        with pytest.raises(DataError, match=message):
-            fetch_file(wanted, tmp_path / folder, dataset="d")
-        assert not list((tmp_path / "d").glob("*"))
+    with pytest.raises(DataError, match=message):
+        fetch_file(download(server, path) if path else nobody, tmp_path / folder, dataset="d")
+    assert not list((tmp_path / "d").glob("*"))
+
+
+def test_addresses_are_tried_until_one_sends_the_file(server: Server, tmp_path: Path) -> None:
+    server.files |= {"/right.gz": PACKED, "/wrong.gz": gzip.compress(b"other", mtime=0)}
     addresses = download(server, "/absent.gz", "/wrong.gz", "/right.gz")
     (found,) = fetch_file(addresses, tmp_path / "e", dataset="d")
     assert found.read_bytes() == PACKED

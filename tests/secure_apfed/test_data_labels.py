@@ -141,28 +141,44 @@ ENTRANCES = (from_csv, from_parquet, from_frames, from_estimator)
 Entrance = Callable[[Sequence[str], Path], tuple[str, ...]]
 
 
-def test_spellings_of_one_label_are_refused() -> None:
-    for labels in ALIKE:
-        with pytest.raises(DataError, match=r"in several ways") as refused:
-            class_labels((*labels, "other") * 8, None, party="bank", column="y")
-        assert re.findall(r"\((\d+) rows\)", str(refused.value)) == ["8", "8"], labels
-        assert len(str(refused.value)) < 500, labels
+def name_labels(labels: Any) -> str:
+    """Name a case by its labels."""
+    return " ".join(label[:9] for label in labels)
+
+
+@pytest.mark.parametrize("labels", ALIKE, ids=name_labels)
+def test_spellings_of_one_label_are_refused(labels: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match=r"in several ways") as refused:
+        class_labels((*labels, "other") * 8, None, party="bank", column="y")
+    assert re.findall(r"\((\d+) rows\)", str(refused.value)) == ["8", "8"]
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("labels", [("1", "1.0"), ("caf\u00e9", "cafe\u0301")], ids=name_labels)
+@pytest.mark.parametrize("enter", ENTRANCES)
+def test_labels_are_looked_at_wherever_they_enter(
+    enter: Entrance, labels: tuple[str, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"in several ways.*\(8 rows\).*\(8 rows\)"):
+        enter((*labels, "other"), tmp_path)
 
 
 @pytest.mark.parametrize("enter", ENTRANCES)
-def test_labels_are_looked_at_wherever_they_enter(enter: Entrance, tmp_path: Path) -> None:
-    for labels in (("1", "1.0"), ("caf\u00e9", "cafe\u0301")):
-        with pytest.raises(DataError, match=r"in several ways.*\(8 rows\).*\(8 rows\)"):
-            enter((*labels, "other"), tmp_path)
+def test_labels_that_name_nothing_are_told_wherever_they_enter(
+    enter: Entrance, tmp_path: Path
+) -> None:
     with pytest.warns(SuspectColumnWarning, match=r"labels 'nan' \(8\)"):
         enter(("a", "b", "nan"), tmp_path)
 
 
-def test_labels_that_differ_are_classes(tmp_path: Path) -> None:
-    for labels in CLASSES:
-        assert set(class_labels(labels * 8, None, party="bank", column="y")[1]) == set(labels)
-    for enter in (from_csv, from_estimator):
-        assert set(enter(("A-", "A"), tmp_path)) == {"A-", "A"}
+@pytest.mark.parametrize("labels", CLASSES, ids=name_labels)
+def test_labels_that_differ_are_classes(labels: tuple[str, ...]) -> None:
+    assert set(class_labels(labels * 8, None, party="bank", column="y")[1]) == set(labels)
+
+
+@pytest.mark.parametrize("enter", [from_csv, from_estimator])
+def test_labels_that_differ_enter_as_classes(enter: Entrance, tmp_path: Path) -> None:
+    assert set(enter(("A-", "A"), tmp_path)) == {"A-", "A"}
 
 
 def test_spellings_that_are_listed_are_classes_and_no_others_are(tmp_path: Path) -> None:
@@ -178,15 +194,25 @@ def test_spellings_that_are_listed_are_classes_and_no_others_are(tmp_path: Path)
 
 def test_a_number_to_predict_is_written_as_one(tmp_path: Path) -> None:
     assert from_csv(("1", "2.5e0", "+3"), tmp_path, classes="numbers") == ()
-    for text in ("1_000", "\uff11", "--1", "True", "inf", "9" * 5000, "1,5"):
-        with pytest.raises(DataError, match=r"row 1 \(from 0\) has") as refused:
-            from_csv(("1", text), tmp_path, classes="numbers")
-        assert len(str(refused.value)) < 300
 
 
-def test_surrounding_blanks_are_no_part_of_a_label(tmp_path: Path) -> None:
-    for enter in (from_csv, from_parquet, from_frames):
-        assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("yes", "no")
+@pytest.mark.parametrize(
+    "text",
+    ["1_000", "\uff11", "--1", "True", "inf", "9" * 5000, "1,5"],
+    ids=lambda text: text[:9],
+)
+def test_what_is_no_number_is_none_to_predict(text: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 1 \(from 0\) has") as refused:
+        from_csv(("1", text), tmp_path, classes="numbers")
+    assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("enter", [from_csv, from_parquet, from_frames])
+def test_surrounding_blanks_are_no_part_of_a_label(enter: Entrance, tmp_path: Path) -> None:
+    assert enter(("yes", " yes", "yes\u00a0", "no"), tmp_path) == ("yes", "no")
+
+
+def test_blanks_are_a_part_of_an_estimator_s_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'yes' \(8 rows\)"):  # its classes are the caller's own
         from_estimator(("yes", " yes", "no"), tmp_path)
 
@@ -226,7 +252,7 @@ def malignant_tests_at_most(count: int) -> Rows:
 
 
 def data_of(config: Config, common: Rows) -> VerticalData:
-    """Where passives know, of the active's people, these rows alone."""
+    """Load data whose passives know, of the active's people, these rows alone."""
     data = load_data(config.data, seed=config.seed)
     known = {data.active.ids[row] for row in common(data).tolist()}
 
@@ -244,15 +270,24 @@ ONE_CLASS = (
 )
 
 
-@pytest.mark.parametrize("method", [one for one in ALIGNING if one not in EVERYBODY])
-def test_a_method_of_common_people_needs_two_classes_of_them(method: str) -> None:
-    config = config_of(method)
-    for rows, says in (
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
         (malignant, f"active: the .* labelled training {ONE_CLASS}malignant"),
         (lambda data: but(data, data.labelled_rows), "none of its 60 labelled training rows"),
-    ):
-        with pytest.raises(DataError, match=says):
-            run(config, None, data=data_of(config, rows))
+    ],
+    ids=["one class", "none"],
+)
+@pytest.mark.parametrize("method", [one for one in ALIGNING if one not in EVERYBODY])
+def test_a_method_of_common_people_needs_two_classes_of_them(
+    method: str, rows: Rows, says: str
+) -> None:
+    config = config_of(method)
+    with pytest.raises(DataError, match=says):
+        run(config, None, data=data_of(config, rows))
+
+
+RARE = "22 labelled training rows{} that .* are of class malignant, fewer than 30"
 
 
 @pytest.mark.parametrize("method", EVERYBODY)
@@ -278,21 +313,28 @@ def test_a_test_of_one_class_is_refused() -> None:
         run(alone, None, data=replace(data, test_rows=test))
 
 
-def test_a_test_of_few_rows_of_a_class_is_told() -> None:
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (FEWEST_ROWS, [RARE.format(f" and {FEWEST_ROWS} test rows")]),
+        (
+            FEWEST_ROWS - 1,
+            [
+                RARE.format(""),
+                f" {FEWEST_ROWS - 1} are of class malignant, fewer than {FEWEST_ROWS}",
+            ],
+        ),
+    ],
+    ids=["as many as are asked for", "one less"],
+)
+def test_a_test_of_few_rows_of_a_class_is_told(rows: int, expected: list[str]) -> None:
     config = config_of("tvfl")
-    told = list[warnings.WarningMessage]()
-    for rows in (FEWEST_ROWS, FEWEST_ROWS - 1):
-        with pytest.warns(FewRowsWarning) as warned:
-            run(config, None, data=data_of(config, malignant_tests_at_most(rows)))
-        told += warned
-    rare = "22 labelled training rows{} that .* are of class malignant, fewer than 30"
-    expected = (
-        rare.format(f" and {FEWEST_ROWS} test rows"),
-        rare.format(""),
-        f" {FEWEST_ROWS - 1} are of class malignant, fewer than {FEWEST_ROWS}",
-    )
-    for one, said in zip(told, expected, strict=True):
-        assert re.search(said, str(one.message))
+    with pytest.warns(FewRowsWarning) as warned:
+        run(config, None, data=data_of(config, malignant_tests_at_most(rows)))
+    told = [str(one.message) for one in warned]
+    assert len(told) == len(expected)
+    pairs = zip(expected, told, strict=True)
+    assert not [(said, one) for said, one in pairs if not re.search(said, one)]
 
 
 def test_of_several_classes_each_that_is_learnt_is_tested_or_it_is_told() -> None:
@@ -357,9 +399,10 @@ def test_the_plan_counts_labels(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "method: votes\nmodel: {network: random_features, random_features: 20}\n"
         "secure_sum: {scheme: plain, masks: none, allow_single_passive: true}"
     )
+    planned = {}
     for labelled in (400, 24):
         known = frame.assign(y=frame.y.where(frame.id < labelled, None))
         write(known, frame[["id", "u"]], text)
-        planned = told(capsys, "plan", path)
-        assert planned["labelled_rows"] == 0.75 * labelled
-        assert planned["teaching_rows"] == 400 - 0.25 * labelled
+        answer = told(capsys, "plan", path)
+        planned[labelled] = (answer["labelled_rows"], answer["teaching_rows"])
+    assert planned == {400: (300, 300), 24: (18, 394)}

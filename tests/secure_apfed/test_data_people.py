@@ -123,23 +123,28 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], message: str) ->
         load(**settings)
 
 
-def test_methods_that_align_refuse_other_partitions() -> None:
-    for data, message in (
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
         (BREAST, "each party has people of its own; take vertical, or use single_view"),
         ({"dataset": "digits", "labels_at": ["passive-1"]}, "the active alone holds labels"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            small_config(data=data)
+    ],
+    ids=["horizontal", "labels at a passive"],
+)
+def test_methods_that_align_refuse_other_partitions(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        small_config(data=data)
 
 
-def test_every_entry_is_complete_and_on_the_page() -> None:
-    for name, entry in DATASETS.items():
-        assert f"`{name}`" in PAGE
-        assert all(describe_dataset(entry).values())
-        assert len(set(entry.classes)) == len(entry.classes)
-        assert (entry.height is None) == bool(entry.natural_views)
-        assert not entry.natural_views or len(entry.natural_views) == entry.views
-        assert all(len(download.file.sha256) == 64 for download in entry.downloads)
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_entry_is_complete_and_on_the_page(name: str) -> None:
+    entry = DATASETS[name]
+    assert f"`{name}`" in PAGE
+    assert all(describe_dataset(entry).values())
+    assert len(set(entry.classes)) == len(entry.classes)
+    assert (entry.height is None) == bool(entry.natural_views)
+    assert not entry.natural_views or len(entry.natural_views) == entry.views
+    assert all(len(download.file.sha256) == 64 for download in entry.downloads)
 
 
 def table(name: str = "active", labels: list[int] | None = None) -> PartyTable:
@@ -160,54 +165,70 @@ GOOD = VerticalData(
     train_rows=torch.tensor([0, 1, 2]),
     test_rows=torch.tensor([3]),
 )
+SHOP = table("shop", labels=[0, 1, 0, 1])
 HOLES = torch.tensor([[0.0, 1.0], [0.0, float("nan")], [0.0, float("inf")], [float("nan"), 0.0]])
 
 
-def test_tables_are_checked_alone_and_together() -> None:
-    shop = table("shop", labels=[0, 1, 0, 1])
-    changes: tuple[tuple[Any, dict[str, Any], str], ...] = (
-        (ACTIVE, {"ids": ()}, "active: its table is empty"),
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": ()}, "active: its table is empty"),
         (
-            ACTIVE,
             {"ids": ("a", "b", "a", "b")},
             "active: 2 IDs occur more than once, the first in row 0",
         ),
-        (ACTIVE, {"ids": ("a", "b", "c")}, "active: 3 IDs, but features of 4 rows"),
-        (ACTIVE, {"labels": torch.zeros(3)}, r"4 IDs, but labels of shape \(3,\)"),
+        ({"ids": ("a", "b", "c")}, "active: 3 IDs, but features of 4 rows"),
+        ({"labels": torch.zeros(3)}, r"4 IDs, but labels of shape \(3,\)"),
+        ({"features": torch.zeros(4, 3)}, r"rows of shape \(2,\), the features have \(3,\)"),
+        ({"features": HOLES}, "active: 3 features are NaN or infinite, 2 of them in 'income'"),
+    ],
+)
+def test_a_table_is_checked_alone(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(ACTIVE, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"passives": (table("active"),)}, "two parties have one name"),
+        ({"passives": (SHOP,)}, "shop is passive and holds no labels"),
+        ({"table": table()}, "active is the active and needs labels"),
+        ({"table": table(labels=[0, 1, 5, -1])}, "2 labels lie outside the 2 classes, first 5"),
+        ({"table": table(labels=[0, 0, 0, 1])}, "3 labelled training rows are all of one"),
+        ({"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),
+        ({"test_rows": torch.tensor([2])}, "listed twice"),
+        ({"labels_at": ("shop",)}, "shop: it is in labels_at, and it has no labels"),
+        ({"labels_at": ("club",)}, "labels_at: there is no passive club"),
         (
-            ACTIVE,
-            {"features": torch.zeros(4, 3)},
-            r"rows of shape \(2,\), the features have \(3,\)",
-        ),
-        (
-            ACTIVE,
-            {"features": HOLES},
-            "active: 3 features are NaN or infinite, 2 of them in 'income'",
-        ),
-        (GOOD, {"passives": (table("active"),)}, "two parties have one name"),
-        (GOOD, {"passives": (shop,)}, "shop is passive and holds no labels"),
-        (GOOD, {"table": table()}, "active is the active and needs labels"),
-        (
-            GOOD,
-            {"table": table(labels=[0, 1, 5, -1])},
-            "2 labels lie outside the 2 classes, first 5",
-        ),
-        (GOOD, {"table": table(labels=[0, 0, 0, 1])}, "3 labelled training rows are all of one"),
-        (GOOD, {"test_rows": torch.tensor([4])}, "lie in 0 to 3, got 0 to 4"),
-        (GOOD, {"test_rows": torch.tensor([2])}, "listed twice"),
-        (GOOD, {"labels_at": ("shop",)}, "shop: it is in labels_at, and it has no labels"),
-        (GOOD, {"labels_at": ("club",)}, "labels_at: there is no passive club"),
-        (
-            GOOD,
             {"labels_at": ("shop",), "passives": (table("shop", labels=[3, 4, 3, 4]),)},
             r"shop: .* all of 0 to 1",
         ),
-    )
-    for good, change, message in changes:
-        with pytest.raises(DataError, match=message):
-            replace(good, **change)
+    ],
+)
+def test_tables_are_checked_together(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(GOOD, **change)
+
+
+def test_tables_show_no_row() -> None:
     assert "id-0" not in repr(GOOD)
     assert "tensor" not in repr(GOOD)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(50, 50), (0.1, 135)])
+def test_labelled_rows_are_nested(wanted: float, count: int) -> None:
+    few = load(seed=3, labelled=20)
+    data = load(seed=3, labelled=wanted)
+    assert len(data.labelled_rows) == count
+    assert bool(torch.isin(data.labelled_rows, data.train_rows).all())
+    assert bool(torch.isin(few.labelled_rows, data.labelled_rows).all())
+
+
+@pytest.mark.parametrize("wanted", [9, 1400])
+def test_more_or_fewer_labelled_rows_than_there_can_be_are_refused(wanted: int) -> None:
+    with pytest.raises(DataError, match=f"data.labelled: {wanted} labelled rows are wanted"):
+        load(labelled=wanted)
 
 
 def by_id(table: PartyTable, ids: list[str]) -> torch.Tensor:
@@ -225,11 +246,12 @@ def test_every_set_gives_tables_that_overlap_as_asked(name: str) -> None:
     assert len(data.passives) == DATASETS[name].views - 1
     assert data.classes == DATASETS[name].classes
     assert len(known.intersection(*(p.ids for p in data.passives))) == shared
-    for passive in data.passives:
-        assert len(passive.ids) == len(data.active.ids)
-        assert len(set(passive.ids) - set(data.active.ids)) == len(known) - shared
-        assert tests <= set(passive.ids)
-        assert passive.labels is None
+    people = {passive.name: set(passive.ids) for passive in data.passives}
+    strangers = {name: len(ids - set(data.active.ids)) for name, ids in people.items()}
+    assert strangers == dict.fromkeys(people, len(known) - shared)
+    assert [len(passive.ids) for passive in data.passives] == [len(data.active.ids)] * len(people)
+    assert not [name for name, ids in people.items() if not tests <= ids]
+    assert not [passive.name for passive in data.passives if passive.labels is not None]
     labels = labels_of(data.active)
     assert data.active.features.dtype == torch.float32
     if DATASETS[name].numeric_labels:
@@ -259,9 +281,9 @@ def test_parties_have_their_own_order_and_the_seed_decides_it(name: str) -> None
     assert len(orders) == len(data.tables)
     assert len({frozenset(order) for order in orders}) == 1
     first, again, other = (load(name, seed, overlap=0.7) for seed in (3, 3, 4))
-    for one, two in zip(first.tables, again.tables, strict=True):
-        assert one.ids == two.ids
-        assert torch.equal(one.features, two.features)
+    assert [one.ids for one in first.tables] == [one.ids for one in again.tables]
+    tables = zip(first.tables, again.tables, strict=True)
+    assert not [one.name for one, two in tables if not torch.equal(one.features, two.features)]
     assert torch.equal(first.test_rows, again.test_rows)
     assert first.active.ids != other.active.ids
     # The overlap leaves the test split alone, and IDs do not give the class away.
@@ -333,18 +355,10 @@ def test_splits_and_shares_are_exact() -> None:
         partition.deal_people(np.arange(101), overlap=0.01, limit=50, seed=0)
 
 
-def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
+def test_labelled_rows_are_drawn_of_each_class() -> None:
     few = load(seed=3, labelled=20)
     counts = torch.bincount(labels_of(few.active)[few.labelled_rows], minlength=10)
     assert counts.tolist() == [2] * 10
-    for wanted, count in ((50, 50), (0.1, 135)):
-        data = load(seed=3, labelled=wanted)
-        assert len(data.labelled_rows) == count
-        assert bool(torch.isin(data.labelled_rows, data.train_rows).all())
-        assert bool(torch.isin(few.labelled_rows, data.labelled_rows).all())
-    for wanted in (9, 1400):
-        with pytest.raises(DataError, match=f"data.labelled: {wanted} labelled rows are wanted"):
-            load(labelled=wanted)
     with pytest.raises(DataError, match=r"say 10 to 1347, or leave data\.labelled out"):
         load(labelled=1400)
     assert [len(load(labelled=wanted).labelled_rows) for wanted in (10, 1347)] == [10, 1347]
@@ -358,6 +372,14 @@ def test_labelled_rows_are_drawn_of_each_class_and_nested() -> None:
     assert other is not None
     assert chosen.tolist() == other.tolist()
     assert len(load(labelled=40, split="at_random").labelled_rows) == 40
+
+
+@pytest.mark.parametrize(("label", "least"), [(0, 12), (1, 1), (2, 0)])
+def test_clients_are_dealt_rows_of_each_class_evenly(label: int, least: int) -> None:
+    labels = np.repeat([0, 1, 2], [50, 7, 4])
+    dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
+    found = [int((labels[rows] == label).sum()) for rows in dealt]
+    assert least <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
 
 
 def test_people_are_drawn_by_the_seed() -> None:
@@ -382,8 +404,9 @@ def test_a_labelled_passive_knows_its_training_people_and_no_test_label() -> Non
     truth = dict(zip(data.active.ids, labels_of(data.active).tolist(), strict=True))
     assert data.passives[0].labels is None
     table = data.passives[1]
-    for one, label in zip(table.ids, labels_of(table).tolist(), strict=True):
-        assert label == (UNLABELLED if one in tests else truth.get(one, label))
+    told = dict(zip(table.ids, labels_of(table).tolist(), strict=True))
+    expected = {one: UNLABELLED if one in tests else truth.get(one, told[one]) for one in told}
+    assert told == expected
     assert {UNLABELLED, 0, 1} == set(labels_of(table).tolist())
     own = data.select_party("passive-2")
     assert own is not None
@@ -401,15 +424,14 @@ def test_horizontal_parties_have_all_features_of_other_people_and_equal_classes(
     counts += [labels_of(table).bincount() for table in data.passives]
     assert max((one - counts[0]).abs().max().item() for one in counts) <= 1
     views = {"means": View(0, 10), "errors": View(10, 20), "worst": View(20, 30)}
-    for table in data.tables:
-        assert table.views == views
-        assert table.encoding == data.active.encoding
+    assert {table.name: table.views for table in data.tables if table.views != views} == {}
+    assert not [table.name for table in data.tables if table.encoding != data.active.encoding]
     # What the encoding is of: the active's training rows and nobody else's.
     own = data.active.features[data.train_rows].double()
     torch.testing.assert_close(own.mean(0), torch.zeros(30).double(), atol=1e-6, rtol=0)
     few = load(labelled=20, **BREAST)
-    for table in few.passives:
-        assert int((labels_of(table) != UNLABELLED).sum()) == 20
+    known = [int((labels_of(table) != UNLABELLED).sum()) for table in few.passives]
+    assert known == [20] * len(few.passives)
     images = load(partition="horizontal", limit=100)
     assert [tuple(table.features.shape) for table in images.passives] == [(100, 1, 8, 8)] * 3
     assert len(images.train_rows) == 100
@@ -421,9 +443,6 @@ def test_clients_are_dealt_evenly_to_the_last_row() -> None:
     dealt = partition.deal_clients(labels, np.arange(61), clients=4, limit=None, seed=1)
     assert [len(rows) for rows in dealt] == [15] * 4
     assert len(set(np.concatenate(dealt).tolist())) == 60
-    for label, least in ((0, 12), (1, 1), (2, 0)):
-        found = [int((labels[rows] == label).sum()) for rows in dealt]
-        assert least <= min(found) <= max(found) <= min(found) + 1 + (label == 0)
     few = partition.deal_clients(labels, np.arange(61), clients=2, limit=10, seed=1)
     assert [np.bincount(labels[rows]).tolist() for rows in few] == [[8, 1, 1]] * 2
     with pytest.raises(DataError, match="3 training rows are too few for 4 clients"):
@@ -504,14 +523,24 @@ def test_own_tables_of_hospitals_share_no_people(hospitals: dict[str, Any]) -> N
     assert (south.classes, len(south.labelled_rows)) == (("no", "yes"), 30)
     raw = pd.read_csv(hospitals["folder"] / "south.csv")
     assert labels_of(south.table).tolist() == (raw["sick"] == "yes").astype(int).tolist()
-    stay = ["ward", "age", "pulse", "sex"]
-    for change, message in (
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"view_columns": {"stay": {"columns": ["ward"]}}}, "look at pulse, age"),
-        ({"view_columns": {"stay": {"columns": stay}}}, "look at sex"),
+        (
+            {"view_columns": {"stay": {"columns": ["ward", "age", "pulse", "sex"]}}},
+            "look at sex",
+        ),
         ({"classes": ["yes", "maybe"]}, "outside the classes yes, maybe, such as no"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load(**hospitals | change)
+    ],
+)
+def test_own_tables_of_hospitals_are_alike(
+    hospitals: dict[str, Any], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(**hospitals | change)
 
 
 @pytest.mark.parametrize(
@@ -535,25 +564,28 @@ def test_hospitals_need_one_encoding(
         load(**hospitals)
 
 
-def test_every_preset_is_a_setting_with_columns_that_the_set_has() -> None:
-    for name in PRESETS:
-        assert f"`{name.split('/')[0]}/" in PAGE
-        settings = DataSettings.model_validate(find_preset(name))
-        told = as_yaml(settings.model_dump(mode="json", exclude_unset=True))
-        assert load_settings_text(DataSettings, told, source="x") == settings
-        natural = DATASETS[settings.dataset].natural_views.values()
-        known = sorted(column for view in natural for column in view)
-        if settings.columns is not None:
-            columns = [str(column) for some in settings.columns.values() for column in some]
-            assert sorted(columns) == known, name
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_setting_with_columns_that_the_set_has(name: str) -> None:
+    assert f"`{name.split('/')[0]}/" in PAGE
+    settings = DataSettings.model_validate(find_preset(name))
+    told = as_yaml(settings.model_dump(mode="json", exclude_unset=True))
+    assert load_settings_text(DataSettings, told, source="x") == settings
+    natural = DATASETS[settings.dataset].natural_views.values()
+    known = sorted(column for view in natural for column in view)
+    if settings.columns is not None:
+        columns = [str(column) for some in settings.columns.values() for column in some]
+        assert sorted(columns) == known
+
+
+def test_presets_move_columns_in_the_paper_s_order() -> None:
     views = DATASETS["credit_card"].natural_views
     numbered = dict(enumerate((*views["client"], *views["repayment"]), start=1))  # from X1
-    for name, moved in (  # in the paper's order
-        ("apc-vfl/breast_cancer/2/100", ("mean texture", "worst fractal dimension")),
-        ("apc-vfl/credit_card/4/2500", ("AGE", "PAY_2", "PAY_4", "PAY_6")),
-        ("apc-vfl/credit_card/5/100", tuple(numbered[at] for at in (3, 5, 7, 9, 11))),
-    ):
-        assert tuple(find_preset(name)["columns"]["active"]) == moved
+    moved = {
+        "apc-vfl/breast_cancer/2/100": ["mean texture", "worst fractal dimension"],
+        "apc-vfl/credit_card/4/2500": ["AGE", "PAY_2", "PAY_4", "PAY_6"],
+        "apc-vfl/credit_card/5/100": [numbered[at] for at in (3, 5, 7, 9, 11)],
+    }
+    assert {name: [*find_preset(name)["columns"]["active"]] for name in moved} == moved
 
 
 def test_so_many_people_are_aligned_and_the_passive_holds_no_others() -> None:
@@ -573,8 +605,9 @@ def test_so_many_people_are_aligned_and_the_passive_holds_no_others() -> None:
 def test_as_many_numerals_of_each_class_train_and_test() -> None:
     data = load(**find_preset("mmvfl/handwritten"), seed=1)
     assert [table.features.shape[1] for table in data.tables] == [240, 76, 216, 47, 64]
-    for rows, each in ((data.train_rows, 120), (data.test_rows, 40)):
-        assert torch.bincount(labels_of(data.active)[rows]).tolist() == [each] * 10
+    labels = labels_of(data.active)
+    assert torch.bincount(labels[data.train_rows]).tolist() == [120] * 10
+    assert torch.bincount(labels[data.test_rows]).tolist() == [40] * 10
 
 
 def test_the_command_line_lists_and_prints_them() -> None:

@@ -112,14 +112,22 @@ def test_classes_may_be_given_and_whole_numbers_sort_as_numbers(folder: Path) ->
     assert load_data(settings(folder), seed=0).classes == ("0", "5", "10")
 
 
-def test_settings_that_do_not_fit_the_file(folder: Path) -> None:
-    for options, message in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"numeric": ["colour"]}, "shop: shop.parquet lacks the columns colour; it has customer"),
         ({"ignore": ["colour"], "id_column": "person"}, "lacks the columns person, colour"),
         ({"ignore": ["visits", "spent", "member"]}, "shop: no feature columns are left"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load_data(settings(folder, shop_options=options), seed=0)
+    ],
+)
+def test_settings_that_do_not_fit_the_file(
+    folder: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load_data(settings(folder, shop_options=options), seed=0)
+
+
+def test_a_passive_s_column_is_not_called_like_the_labels(folder: Path) -> None:
     shop().assign(left=1).to_parquet(folder / "shop.parquet")
     with pytest.raises(DataError, match="shop: its column 'left' is called like the active's"):
         load_data(settings(folder), seed=0)
@@ -137,7 +145,8 @@ def test_named_columns_ignored_columns_and_two_id_columns(folder: Path) -> None:
 ENCODING = ColumnEncoding.for_numeric_columns(["a", "b"])
 
 
-def test_prediction_reads_arrays_and_idx_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a.npy", "b-idx3-ubyte", "b-idx3-ubyte.gz", "c.csv"])
+def test_prediction_reads_arrays_and_idx_images(name: str, tmp_path: Path) -> None:
     images = np.arange(32, dtype=np.uint8).reshape(2, 4, 4)
     expected = torch.from_numpy(images[:, None, 2:].astype(np.float32)) / 255
     header = bytes([0, 0, 8, 3]) + b"".join(size.to_bytes(4, "big") for size in images.shape)
@@ -145,19 +154,12 @@ def test_prediction_reads_arrays_and_idx_images(tmp_path: Path) -> None:
     (tmp_path / "b-idx3-ubyte").write_bytes(header + images.tobytes())
     (tmp_path / "b-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
     pd.DataFrame(images.reshape(2, 16)).to_csv(tmp_path / "c.csv", index=False)
-    for name in ("a.npy", "b-idx3-ubyte", "b-idx3-ubyte.gz", "c.csv"):
-        assert torch.equal(load_features(tmp_path / name, IMAGES)[1], expected)
+    assert torch.equal(load_features(tmp_path / name, IMAGES)[1], expected)
 
 
-def test_inputs_that_cannot_be_predicted(tmp_path: Path) -> None:
-    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "s.npy", np.zeros(3))
-    (tmp_path / "a.csv").write_bytes(b"a,c\n1,2\n")
-    (tmp_path / "b.csv").write_bytes(b"a,b\n")
-    (tmp_path / "c.csv").write_bytes(b"a,b\n1,old\n")
-    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY broken")
-    (tmp_path / "x.png").write_bytes(b"\x89PNG")
-    for name, message in (
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
         ("a.csv", "a.csv: 1 of 2 columns are missing: b"),
         ("b.csv", "b.csv: it has no rows"),
         ("c.csv", "c.csv: column 'b' is numeric"),
@@ -168,37 +170,64 @@ def test_inputs_that_cannot_be_predicted(tmp_path: Path) -> None:
         ("none", "cannot be read"),
         ("o.npy", r"not a readable \.npy array"),
         ("s.npy", r"expected rows of features, got shape \(3,\)"),
-    ):
-        with pytest.raises(DataError, match=message):
-            load_features(tmp_path / name, ENCODING)
+    ],
+)
+def test_inputs_that_cannot_be_predicted(name: str, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
+    np.save(tmp_path / "s.npy", np.zeros(3))
+    (tmp_path / "a.csv").write_bytes(b"a,c\n1,2\n")
+    (tmp_path / "b.csv").write_bytes(b"a,b\n")
+    (tmp_path / "c.csv").write_bytes(b"a,b\n1,old\n")
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY broken")
+    (tmp_path / "x.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match=message):
+        load_features(tmp_path / name, ENCODING)
+
+
+def test_an_id_column_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_bytes(b"a,b\n1,old\n")
     with pytest.raises(DataError, match="the ID columns who are missing"):
         load_features(tmp_path / "c.csv", ENCODING, id_columns=["who"])
 
 
-def test_an_encoding_from_elsewhere_does_not_read_the_rows(folder: Path) -> None:
-    fitted = load_data(settings(folder), seed=0).active.encoding
+def use_encoding(folder: Path) -> DataSettings:
+    """Write the active's table anew, and take its encoding from a file."""
     bank().assign(income=lambda table: 2 * table["income"]).to_csv(folder / "bank.csv")
     given = {"file": "bank.csv", "encoding": "encoding.json", "ignore": ["Unnamed: 0"]}
-    parties = {"bank": given, "shop": {"file": "shop.parquet"}}
-    for told in (fitted.model_dump(mode="json"), {"encoding": fitted.model_dump(mode="json")}):
-        (folder / "encoding.json").write_text(json.dumps(told))
-        active = load_data(settings(folder, parties=parties), seed=0).active
-        assert active.encoding == fitted
-        income = fitted.encode(bank(), source="bank")[:, 0]
-        mean, scale = (getattr(fitted.columns[0], name) for name in ("mean", "scale"))  # type: ignore[union-attr]  # of columns
-        torch.testing.assert_close(active.features[:, 0], 2 * income + mean / scale)
+    return settings(folder, parties={"bank": given, "shop": {"file": "shop.parquet"}})
 
-    for text, said in (
+
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "in a card"])
+def test_an_encoding_from_elsewhere_does_not_read_the_rows(nested: bool, folder: Path) -> None:
+    fitted = load_data(settings(folder), seed=0).active.encoding
+    told = fitted.model_dump(mode="json")
+    own = use_encoding(folder)
+    (folder / "encoding.json").write_text(json.dumps({"encoding": told} if nested else told))
+    active = load_data(own, seed=0).active
+    assert active.encoding == fitted
+    income = fitted.encode(bank(), source="bank")[:, 0]
+    mean, scale = (getattr(fitted.columns[0], name) for name in ("mean", "scale"))  # type: ignore[union-attr]  # of columns
+    torch.testing.assert_close(active.features[:, 0], 2 * income + mean / scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         (None, "bank: encoding.json holds no encoding"),
         ("[]", "bank: encoding.json holds no encoding"),
         (ColumnEncoding.for_numeric_columns(["age"]).model_dump_json(), "age"),
         (IMAGES.model_dump_json(), "encoding of images"),
-    ):
-        (folder / "encoding.json").unlink(missing_ok=True)
-        if text is not None:
-            (folder / "encoding.json").write_text(text)
-        with pytest.raises(DataError, match=said):
-            load_data(settings(folder, parties=parties), seed=0)
+    ],
+    ids=["no file", "a list", "of another table", "of images"],
+)
+def test_what_is_no_encoding_of_the_table_is_refused(
+    text: str | None, said: str, folder: Path
+) -> None:
+    own = use_encoding(folder)
+    if text is not None:
+        (folder / "encoding.json").write_text(text)
+    with pytest.raises(DataError, match=said):
+        load_data(own, seed=0)
 
 
 def test_rows_without_a_label_train_without_one_and_test_nothing(folder: Path) -> None:
@@ -263,12 +292,22 @@ def test_a_comma_at_the_end_of_each_row_shifts_nothing(tmp_path: Path) -> None:
     assert torch.equal(features, data.active.features)
 
 
-def test_rows_with_more_cells_than_names_are_refused(tmp_path: Path) -> None:
-    named = large_bank().set_index("id").to_csv(index_label=False)
-    for text in ("age,income,visits\n51,2782,3,9\n", "age,income,visits\n51,2782,3,,\n", named):
-        (tmp_path / "more.csv").write_text(text)
-        with pytest.raises(DataError, match="name every column there, that of row names"):
-            load_features(tmp_path / "more.csv", ColumnEncoding.for_numeric_columns(("age",)))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "age,income,visits\n51,2782,3,9\n",
+        "age,income,visits\n51,2782,3,,\n",
+        large_bank().set_index("id").to_csv(index_label=False),
+    ],
+    ids=["a number more", "empty cells more", "row names"],
+)
+def test_rows_with_more_cells_than_names_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "more.csv").write_text(text)
+    with pytest.raises(DataError, match="name every column there, that of row names"):
+        load_features(tmp_path / "more.csv", ColumnEncoding.for_numeric_columns(("age",)))
+
+
+PACKED = gzip.compress(b"id,x\n1,2.5\n2,3.5\n", mtime=0)
 
 
 def test_a_class_called_none_is_one_where_it_is_listed(tmp_path: Path) -> None:
@@ -336,10 +375,12 @@ def test_the_digest_of_files_is_of_all_that_is_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     found = {files_digest(settings)}
     own = files_digest(settings, of=["active"])
+    owns = set[str]()
     for name in ("shop.csv", "enc.json", "large_bank.parquet/part=0/more.parquet"):
-        assert files_digest(settings, of=["active"]) == own
+        owns.add(files_digest(settings, of=["active"]))
         (tmp_path / name).write_text("other")
         found.add(files_digest(settings))
+    assert owns == {own}
     assert len(found) == 4
     (tmp_path / "shop.csv").unlink()
     with pytest.raises(DataError, match=r"shop: .* cannot be read"):
@@ -389,15 +430,25 @@ def test_plain_files_are_read_at_once_as_pandas_reads_them(
     assert at_once == read()
 
 
-def test_what_only_pandas_unpacks_is_read_and_what_nobody_does_is_told(tmp_path: Path) -> None:
-    packed = gzip.compress(b"id,x\n1,2.5\n2,3.5\n")
-    for name, content in (("a.csv.gz", packed + bytes(512)), ("b.csv", gzip.decompress(packed))):
-        (tmp_path / name).write_bytes(content)
-        assert frames.load_frame(tmp_path / name, source="bank")["x"].tolist() == [2.5, 3.5]
-    for name, content in (("c.csv.gz", packed[:-6]), ("d.csv.xz", b"no xz"), ("e.csv.gz", b"")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(DataError, match=rf"bank: .*{name}"):
-            frames.load_frame(tmp_path / name, source="bank")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv.gz", PACKED + bytes(512)), ("b.csv", gzip.decompress(PACKED))],
+    ids=["padded", "not packed"],
+)
+def test_what_only_pandas_unpacks_is_read(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert frames.load_frame(tmp_path / name, source="bank")["x"].tolist() == [2.5, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("c.csv.gz", PACKED[:-6]), ("d.csv.xz", b"no xz"), ("e.csv.gz", b"")],
+    ids=["cut", "not packed so", "empty"],
+)
+def test_what_nobody_unpacks_is_told(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"bank: .*{name}"):
+        frames.load_frame(tmp_path / name, source="bank")
 
 
 def test_a_cell_may_hold_lines(tmp_path: Path) -> None:
@@ -635,21 +686,24 @@ def page() -> str:
 
 def test_the_page_says_what_is_said_in_a_line_each() -> None:
     assert _PAGE.read_text("utf-8") == page()
-    for case in (*CASES, *WARNED):
-        assert said(case), case.title
-        assert not any("\n" in text for text in said(case)), case.title
+    told = {case.title: said(case) for case in (*CASES, *WARNED)}
+    assert not [title for title, texts in told.items() if not texts]
+    assert not [title for title, texts in told.items() if any("\n" in text for text in texts)]
 
 
-def test_nothing_is_said_of_usual_columns() -> None:
-    usual: dict[str, dict[str, Any]] = {
-        "a constant": {"sum": 1.0},
-        "truth values": {"flag": [row % 3 == 0 for row in range(MANY)]},
-        "dates": {"since": [f"2026-01-{row % 28 + 1:02d}" for row in range(MANY)]},
-        "many different numbers": {"x": np.random.default_rng(1).normal(size=MANY)},
-        "codes with gaps": {"branch": [7 * (row % 20) for row in range(MANY)]},
-    }
-    for title, columns in usual.items():
-        assert said(Case(title, _csv(**columns))) == (), title
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"sum": 1.0},
+        {"flag": [row % 3 == 0 for row in range(MANY)]},
+        {"since": [f"2026-01-{row % 28 + 1:02d}" for row in range(MANY)]},
+        {"x": np.random.default_rng(1).normal(size=MANY)},
+        {"branch": [7 * (row % 20) for row in range(MANY)]},
+    ],
+    ids=["a constant", "truth values", "dates", "many different numbers", "codes with gaps"],
+)
+def test_nothing_is_said_of_usual_columns(columns: dict[str, Any]) -> None:
+    assert said(Case("usual", _csv(**columns))) == ()
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ def test_a_departure_stands_in_result_status_and_report(
         status.build_status().less_protected,
         less_of(load_run(tmp_path / "run")),
     )
-    for sentences in surfaces:
-        assert ("alignment.minimum_rows is 1 (by default 2)" in "\n".join(sentences)) is said
+    departure = "alignment.minimum_rows is 1 (by default 2)"
+    assert [departure in "\n".join(sentences) for sentences in surfaces] == [said] * 3
     assert result["shared_organisations"] == []
 
 

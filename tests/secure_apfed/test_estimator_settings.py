@@ -258,7 +258,7 @@ def test_sparse_columns_are_refused_by_party_and_name_and_the_advice_works(
 
 def test_flat_names_lead_to_every_declared_setting() -> None:
     listed = list_settings({"method": "votes"}, {})
-    for key, value in listed.items():
-        assert replace_setting({"method": "votes"}, key, value)
+    changed = {key: replace_setting({"method": "votes"}, key, listed[key]) for key in listed}
+    assert not [key for key, settings in changed.items() if not settings]
     with pytest.raises(KeyError, match="train__nothing"):
         replace_setting({}, "train__nothing", 1)

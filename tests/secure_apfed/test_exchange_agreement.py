@@ -87,8 +87,10 @@ def test_all_hold_one_contract_and_the_signatures_of_all() -> None:
     held = table.play()
     (document,) = {one.contract.document for one in held.values()}
     first = held["active"]
+    assert {name: one.signatures for name, one in held.items()} == dict.fromkeys(
+        held, first.signatures
+    )
     for name, one in held.items():
-        assert one.signatures == first.signatures
         key = bytes.fromhex(
             next(item.public_key for item in first.contract.participants if item.name == name)
         )
@@ -142,31 +144,41 @@ def test_other_settings_are_found_out_by_name(changes: dict[str, Any], field: st
         table.play()
 
 
+def nest_lists(depth: int) -> list[Any]:
+    """Return lists in lists, so deep."""
+    nested: list[Any] = []
+    for _ in range(depth):
+        nested = [nested or 0]
+    return nested
+
+
+DRAW = random.Random(5)
+
+
+BODIES = [
+    b"",
+    b"\xc1",
+    msgpack.packb(None),
+    msgpack.packb([1, 2, 3]),
+    msgpack.packb({}),
+    msgpack.packb(nest_lists(400)),
+    msgpack.packb([b"k" * 32, b"k" * 31, None]),
+    b"\xff\xfe",
+    msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}]),
+    msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]),
+    msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
+    *(DRAW.randbytes(DRAW.randrange(200)) for _ in range(10)),
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: f"{len(body)} bytes {body[:12].hex()}")
 @pytest.mark.parametrize("kind", [Kind.GREETING, Kind.SIGNATURE, Kind.SESSION])
-def test_hostile_bytes_end_in_an_error_of_the_peer(kind: Kind) -> None:
-    draw = random.Random(5)
-    deep: Any = 0
-    for _ in range(400):
-        deep = [deep]
-    fixed = [
-        b"",
-        b"\xc1",
-        msgpack.packb(None),
-        msgpack.packb([1, 2, 3]),
-        msgpack.packb({}),
-        msgpack.packb(deep),
-        msgpack.packb([b"k" * 32, b"k" * 31, None]),
-        b"\xff\xfe",
-        msgpack.packb([b"k" * 32, b"k" * 32, {"shape": [2**63]}]),
-        msgpack.packb([b"s" * 64, b"h" * 32, b"[1]"]),
-        msgpack.packb([b"s" * 64, b"h" * 32, b"{"]),
-    ]
-    for body in [*fixed, *(draw.randbytes(draw.randrange(200)) for _ in range(10))]:
-        table = Table()
-        table.network = TwoFaced(NAMES)
-        vars(table.network).update(kind=kind, said=body)
-        with pytest.raises(RemoteProtocolError):
-            table.play()
+def test_hostile_bytes_end_in_an_error_of_the_peer(kind: Kind, body: bytes) -> None:
+    table = Table()
+    table.network = TwoFaced(NAMES)
+    vars(table.network).update(kind=kind, said=body)
+    with pytest.raises(RemoteProtocolError):
+        table.play()
 
 
 def test_an_identity_is_no_secret_of_others() -> None:
@@ -179,20 +191,40 @@ def test_an_identity_is_no_secret_of_others() -> None:
         Identity.from_secret_bytes(bytes(31))
 
 
-def test_a_signature_is_of_its_purpose_its_parts_and_their_cut() -> None:
+@pytest.mark.parametrize(
+    ("purpose", "parts"),
+    [(b"a", (b"b", b"cd")), (b"ab", (b"c", b"d")), (b"a", (b"bcd",))],
+    ids=["another cut", "another purpose", "in one part"],
+)
+def test_a_signature_is_of_its_purpose_its_parts_and_their_cut(
+    purpose: bytes, parts: tuple[bytes, ...]
+) -> None:
     identity = fresh_identity()
     signature = identity.sign(b"a", b"bc", b"d")
     verify_signature(identity.public, signature, b"a", b"bc", b"d", signer="x")
-    for purpose, parts in ((b"a", (b"b", b"cd")), (b"ab", (b"c", b"d")), (b"a", (b"bcd",))):
-        with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
-            verify_signature(identity.public, signature, purpose, *parts, signer="x")
-    for public in (bytes(32), bytes(31), fresh_identity().public):
-        with pytest.raises(RemoteProtocolError):
-            verify_signature(public, signature, b"a", b"bc", b"d", signer="x")
-    for point in ("01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32):
-        every = bytes.fromhex(point) + bytes(32)  # R = A and S = 0, for a key A of small order
-        with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
-            verify_signature(bytes.fromhex(point), every, b"a", b"b", signer="x")
+    with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
+        verify_signature(identity.public, signature, purpose, *parts, signer="x")
+
+
+@pytest.mark.parametrize(
+    "public",
+    [bytes(32), bytes(31), fresh_identity().public],
+    ids=["zeros", "a byte less", "another key"],
+)
+def test_a_signature_is_of_its_key(public: bytes) -> None:
+    signature = fresh_identity().sign(b"a", b"bc", b"d")
+    with pytest.raises(RemoteProtocolError):
+        verify_signature(public, signature, b"a", b"bc", b"d", signer="x")
+
+
+@pytest.mark.parametrize("point", ["01" + "00" * 31, "ec" + "ff" * 30 + "7f", "00" * 32])
+def test_a_key_of_small_order_signs_nothing(point: str) -> None:
+    every = bytes.fromhex(point) + bytes(32)  # R = A and S = 0
+    with pytest.raises(RemoteProtocolError, match="what x signed does not fit"):
+        verify_signature(bytes.fromhex(point), every, b"a", b"b", signer="x")
+
+
+GREETED: list[Any] = [bytes(32), bytes([1]) * 32, None]
 
 
 def test_one_identity_is_one_party_and_its_own() -> None:
@@ -267,12 +299,20 @@ def greeted(payload: bytes) -> Greeting:
     return Greeting.from_message(envelope(payload, kind=Kind.GREETING, step=-1), bytes(32))
 
 
-def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting() -> None:
-    """It is refused where it is read: of half a resumption no contract could be drawn up."""
-    keys: list[Any] = [bytes(32), bytes([1]) * 32, None]
-    for rest in [*([resumes, []] for resumes in NOWHERE), *([None, holds] for holds in NO_STEPS)]:
-        with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
-            greeted(msgpack.packb([*keys, *rest]))
-    for resumes in (None, Resumption(run=RUN, step=5)):
-        sent = Greeting(identity=keys[0], run_key=keys[1], resumes=resumes, holds=(2, 5))
-        assert greeted(sent.to_bytes()) == sent
+@pytest.mark.parametrize(
+    ("resumes", "holds"),
+    [*((resumes, []) for resumes in NOWHERE), *((None, holds) for holds in NO_STEPS)],
+    ids=lambda value: repr(value)[:40],
+)
+def test_who_would_go_on_nowhere_or_holds_no_steps_sends_no_greeting(
+    resumes: object, holds: object
+) -> None:
+    """Refuse it where it is read: of half a resumption no contract could be drawn up."""
+    with pytest.raises(RemoteProtocolError, match="active sent something else than a greeting"):
+        greeted(msgpack.packb([*GREETED, resumes, holds]))
+
+
+@pytest.mark.parametrize("resumes", [None, Resumption(run=RUN, step=5)], ids=["anew", "goes on"])
+def test_who_begins_anew_or_goes_on_sends_a_greeting(resumes: Resumption | None) -> None:
+    sent = Greeting(identity=GREETED[0], run_key=GREETED[1], resumes=resumes, holds=(2, 5))
+    assert greeted(sent.to_bytes()) == sent

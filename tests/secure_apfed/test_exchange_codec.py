@@ -55,27 +55,47 @@ def one(dtype: str, shape: list[int], size: int) -> bytes:
     return handmade({"z": entry}, bytes(size))
 
 
+def name_bytes(content: bytes) -> str:
+    """Name a case by its length and its first bytes."""
+    return f"{len(content)} bytes {content[:24].hex()}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4, 5)], ids=str)
-def test_tensors_and_metadata_come_back(shape: tuple[int, ...]) -> None:
-    for dtype in DTYPES:
-        sent = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10).to(dtype)
-        meta = {"learn": True, "list": [1, "two", b"three", None], "inner": {"x": 0.5}}
-        tensors, got = unpack_tensors(
-            pack_tensors({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p"
-        )
-        assert got == meta
-        assert tensors["t"].dtype == dtype
-        assert torch.equal(tensors["t"], sent)
+def test_tensors_and_metadata_come_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    sent = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 10).to(dtype)
+    meta = {"learn": True, "list": [1, "two", b"three", None], "inner": {"x": 0.5}}
+    tensors, got = unpack_tensors(
+        pack_tensors({"t": sent}, meta), {"t": TensorSpec(dtype, shape)}, sender="p"
+    )
+    assert got == meta
+    assert tensors["t"].dtype == dtype
+    assert torch.equal(tensors["t"], sent)
 
 
-def test_tensors_in_any_layout_come_back_plain() -> None:
-    whole = torch.arange(12.0).reshape(3, 4)
-    graph = torch.ones(4, 3, requires_grad=True) * 2
-    for odd in (whole.T, whole[:, ::2], torch.ones(1, 3).expand(4, 3), graph):
-        spec = TensorSpec(odd.dtype, tuple(odd.shape))
-        got, _ = unpack_tensors(pack_tensors({"t": odd}), {"t": spec}, sender="p")
-        assert torch.equal(got["t"], odd)
-        assert not got["t"].requires_grad
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.arange(12.0).reshape(3, 4)[:, ::2],
+        torch.ones(1, 3).expand(4, 3),
+        torch.ones(4, 3, requires_grad=True) * 2,
+    ],
+    ids=["transposed", "every other column", "expanded", "in a graph"],
+)
+def test_tensors_in_any_layout_come_back_plain(odd: Tensor) -> None:
+    spec = TensorSpec(odd.dtype, tuple(odd.shape))
+    got, _ = unpack_tensors(pack_tensors({"t": odd}), {"t": spec}, sender="p")
+    assert torch.equal(got["t"], odd)
+    assert not got["t"].requires_grad
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"a": 1}, {"a": "x" * 65000}], ids=["empty", "a number", "long"]
+)
+def test_metadata_up_to_its_bound_is_read(meta: dict[str, Any]) -> None:
+    payload = framed(msgpack.packb(meta), pack_tensors({})[5:])
+    assert unpack_tensors(payload, {}, sender="passive") == ({}, meta)
 
 
 def test_special_numbers_keep_their_bits_and_equal_content_has_equal_bytes() -> None:
@@ -126,13 +146,10 @@ NO_MAPPINGS = [
 ]
 
 
-def test_metadata_that_is_no_mapping_or_too_long_is_refused() -> None:
-    body = pack_tensors({})[5:]
-    for meta in ({}, {"a": 1}, {"a": "x" * 65000}):
-        assert unpack_tensors(framed(msgpack.packb(meta), body), {}, sender="passive") == ({}, meta)
-    for packed in NO_MAPPINGS:
-        with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
-            unpack_tensors(framed(packed, body), {}, sender="passive")
+@pytest.mark.parametrize("packed", NO_MAPPINGS, ids=name_bytes)
+def test_metadata_that_is_no_mapping_or_too_long_is_refused(packed: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match=UNPARSABLE):
+        unpack_tensors(framed(packed, pack_tensors({})[5:]), {}, sender="passive")
 
 
 NO_PAYLOADS = [
@@ -174,12 +191,16 @@ UNUSUAL = [one("C64", [1], 8), one("U16", [1], 2), one("F8_E5M2", [1], 1)]
 
 
 @pytest.mark.parametrize(
-    ("payloads", "says"), [(NO_PAYLOADS, UNPARSABLE), (UNUSUAL, "sent 'z' as")]
+    ("payload", "says"),
+    [
+        *((payload, UNPARSABLE) for payload in NO_PAYLOADS),
+        *((payload, "sent 'z' as") for payload in UNUSUAL),
+    ],
+    ids=map(name_bytes, [*NO_PAYLOADS, *UNUSUAL]),
 )
-def test_bytes_that_are_no_payload_are_refused(payloads: list[bytes], says: str) -> None:
-    for payload in payloads:
-        with pytest.raises(RemoteProtocolError, match=says):
-            unpack_tensors(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
+def test_bytes_that_are_no_payload_are_refused(payload: bytes, says: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=says):
+        unpack_tensors(payload, {"z": TensorSpec(torch.float32, (None,))}, sender="passive")
 
 
 # Headers
@@ -245,10 +266,16 @@ BOUNDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bounds_are_ours_to_keep() -> None:
-    for changes, message in BOUNDS:
-        with pytest.raises(LocalProtocolError, match=message):
-            envelope(**changes)
+@pytest.mark.parametrize(("changes", "message"), BOUNDS)
+def test_bounds_are_ours_to_keep(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        envelope(**changes)
+
+
+@pytest.mark.parametrize("version", [0, 2, -1])
+def test_a_header_of_another_version_is_refused(version: int) -> None:
+    with pytest.raises(RemoteProtocolError, match=f"schema {version}, this party 1"):
+        Envelope.parse_header(with_field(0, version))
 
 
 def with_field(position: int, value: Any) -> bytes:
@@ -309,13 +336,12 @@ NO_HEADERS = [
 ]
 
 
-def test_anything_but_a_canonical_header_of_this_version_is_refused() -> None:
-    for version in (0, 2, -1):
-        with pytest.raises(RemoteProtocolError, match=f"schema {version}, this party 1"):
-            Envelope.parse_header(with_field(0, version))
-    for header in [*NO_HEADERS, *(with_field(*other) for other in OTHER_FIELDS)]:
-        with pytest.raises(RemoteProtocolError, match="header is malformed"):
-            Envelope.parse_header(header)
+@pytest.mark.parametrize(
+    "header", [*NO_HEADERS, *(with_field(*other) for other in OTHER_FIELDS)], ids=name_bytes
+)
+def test_anything_but_a_canonical_header_is_refused(header: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="header is malformed"):
+        Envelope.parse_header(header)
 
 
 # Parsed by native code, which could take the whole test run down with it.

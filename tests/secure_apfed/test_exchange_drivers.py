@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,8 +116,11 @@ def test_who_waits_for_the_silent_party_itself_is_told_first(world: World) -> No
         world.network.run_script("ann", ask())
 
 
-def test_patience_ends_where_too_few_are_left_to_answer(world: World) -> None:
-    async def wait(least: int) -> str:
+@pytest.mark.parametrize(("least", "told"), [(2, "ann was told"), (1, "ann heard")])
+def test_patience_ends_where_too_few_are_left_to_answer(
+    least: int, told: str, world: World
+) -> None:
+    async def wait() -> str:
         links = world.links("ann")
         try:
             await links.receive(("bob", "cid"), ANSWER, least=least, patience=9)
@@ -131,10 +135,9 @@ def test_patience_ends_where_too_few_are_left_to_answer(world: World) -> None:
             world.links("cid").send("ann", ANSWER, 0)
 
     world.network.run_script("bob", world.echo("bob", 0))
-    for least, told in ((2, "ann was told"), (1, "ann heard")):
-        world.network.start_script("cid", late())
-        assert world.network.run_script("ann", wait(least)) == told
-        world.network.close()
+    world.network.start_script("cid", late())
+    assert world.network.run_script("ann", wait()) == told
+    world.network.close()
 
 
 def test_a_role_may_go_on_after_silence_with_what_came_meanwhile(world: World) -> None:
@@ -248,10 +251,13 @@ def test_epochs_and_opened_sums_are_kept_as_the_settings_say(keep: Any, epochs: 
     kept = recorder.transcript.envelopes_by_epoch
     opened = recorder.transcript.sums_by_step
     assert list(kept) == list(opened) == epochs
-    for epoch in epochs:
-        assert bodies(kept[epoch]) == [b"epoch %d" % epoch] * 2
-        assert [envelope.receiver for envelope in kept[epoch]] == ["p1", "p2"]
-        assert torch.equal(opened[epoch], torch.full((2, 3), float(epoch)))
+    assert {epoch: bodies(kept[epoch]) for epoch in epochs} == {
+        epoch: [b"epoch %d" % epoch] * 2 for epoch in epochs
+    }
+    receivers = {epoch: [envelope.receiver for envelope in kept[epoch]] for epoch in epochs}
+    assert receivers == {epoch: ["p1", "p2"] for epoch in epochs}
+    sums = {epoch: opened[epoch].tolist() for epoch in epochs}
+    assert sums == {epoch: [[float(epoch)] * 3] * 2 for epoch in epochs}
     assert [flow.messages for flow in recorder.transcript.flows] == [5, 4]
 
 
@@ -289,10 +295,12 @@ def test_of_an_epoch_a_few_contributions_are_kept_and_all_are_counted(
     again.transcript.load_state_dict(recorder.transcript.state_dict(0))
     again.transcript.begin_epoch(1)
     again.send(b"x" * 400, kind=Kind.CONTRIBUTION)  # its epoch has as many as it may
-    for transcript in (recorder.transcript, again.transcript):
-        kinds = [[one.kind for one in sent] for sent in transcript.envelopes_by_epoch.values()]
-        assert [of.count(Kind.CONTRIBUTION) for of in kinds] == [2, 2]
-        assert [of.count(Kind.GRADIENTS) for of in kinds] == [3, 3]
+    kept = [
+        Counter(one.kind for one in sent)
+        for transcript in (recorder.transcript, again.transcript)
+        for sent in transcript.envelopes_by_epoch.values()
+    ]
+    assert kept == [{Kind.CONTRIBUTION: 2, Kind.GRADIENTS: 3}] * 4
     (flow, _) = recorder.transcript.flows
     assert flow.messages == 6
 
@@ -313,8 +321,9 @@ def test_equal_payloads_are_written_once_and_forgotten_epochs_make_room(tmp_path
     assert bodies(recorder.transcript.envelopes_by_epoch[0]) == [bytes([0]) * 450] * 3
     assert bodies(recorder.transcript.envelopes_by_epoch[4]) == [bytes([4]) * 450] * 3
     assert files_in(tmp_path) == ["transcript-0.bin", "transcript-4.bin"]
-    for file in tmp_path.iterdir():
-        assert (file.stat().st_size, file.stat().st_mode & 0o777) == (450, 0o600)
+    stats = {file.name: file.stat() for file in tmp_path.iterdir()}
+    sizes = {name: (stat.st_size, stat.st_mode & 0o777) for name, stat in stats.items()}
+    assert sizes == dict.fromkeys(files_in(tmp_path), (450, 0o600))
 
 
 def test_without_a_folder_payloads_go_with_their_last_reader(

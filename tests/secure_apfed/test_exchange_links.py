@@ -67,7 +67,7 @@ class Wire(InMemoryNetwork):
         self.links["active"].send(to, Kind.SUM, 0, body)
 
     def receive(self, *, kind: Kind = Kind.SUM, step: int | None = 0) -> Envelope:
-        """What the passive makes of the next frame of the active."""
+        """Return what the passive makes of the next frame of the active."""
         waiting = self.links["passive"].receive("active", kind, step=step)
         return given(waiting, ("active", self.frames.popleft()))
 
@@ -77,7 +77,7 @@ def begun(script: Coroutine[Awaited, Frame, T]) -> Awaited:
 
 
 def given(script: Coroutine[Awaited, Frame, T], *frames: Frame) -> T:
-    """What a script returns to whom these frames came."""
+    """Return what a script returns to whom these frames came."""
     begun(script)
     try:
         for frame in frames:
@@ -147,11 +147,15 @@ def test_a_frame_that_came_before_or_is_of_another_link_is_refused() -> None:
     foreign = wire.carried["active", "other"][0]
     with pytest.raises(RemoteProtocolError, match="claims to be from 'active' to 'other'"):
         given(wire.links["passive"].receive("active", Kind.SUM), ("active", foreign))
+
+
+@pytest.mark.parametrize(("me", "claimed"), [("active", "passive"), ("passive", "other")])
+def test_a_frame_that_is_reflected_or_relabelled_is_refused(me: str, claimed: str) -> None:
+    wire = Wire.of_three()
     wire.send()
-    for me, claimed in (("active", "passive"), ("passive", "other")):  # reflected, or relabelled
-        waiting = wire.links[me].receive(claimed, Kind.SUM)
-        with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from 'active'"):
-            given(waiting, (claimed, wire.frames[0]))
+    waiting = wire.links[me].receive(claimed, Kind.SUM)
+    with pytest.raises(RemoteProtocolError, match=f"from {claimed} claims to be from 'active'"):
+        given(waiting, (claimed, wire.frames[0]))
 
 
 def read(frame: bytes) -> Envelope:
@@ -168,17 +172,17 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_changed_header_is_refused() -> None:
-    for changes, message in CHANGES:
-        wire = Wire.of_three()
-        wire.send()
-        sent = read(wire.frames[0])
-        header = replace(sent, **changes).header
-        body = wire.frames[0][2 + len(sent.header) :]
-        wire.frames[0] = len(header).to_bytes(2, "big") + header + body
-        expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
-        with pytest.raises(RemoteProtocolError, match=message):
-            wire.receive(**expected)
+@pytest.mark.parametrize(("changes", "message"), CHANGES)
+def test_a_changed_header_is_refused(changes: dict[str, Any], message: str) -> None:
+    wire = Wire.of_three()
+    wire.send()
+    sent = read(wire.frames[0])
+    header = replace(sent, **changes).header
+    body = wire.frames[0][2 + len(sent.header) :]
+    wire.frames[0] = len(header).to_bytes(2, "big") + header + body
+    expected = {key: value for key, value in changes.items() if key in ("step", "kind")}
+    with pytest.raises(RemoteProtocolError, match=message):
+        wire.receive(**expected)
 
 
 class Speaker:
@@ -219,19 +223,22 @@ def test_a_conversation_travels_over_the_links() -> None:
     assert sent.payload == next(parts_of(0, b"to passive"))
 
 
-def test_a_conversation_is_with_who_takes_part_before_training_and_of_one_kind() -> None:
+def test_a_conversation_is_with_who_takes_part() -> None:
     wire = Wire.of_three()
     role = Speaker(Outgoing("other", b""))
     with pytest.raises(LocalProtocolError, match=r"'other', who takes no part in sum-setup"):
         begun(conversing(wire, role, ["passive"]))
     assert not wire.recorded
-    for kind, step in ((Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)):
-        wire = Wire.of_three()
-        role = Speaker()
-        frame = said(wire, "passive", kind, step=step)
-        with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
-            given(conversing(wire, role, ["passive"]), frame)
-        assert not role.got
+
+
+@pytest.mark.parametrize(("kind", "step"), [(Kind.SUM, -1), (Kind.SUM_SETUP, 0), (Kind.READY, 0)])
+def test_a_conversation_is_before_training_and_of_one_kind(kind: Kind, step: int) -> None:
+    wire = Wire.of_three()
+    role = Speaker()
+    frame = said(wire, "passive", kind, step=step)
+    with pytest.raises(RemoteProtocolError, match=f"got {kind} of step {step} from passive"):
+        given(conversing(wire, role, ["passive"]), frame)
+    assert not role.got
 
 
 def test_a_peer_that_is_ready_early_is_heard_when_that_is_asked() -> None:
@@ -276,7 +283,8 @@ def test_after_an_interruption_while_it_sent_a_party_says_no_more_on_that_link()
         given(waiting, ("active", wire.carried["active", "other"].popleft()))
 
 
-def test_a_unit_of_patience_is_what_the_contract_says() -> None:
+@pytest.mark.parametrize(("unit_s", "asks_s"), [(None, 8), (7.0, 28)])
+def test_a_unit_of_patience_is_what_the_contract_says(unit_s: float | None, asks_s: float) -> None:
     wire = Wire.of_three()
     asked = list[float]()
 
@@ -285,12 +293,11 @@ def test_a_unit_of_patience_is_what_the_contract_says() -> None:
         raise PartyLeftError("nothing came", left=awaited.senders)
 
     silent: Any = SimpleNamespace(receive_frame=nothing)
-    for unit_s in (None, 7.0):
-        wire.links["passive"].unit_s = unit_s
-        waiting = wire.links["passive"].receive("active", Kind.SUM, patience=4)
-        with pytest.raises(PartyLeftError):
-            run_script(waiting, silent, timeout_s=2)
-    assert asked == [8, 28]
+    wire.links["passive"].unit_s = unit_s
+    waiting = wire.links["passive"].receive("active", Kind.SUM, patience=4)
+    with pytest.raises(PartyLeftError):
+        run_script(waiting, silent, timeout_s=2)
+    assert asked == [asks_s]
 
 
 # Messages in parts
@@ -384,12 +391,14 @@ HOSTILE = {
 }
 
 
-def test_other_parts_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, says in HOSTILE.values():
-        pair = Pair()
-        pair.send(monkeypatch, *given)
-        with pytest.raises(RemoteProtocolError, match=f"^bob .*{says}"):
-            pair.hear(times=2)
+@pytest.mark.parametrize(("parts", "says"), HOSTILE.values(), ids=HOSTILE)
+def test_other_parts_are_refused_by_name(
+    parts: list[bytes], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair()
+    pair.send(monkeypatch, *parts)
+    with pytest.raises(RemoteProtocolError, match=f"^bob .*{says}"):
+        pair.hear(times=2)
 
 
 def test_who_stops_midway_is_told_with_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,19 +442,25 @@ def test_signs_are_heard_while_a_role_waits_and_reach_no_role() -> None:
 NO_PROGRESS = "bob sent ann a sign of life without progress"
 
 
-def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused() -> None:
-    for allowed, signs, says in (
+@pytest.mark.parametrize(
+    ("allowed", "signs", "says"),
+    [
         *((9, at, NO_PROGRESS) for at in ((100, 100), (100, 199), (99,), (200, 100))),
         (0, (100,), "more signs of life than its work can take"),
         (9, (b"12345",), "bob sent ann a malformed sign of life"),
-    ):
-        pair = Pair()
-        pair.ann.signs.set_limits({"bob": allowed})
-        for sign in signs:
-            body = sign if isinstance(sign, bytes) else sign.to_bytes(8, "big")
-            pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, body)
-        with pytest.raises(RemoteProtocolError, match=says):
-            pair.hear()
+    ],
+    ids=str,
+)
+def test_signs_without_progress_or_agreement_and_malformed_ones_are_refused(
+    allowed: int, signs: tuple[Any, ...], says: str
+) -> None:
+    pair = Pair()
+    pair.ann.signs.set_limits({"bob": allowed})
+    for sign in signs:
+        body = sign if isinstance(sign, bytes) else sign.to_bytes(8, "big")
+        pair.bob.send("ann", Kind.ALIVE, BEFORE_TRAINING, body)
+    with pytest.raises(RemoteProtocolError, match=says):
+        pair.hear()
 
 
 def test_a_bound_within_a_block_counts_against_the_one_around_it() -> None:
