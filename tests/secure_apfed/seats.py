@@ -89,7 +89,7 @@ def actives_own(logs: Path | None = None) -> PartyContext:
 
 
 def plain_sum(*, noise: int | None = None) -> PlainSum:
-    """Of both passives, without a clip, but where there is noise under it."""
+    """Return a sum of both passives, without a clip, but where there is noise under it."""
     agreement = SumAgreement(
         session=SESSION,
         receiver="active",
@@ -170,7 +170,7 @@ def descent_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two states are equal bit for bit."""
+    """Tell whether two states are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 

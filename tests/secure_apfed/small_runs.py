@@ -93,5 +93,5 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) 
 
 
 def said_to_people(capsys: pytest.CaptureFixture[str]) -> str:
-    """What stands on stderr, its panels and lines as one line."""
+    """Return what stands on stderr, its panels and lines as one line."""
     return " ".join(capsys.readouterr().err.replace("│", "").split())

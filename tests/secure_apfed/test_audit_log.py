@@ -101,7 +101,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def parting(one: Path, other: Path) -> Parting:
-    """Where what the first log says it sent and what the second received part."""
+    """Return where what the first log says it sent and what the second received part."""
     found = compare_logs(one, other).directions[0].parting
     assert found is not None
     return found

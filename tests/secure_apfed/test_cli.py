@@ -100,9 +100,14 @@ def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path,
     assert re.search(r"epoch 3/3 +loss \d\.\d{4}.* epsilon_x \S+ +\d+\.\d MB sent", err)
     assert re.search(r"accuracy, APFed-C +\d+\.\d\d % of 142 test rows", out)
     lines = dict(describe_run(load_finished_run(folder)))
-    for title, text in lines.items():
-        start = re.escape(" ".join(text.split()[:4])).replace(r"\ ", r"\s+")
-        assert re.search(rf"{title}\s+{start}", out[out.index("Verdict") :])
+    starts = {
+        title: re.escape(" ".join(text.split()[:4])).replace(r"\ ", r"\s+")
+        for title, text in lines.items()
+    }
+    verdict = out[out.index("Verdict") :]
+    assert not [
+        title for title, start in starts.items() if not re.search(rf"{title}\s+{start}", verdict)
+    ]
     assert out.index("Verdict") > out.index("run folder"), "the verdict is read last"
     assert re.search(r"epsilon_x, one row's releases +8 at delta 1e-05, T 3", out)
     assert re.search(r"epsilon_y, one training label +no guarantee", out)
@@ -174,10 +179,11 @@ def test_prediction_needs_no_other_party(finished: Path, tmp_path: Path, capsys:
     answer = told(capsys, *arguments)
     assert answer["classes"] == ["malignant", "benign"]
     assert [one["id"] for one in answer["predictions"]] == ["0", "1", "2", "3", "4"]
-    for one in answer["predictions"]:
-        assert sum(one["probabilities"]) == pytest.approx(1, abs=1e-5)
-        best = max(range(2), key=one["probabilities"].__getitem__)
-        assert one["class"] == answer["classes"][best]
+    shares = [one["probabilities"] for one in answer["predictions"]]
+    assert [sum(one) for one in shares] == pytest.approx([1] * 5, abs=1e-5)
+    assert [one["class"] for one in answer["predictions"]] == [
+        answer["classes"][one.index(max(one))] for one in shares
+    ]
     assert execute([*arguments, "--output", str(tmp_path / "p.csv")]) == 0
     assert len(pd.read_csv(tmp_path / "p.csv")) == 5
     assert execute([*arguments, "--output", str(tmp_path / "p.xlsx")]) == 3
@@ -320,10 +326,12 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
     reached = list(first["reached"].values())
     mean, low = (first["intervals"]["apfed_c"][key] for key in ("mean", "low"))
     assert low < mean == pytest.approx(sum(reached) / 2)
-    for seed, folder in first["folders"].items():
-        assert (Path(folder) / "report.html").is_file()
-        outcome = json.loads((Path(folder) / "result.json").read_text())
-        assert outcome["measures"]["apfed_c"]["auc"] == first["reached"][seed]
+    folders = {seed: Path(folder) for seed, folder in first["folders"].items()}
+    assert all((folder / "report.html").is_file() for folder in folders.values())
+    assert first["reached"] == {
+        seed: json.loads((folder / "result.json").read_text())["measures"]["apfed_c"]["auc"]
+        for seed, folder in folders.items()
+    }
     gain = first["gain"]
     assert gain["over_chosen"]["mean"] == pytest.approx(gain["reached"] - gain["solo"])
     assert gain["shared"] == pytest.approx(2 / 7)  # of aligned people, those who test
@@ -349,8 +357,8 @@ def test_seeds_refuse_other_ways(config_file: Path, tmp_path: Path, capsys: Capt
     assert "points over" not in out, "nothing was measured to compare with"
     assert re.search(r"what help was worth\s+Not known", out)
     assert re.search(r"each party\s+drew a\s+secret seed", err)
-    for other in (["--transport", "local"], ["--resume"], ["--profile"]):
-        assert execute([*several, *other]) == 2
+    others = (["--transport", "local"], ["--resume"], ["--profile"])
+    assert [execute([*several, *other]) for other in others] == [2, 2, 2]
     assert "--seeds runs in memory" in capsys.readouterr().err
     assert execute(["run", str(config_file), "--json-events"]) == 2
     assert "parties that run apart" in json.loads(capsys.readouterr().out)["error"]["message"]
@@ -368,19 +376,22 @@ def test_each_kind_of_error_has_its_exit_code(
     arguments = ["run", str(config_file), "--output", str(tmp_path / "r")]
     with pytest.raises(ZeroDivisionError):  # a fault of the program keeps its traceback
         execute(arguments)
-    for kind, code in (
-        (ConfigError, 2),
-        (DataError, 3),
-        (ModelError, 3),
-        (CheckpointError, 3),
-        (IntersectionTooSmallError, 3),
-        (OSError, 3),
-        (LocalProtocolError, 4),
-        (RemoteProtocolError, 4),
-        (BudgetExhaustedError, 5),
-    ):
+    codes: dict[type[Exception], int] = {
+        ConfigError: 2,
+        DataError: 3,
+        ModelError: 3,
+        CheckpointError: 3,
+        IntersectionTooSmallError: 3,
+        OSError: 3,
+        LocalProtocolError: 4,
+        RemoteProtocolError: 4,
+        BudgetExhaustedError: 5,
+    }
+    found = {}
+    for kind in codes:
         fails.side_effect = kind("x")
-        assert execute(arguments) == code, kind
+        found[kind] = execute(arguments)
+    assert found == codes
     fails.side_effect = ModuleNotFoundError("No module named 'torch'", name="torch")
     with pytest.raises(ModuleNotFoundError, match="torch"):
         execute(["report", "runs/one"])
@@ -408,15 +419,12 @@ def test_an_error_is_a_panel_or_under_debug_a_traceback(config_file: Path, capsy
     assert "[bold]x[/]" in capsys.readouterr().err
 
 
-def test_errors_are_one_json_object_for_programs(
-    config_file: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("done").mkdir()
-    Path("done/result.json").write_text("{}")
-    run = f"run {config_file} --output"
-    for arguments, code, kind, message in (
+RUN = "run CONFIG --output"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "kind", "message"),
+    [
         ("run absent.yaml", 2, "ConfigError", "absent.yaml: there is no such file"),
         ("plan absent.yaml", 2, "ConfigError", "absent.yaml: there is no such file"),
         ("report absent", 3, "CheckpointError", "absent: there is no such run folder"),
@@ -426,36 +434,52 @@ def test_errors_are_one_json_object_for_programs(
         ("run", 2, "UsageError", "Missing argument"),
         ("rnu", 2, "UsageError", "No such command"),
         ("doctor --hurry", 2, "UsageError", "No such option"),
-        (f"{run} r --set 'attacks=[{{name: model_completoin}}]'", 2, "ConfigError", "model_comple"),
+        (f"{RUN} r --set 'attacks=[{{name: model_completoin}}]'", 2, "ConfigError", "model_comple"),
         (
-            f"{run} r --set data.dataset=cifar100 --set data.folder=.",
+            f"{RUN} r --set data.dataset=cifar100 --set data.folder=.",
             3,
             "DataError",
             "secure-apfed data fetch cifar100",
         ),
         *(
-            (f"{run} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
+            (f"{RUN} r --set 'name={name}'", 2, "ConfigError", "--set: name: expected")
             for name in ("..", '" "', r'"a\nb"', "x" * 201)
         ),
         # A folder that cannot be used says why, and is left alone.
-        (f"{run} done --resume", 3, "CheckpointError", "nothing to do: done holds a finished run"),
-        (f"{run} done", 3, "CheckpointError", "choose another folder: done holds a run already"),
-        (f"{run} absent --resume", 3, "CheckpointError", "start the run without --resume"),
-        (f"{run} file", 3, "CheckpointError", "cannot be a run folder (File exists); choose ano"),
-        (f"{run} file/below", 3, "CheckpointError", "cannot be a run folder (Not a directory)"),
-    ):
-        error = told(capsys, *shlex.split(arguments), code=code)["error"]
-        assert (error["exit_code"], error["kind"]) == (code, kind), arguments
-        assert message in error["message"], arguments
+        (f"{RUN} done --resume", 3, "CheckpointError", "nothing to do: done holds a finished run"),
+        (f"{RUN} done", 3, "CheckpointError", "choose another folder: done holds a run already"),
+        (f"{RUN} absent --resume", 3, "CheckpointError", "start the run without --resume"),
+        (f"{RUN} file", 3, "CheckpointError", "cannot be a run folder (File exists); choose ano"),
+        (f"{RUN} file/below", 3, "CheckpointError", "cannot be a run folder (Not a directory)"),
+    ],
+)
+def test_errors_are_one_json_object_for_programs(
+    arguments: str,
+    code: int,
+    kind: str,
+    message: str,
+    config_file: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("done").mkdir()
+    Path("done/result.json").write_text("{}")
+    words = shlex.split(arguments.replace("CONFIG", str(config_file)))
+    error = told(capsys, *words, code=code)["error"]
+    assert (error["exit_code"], error["kind"]) == (code, kind)
+    assert message in error["message"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file"]
 
 
-def test_without_a_command_there_is_help_and_no_empty_panel(capsys: Capture) -> None:
-    for group in ("", "data", "certs", "audit-log"):
-        assert execute(group.split()) in (0, 2)  # click before 8.2 says 0
-        out, err = capsys.readouterr()
-        assert "Usage:" in out
-        assert err == ""
+@pytest.mark.parametrize("group", ["", "data", "certs", "audit-log"])
+def test_without_a_command_there_is_help_and_no_empty_panel(group: str, capsys: Capture) -> None:
+    assert execute(group.split()) in (0, 2)  # click before 8.2 says 0
+    out, err = capsys.readouterr()
+    assert "Usage:" in out
+    assert err == ""
 
 
 def test_a_file_that_an_unfinished_run_lacks_needs_no_copy(tmp_path: Path, capsys: Capture) -> None:

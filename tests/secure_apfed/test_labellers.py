@@ -101,20 +101,26 @@ def test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels(
     assert labeller.name == name
     assert isinstance(labeller, LinearLabeller) is LABELLERS[name].linear
     assert ("own vote and no other" in labeller.describe_labelling()) == labeller.inductive
-    for case, (x, labelled, labels) in awkward().items():
-        votes = labeller.label_rows(x, labelled, labels, CLASSES)
-        assert votes.shape == (len(x), CLASSES), case
-        assert votes.dtype == np.float64, case
-        assert np.isfinite(votes).all(), case
-        assert np.abs(votes).sum(axis=1).max() <= 1 + 1e-12, case
-        assert labeller.signed or votes.min() >= 0, case
-        if isinstance(labeller, LinearLabeller):
-            matrix = labeller.compute_matrix(x, labelled)
-            length = np.abs(matrix).sum(axis=1)
-            assert matrix.shape == (len(x), len(labelled)), case
-            assert ((np.abs(length - 1) < 1e-12) | (length == 0)).all(), case
-            summed = matrix @ np.eye(CLASSES)[labels]
-            np.testing.assert_allclose(votes, summed, rtol=0, atol=1e-15, err_msg=case)
+
+
+@pytest.mark.parametrize("case", awkward())
+@each
+def test_votes_of_awkward_rows_are_short_and_linear_ones_a_matrix(name: str, case: str) -> None:
+    labeller = make(name)
+    x, labelled, labels = awkward()[case]
+    votes = labeller.label_rows(x, labelled, labels, CLASSES)
+    assert votes.shape == (len(x), CLASSES)
+    assert votes.dtype == np.float64
+    assert np.isfinite(votes).all()
+    assert np.abs(votes).sum(axis=1).max() <= 1 + 1e-12
+    assert labeller.signed or votes.min() >= 0
+    if isinstance(labeller, LinearLabeller):
+        matrix = labeller.compute_matrix(x, labelled)
+        length = np.abs(matrix).sum(axis=1)
+        assert matrix.shape == (len(x), len(labelled))
+        assert ((np.abs(length - 1) < 1e-12) | (length == 0)).all()
+        summed = matrix @ np.eye(CLASSES)[labels]
+        np.testing.assert_allclose(votes, summed, rtol=0, atol=1e-15)
 
 
 @each
@@ -152,26 +158,29 @@ def test_clouds_are_told_apart_and_nothing_is_drawn(name: str) -> None:
         np.testing.assert_allclose(votes, again, rtol=0, atol=1e-4)
 
 
+NOBODY = np.zeros(0, dtype=np.int64)
+UNFIT: dict[str, dict[str, Any]] = {
+    "features that are no numbers": {"features_UF": np.full((90, 5), np.nan)},
+    "features of one row": {"features_UF": np.zeros(90)},
+    "no features": {"features_UF": np.zeros((90, 0))},
+    "positions beyond the rows": {"labelled_n": np.arange(80, 92)},
+    "negative positions": {"labelled_n": np.arange(-1, 11)},
+    "a position twice": {"labelled_n": np.zeros(12, dtype=np.int64)},
+    "no labels": {"labelled_n": NOBODY, "labels_n": NOBODY},
+    "labels that are floats": {"labels_n": np.zeros(12)},
+    "a label less": {"labels_n": np.zeros(11, dtype=np.int64)},
+    "labels of no class": {"labels_n": np.full(12, CLASSES)},
+    "one class": {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
+}
+
+
+@pytest.mark.parametrize("bad", UNFIT.values(), ids=UNFIT)
 @each
-def test_what_is_unfit_is_refused(name: str) -> None:
+def test_what_is_unfit_is_refused(name: str, bad: dict[str, Any]) -> None:
     x, labelled, labels = people()
     fit: dict[str, Any] = {"features_UF": x, "labelled_n": labelled, "labels_n": labels}
-    nobody = np.zeros(0, dtype=np.int64)
-    for bad in (
-        {"features_UF": np.full((90, 5), np.nan)},
-        {"features_UF": np.zeros(90)},
-        {"features_UF": np.zeros((90, 0))},
-        {"labelled_n": np.arange(80, 92)},
-        {"labelled_n": np.arange(-1, 11)},
-        {"labelled_n": np.zeros(12, dtype=np.int64)},
-        {"labelled_n": nobody, "labels_n": nobody},
-        {"labels_n": np.zeros(12)},
-        {"labels_n": np.zeros(11, dtype=np.int64)},
-        {"labels_n": np.full(12, CLASSES)},
-        {"labels_n": np.zeros(12, dtype=np.int64), "classes": 1},
-    ):
-        with pytest.raises(DataError, match=r"features|positions|labels"):
-            make(name).label_rows(**(fit | {"classes": CLASSES} | bad))
+    with pytest.raises(DataError, match=r"features|positions|labels"):
+        make(name).label_rows(**(fit | {"classes": CLASSES} | bad))
 
 
 @each
@@ -192,18 +201,23 @@ def test_spreading_votes_as_it_labels_without_the_row_s_own_label(
     x, labelled, labels = people()
     votes = Spreading().label_without_own(x, labelled, labels, CLASSES)
     unlabelled = np.ones(len(x), dtype=bool)
-    for at, row in enumerate(labelled):
-        rest = np.delete(np.arange(len(labelled)), at)
-        said = Spreading().label_rows(x, labelled[rest], labels[rest], CLASSES)
-        np.testing.assert_allclose(votes[row], said[row], rtol=0, atol=1e-12)
+    rests = [np.delete(np.arange(len(labelled)), at) for at in range(len(labelled))]
+    said = [
+        Spreading().label_rows(x, labelled[rest], labels[rest], CLASSES)[row]
+        for row, rest in zip(labelled, rests, strict=True)
+    ]
+    np.testing.assert_allclose(votes[labelled], said, rtol=0, atol=1e-12)
     unlabelled[labelled] = False
     as_ever = Spreading().label_rows(x, labelled, labels, CLASSES)
     np.testing.assert_allclose(votes[unlabelled], as_ever[unlabelled], rtol=0, atol=1e-12)
     matrix = Spreading().compute_matrix_without_own(x, labelled)
     np.testing.assert_allclose(matrix @ np.eye(CLASSES)[labels], votes, rtol=0, atol=1e-12)
     monkeypatch.setattr("secure_apfed.labellers.kinds.MOST_JUDGES", 5)
-    for labeller in (Spreading(), Ridge(), Logistic()):
-        assert not labeller.label_without_own(x, labelled, labels, CLASSES)[labelled[5:]].any()
+    told = {
+        labeller.name: labeller.label_without_own(x, labelled, labels, CLASSES)[labelled[5:]]
+        for labeller in (Spreading(), Ridge(), Logistic())
+    }
+    assert not [name for name, votes in told.items() if votes.any()]
 
 
 def test_the_private_one_reads_nothing_but_directions() -> None:
@@ -245,8 +259,8 @@ def test_of_many_rows_about_the_nearest_are_found(monkeypatch: pytest.MonkeyPatc
     assert (found_UN != np.arange(900)[:, None]).all()
     shared = [len({*some} & {*others}) for some, others in zip(found_UN, exact_UN, strict=True)]
     assert np.mean(shared[31:]) > 9.5
-    for scale in (1.0, 2.0**-90, 2.0**90):
-        assert (nearest_of(scale * rows_UF, 10) == found_UN).all()
+    scaled = {scale: nearest_of(scale * rows_UF, 10) for scale in (1.0, 2.0**-90, 2.0**90)}
+    assert not [scale for scale, near_UN in scaled.items() if (near_UN != found_UN).any()]
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -335,19 +349,26 @@ def test_noise_is_asked_for_where_it_is_added_and_nowhere_else() -> None:
     made = make_labeller("private_logistic", epsilon=2.0, key=bytes(32))
     assert isinstance(made, PrivateLogistic)
     assert made.epsilon == 2.0
-    wrong: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("private_logistic", {"epsilon": 2.0}),
-        ("private_logistic", {"key": bytes(32)}),
-        ("ridge", {"epsilon": 2.0}),
-        ("forest", {}),
-    )
-    for name, settings in wrong:
-        with pytest.raises(ConfigError, match=r"labeller"):
-            make_labeller(name, **settings)
     with pytest.raises(ConfigError, match="alpha between 0 and 1, got 0 and"):
         Spreading(neighbours=0)
     with pytest.raises(ConfigError, match="alpha between 0 and 1, got 10 and 1"):
         Spreading(alpha=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("private_logistic", {"epsilon": 2.0}),
+        ("private_logistic", {"key": bytes(32)}),
+        ("ridge", {"epsilon": 2.0}),
+        ("forest", {}),
+    ],
+)
+def test_noise_settings_of_another_labeller_are_refused(
+    name: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"labeller"):
+        make_labeller(name, **settings)
 
 
 RNG = np.random.default_rng(0)
@@ -366,21 +387,19 @@ def test_no_answer_tells_more_than_epsilon_of_any_vote(epsilon: float, classes: 
     assert ratio == pytest.approx(math.exp(epsilon), rel=1e-9 if epsilon < 30 else 0.1)
 
 
-def test_answers_have_that_law() -> None:
+@pytest.mark.parametrize("vote", [1.0, 0.0], ids=["a vote", "no vote"])
+def test_answers_have_that_law(vote: float) -> None:
     classes = 3
-    rows = 60_000
+    rows = 30_000
     response = VoteResponse(epsilon=1.2, classes=classes)
     votes = np.zeros((rows, classes))
-    votes[: rows // 2, 1] = 1.0
+    votes[:, 1] = vote
     answers = response.randomise_votes(votes, key=fresh_key(), about=b"0")
-    for part, expected in (
-        (answers[: rows // 2], [response.other_probability, response.keep_probability] * 2),
-        (answers[rows // 2 :], [1 / 3] * 3),
-    ):
-        share = np.array(expected)[:classes]
-        counts = np.bincount(part, minlength=classes)
-        statistic = ((counts - len(part) * share) ** 2 / (len(part) * share)).sum()
-        assert statistic < chi2.ppf(1 - 1e-6, classes - 1)
+    law = [response.other_probability, response.keep_probability, response.other_probability]
+    share = np.array(law if vote else [1 / 3] * 3)
+    counts = np.bincount(answers, minlength=classes)
+    statistic = ((counts - rows * share) ** 2 / (rows * share)).sum()
+    assert statistic < chi2.ppf(1 - 1e-6, classes - 1)
 
 
 def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
@@ -391,10 +410,12 @@ def test_the_same_question_has_the_same_answer_and_others_have_others() -> None:
     assert (answers == response.randomise_votes(votes, key=key, about=b"3")).all()
     moved = votes.copy()
     moved[0] = np.roll(votes[0], 1)
-    others = ((votes, key, b"4"), (votes, fresh_key(), b"3"), (moved, key, b"3"))
-    for asked, secret, about in others:
-        other = response.randomise_votes(asked, key=secret, about=about)
-        assert (answers != other)[1:].mean() > 0.2
+    others = {
+        "another question": response.randomise_votes(votes, key=key, about=b"4"),
+        "another key": response.randomise_votes(votes, key=fresh_key(), about=b"3"),
+        "other votes": response.randomise_votes(moved, key=key, about=b"3"),
+    }
+    assert not [name for name, other in others.items() if (answers != other)[1:].mean() <= 0.2]
     ledger = PrivacyLedger(response, delta=DELTA, budget=1.2, rows=5, log=None)
     for step in (0, 1, 1):
         ledger.charge(step=step, rows=torch.arange(5), digest=bytes([step]))
@@ -427,14 +448,20 @@ def test_the_estimate_is_unbiased() -> None:
     assert estimate.mean(axis=0) == pytest.approx([0.5, 0.5], abs=0.03)
 
 
-def test_soft_votes_and_responses_out_of_range_are_refused() -> None:
-    no_votes = (np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2))
-    for votes in no_votes:
-        with pytest.raises(LocalProtocolError, match="votes"):
-            VoteResponse(epsilon=1.0, classes=2).randomise_votes(votes, key=bytes(32), about=b"0")
-    for epsilon, classes in ((0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)):
-        with pytest.raises(ConfigError, match="got"):
-            VoteResponse(epsilon=epsilon, classes=classes)
+@pytest.mark.parametrize(
+    "votes",
+    [np.zeros((3, 3)), np.full((3, 2), 0.5), np.ones((3, 2)), -np.eye(2), np.zeros(2)],
+    ids=["too many classes", "soft", "all", "negative", "one row"],
+)
+def test_soft_votes_and_responses_out_of_range_are_refused(votes: Floats) -> None:
+    with pytest.raises(LocalProtocolError, match="votes"):
+        VoteResponse(epsilon=1.0, classes=2).randomise_votes(votes, key=bytes(32), about=b"0")
+
+
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.0, 2), (math.nan, 2), (41.0, 2), (1.0, 1)])
+def test_responses_out_of_range_are_refused(epsilon: float, classes: int) -> None:
+    with pytest.raises(ConfigError, match="got"):
+        VoteResponse(epsilon=epsilon, classes=classes)
 
 
 def rows_of_votes(count: int, classes: int, *, signed: bool) -> Floats:
@@ -519,21 +546,21 @@ def test_no_replacement_moves_weights_further_than_is_said() -> None:
     assert farthest > 0.85  # the bound is no multiple of what happens
 
 
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("strength", [0.1, 0.6, 10.0])
-def test_no_residual_at_the_minimum_is_longer_than_is_said(strength: float) -> None:
+def test_no_residual_at_the_minimum_is_longer_than_is_said(seed: int, strength: float) -> None:
     labeller = private(strength=strength)
     assert labeller.bound_residual(3) <= math.sqrt(2)
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        x = labeller.normalise_rows(rng.standard_normal((2, 3)))
-        y = rng.integers(0, 3, 2)
-        weights = labeller.fit_weights(x, y, 3)
-        # The direction in which the wrong class gains most.
-        for right, wrong in itertools.permutations(range(3), 2):
-            worst = weights[:, wrong] - weights[:, right]
-            score = np.exp(worst / (np.linalg.norm(worst) + 1e-30) @ weights)
-            residual = score / score.sum() - np.eye(3)[right]
-            assert np.linalg.norm(residual) <= labeller.bound_residual(3) * (1 + 1e-9)
+    rng = np.random.default_rng(seed)
+    x = labeller.normalise_rows(rng.standard_normal((2, 3)))
+    y = rng.integers(0, 3, 2)
+    weights = labeller.fit_weights(x, y, 3)
+    # The direction in which the wrong class gains most.
+    for right, wrong in itertools.permutations(range(3), 2):
+        worst = weights[:, wrong] - weights[:, right]
+        score = np.exp(worst / (np.linalg.norm(worst) + 1e-30) @ weights)
+        residual = score / score.sum() - np.eye(3)[right]
+        assert np.linalg.norm(residual) <= labeller.bound_residual(3) * (1 + 1e-9)
 
 
 def test_noise_on_weights_has_the_stated_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,16 +602,19 @@ def test_noise_is_fresh_for_other_people_and_the_key_stays_inside() -> None:
     assert (b"k" * 32).decode() not in repr(one) + repr(vars(one)) + one.describe_labelling()
 
 
-def test_private_labellers_and_guarantees_out_of_range_are_refused() -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"key": b"short"}], ids=str
+)
+def test_private_labellers_and_guarantees_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     fit: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "key": bytes(32)}
-    for wrong in ({"strength": 0.0}, {"epsilon": 0.0}, {"delta": 1.0}):
-        with pytest.raises(ConfigError):
-            PrivateLogistic(**(fit | wrong))
-    with pytest.raises(LocalProtocolError):
-        PrivateLogistic(**(fit | {"key": b"short"}))
-    for delta in (0.0, 1.0):
-        with pytest.raises(ConfigError, match="expected"):
-            guarantee.table_guarantee(Logistic(), RESPONSE, delta=delta)
+    with pytest.raises(ConfigError):
+        PrivateLogistic(**(fit | wrong))
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_guarantees_out_of_range_are_refused(delta: float) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        guarantee.table_guarantee(Logistic(), RESPONSE, delta=delta)
 
 
 RESPONSE = VoteResponse(epsilon=1.0, classes=3)
@@ -593,22 +623,20 @@ SUM = guarantee.build_vote_release(
 )
 
 
+@pytest.mark.parametrize("opening", [RESPONSE, SUM], ids=["response", "sum"])
 @each
-def test_what_is_claimed_follows_from_facts_of_the_labeller(name: str) -> None:
+def test_what_is_claimed_follows_from_facts_of_the_labeller(opening: Any, name: str) -> None:
     labeller = private() if name == PrivateLogistic.name else make_labeller(name)
-    for opening in (RESPONSE, SUM):
-        found = guarantee.table_guarantee(labeller, opening, delta=DELTA)
-        assert 0 < found.vote < 20
-        assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
-        assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
-        assert found.labelled > found.vote
-        assert found.epsilon == max(found.unlabelled, found.labelled)
-        covered = "covers the whole record of any person" in found.describe_guarantee()
-        assert covered == math.isfinite(found.epsilon)
-        assert ("NO guarantee for the passive's table" in found.describe_guarantee()) == (
-            not covered
-        )
-        assert "inf" not in found.describe_guarantee()
+    found = guarantee.table_guarantee(labeller, opening, delta=DELTA)
+    assert 0 < found.vote < 20
+    assert found.unlabelled == (found.vote if labeller.inductive else math.inf)
+    assert math.isfinite(found.labelled) == math.isfinite(labeller.model.mu)
+    assert found.labelled > found.vote
+    assert found.epsilon == max(found.unlabelled, found.labelled)
+    covered = "covers the whole record of any person" in found.describe_guarantee()
+    assert covered == math.isfinite(found.epsilon)
+    assert ("NO guarantee for the passive's table" in found.describe_guarantee()) == (not covered)
+    assert "inf" not in found.describe_guarantee()
 
 
 def test_weights_and_votes_add_up() -> None:

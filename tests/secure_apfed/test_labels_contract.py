@@ -70,7 +70,7 @@ INDEXES: Mapping[str, Any] = {
 
 
 def places(two: Any) -> Any:
-    """Of each row its place in the first frame: a Series with the labels of the frame."""
+    """Return each row's place in the first frame: a Series with the labels of the frame."""
     place = {age: at for at, age in enumerate(TABLE[:, 0].tolist())}
     return two["age"].map(lambda age: place[age]).rename("place")
 
@@ -332,7 +332,7 @@ def test_labels_of_people_twice_are_refused_or_nobody_goes_by_them(name: str) ->
 
 @pytest.mark.parametrize("name", sorted(ACCEPTED))
 def test_frames_without_labels_of_their_own_are_taken(name: str) -> None:
-    """What refused everything would pass above."""
+    """Take what is right: what refused everything would pass above."""
     one = frame()
     outcome(name, one, one)
 

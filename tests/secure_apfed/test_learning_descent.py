@@ -216,7 +216,7 @@ def test_a_model_is_the_same_whatever_held_out_rows_say(method: str, train: dict
 
 
 def held_out_loss(result: RunResult, config: Config) -> float:
-    """Of the model that a run kept, on the rows that it learnt nothing from."""
+    """Return the loss of the model that a run kept, on the rows that it learnt nothing from."""
     data = load_data(config.data, seed=config.seed)
     rows = pick_held_out_rows(open_session(config, data).learner, config)
     model = result.recording.model

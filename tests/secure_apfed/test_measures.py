@@ -99,10 +99,15 @@ def test_regressions_and_ranks_are_measured_by_hand() -> None:
     assert measure_all(one) == pytest.approx(by_hand)
     with pytest.raises(DataError, match=r"auc is of classification.*of regression; take one of r2"):
         MEASURES["auc"].compute_value(one)
-    for said, ranks in (([0.1, 0.2, 0.3, 0.4], [1, 1, 1]), ([0.4, 0.3, 0.2, 0.1], [0, -1, 0])):
-        found = measure_all(Scored.from_probabilities([0, 0, 1, 1], said))
-        assert [found[name] for name in ("auc", "gini", "ks")] == ranks
-        assert found["accuracy"] == 0.5  # nobody is above one half
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"), [([0.1, 0.2, 0.3, 0.4], [1, 1, 1]), ([0.4, 0.3, 0.2, 0.1], [0, -1, 0])]
+)
+def test_ranks_are_measured_by_hand(said: list[float], ranks: list[int]) -> None:
+    found = measure_all(Scored.from_probabilities([0, 0, 1, 1], said))
+    assert [found[name] for name in ("auc", "gini", "ks")] == ranks
+    assert found["accuracy"] == 0.5  # nobody is above one half
 
 
 def test_what_rows_do_not_define_is_left_out() -> None:
@@ -119,17 +124,19 @@ def test_what_rows_do_not_define_is_left_out() -> None:
     assert calibration_curve(diverged) == ()
 
 
-def test_what_are_no_probabilities_is_refused() -> None:
-    wrong: tuple[tuple[Any, Any, str], ...] = (
+@pytest.mark.parametrize(
+    ("labels", "shares", "said"),
+    [
         ([0, 2], [0.1, 0.2], "labels lie in 0 to 1, got 0 to 2"),
         ([0, 1], [[0.5, 0.6], [0.5, 0.5]], "take the softmax"),
         ([0, 1], [1.5, 0.2], "take the softmax"),
         ([0, 1, 1], [0.1, 0.2], "3 rows of truth and 2 of scores"),
         ([0], [[[0.1]]], r"got \(1, 1, 1\)"),
-    )
-    for labels, shares, said in wrong:
-        with pytest.raises(DataError, match=said):
-            Scored.from_probabilities(labels, shares)
+    ],
+)
+def test_what_are_no_probabilities_is_refused(labels: Any, shares: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        Scored.from_probabilities(labels, shares)
 
 
 def test_the_chosen_threshold_is_best_and_near_one_half() -> None:
@@ -165,7 +172,7 @@ def test_weights_make_all_classes_count_alike() -> None:
 
 
 def test_intervals_hold_the_value_of_all_people() -> None:
-    """Of 40 draws of test rows about 38 intervals hold it, and half the rows widen them."""
+    """Draw test rows 40 times: about 38 intervals hold it, and half the rows widen them."""
     truth = MEASURES["auc"].compute_value(scored(40_000, 2, seed=99))
     found = [estimate_measures(scored(300, 2, seed=seed))["auc"] for seed in range(40)]
     assert 33 <= sum(one.low <= truth <= one.high for one in found) <= 40
@@ -208,8 +215,13 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
     whole = estimate_measures(scored(50, 3))
     monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)  # blocks of resamples are the same
     monkeypatch.setattr("secure_apfed.intervals._KEPT_CELLS", 0)  # and draws that are not kept
-    for name, one in estimate_measures(scored(50, 3)).items():
-        assert (one.low, one.high) == pytest.approx((whole[name].low, whole[name].high))
+    blocks = estimate_measures(scored(50, 3))
+    assert {name: one.low for name, one in blocks.items()} == pytest.approx(
+        {name: whole[name].low for name in blocks}
+    )
+    assert {name: one.high for name, one in blocks.items()} == pytest.approx(
+        {name: whole[name].high for name in blocks}
+    )
 
 
 def test_influence_is_what_a_row_that_is_left_out_was_worth() -> None:
@@ -257,10 +269,13 @@ def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:
     rng = np.random.default_rng(1)
     foretold = rng.uniform(size=20_000)
     truth = (rng.uniform(size=20_000) < foretold).astype(int)
-    for shares, even in ((foretold, True), (foretold**2, False)):
-        points = calibration_curve(Scored.from_probabilities(truth, shares))
-        assert sum(point.rows for point in points) == 20_000
-        assert (max(abs(one.foretold - one.observed) for one in points) < 0.04) is even
+    curves = [
+        calibration_curve(Scored.from_probabilities(truth, shares))
+        for shares in (foretold, foretold**2)
+    ]
+    assert [sum(point.rows for point in points) for points in curves] == [20_000] * 2
+    off = [max(abs(one.foretold - one.observed) for one in points) for points in curves]
+    assert off[0] < 0.04 <= off[1]
     sure = Scored.from_probabilities([0, 1, 2, 2], np.full((4, 3), 1 / 3))
     (point,) = calibration_curve(sure)
     assert (point.observed, point.rows) == (0.25, 4)
@@ -334,7 +349,6 @@ def test_lower_is_better_where_it_is() -> None:
 
 
 def test_the_page_names_all_and_its_code_runs() -> None:
-    for name in MEASURES:
-        assert f"`{name}`" in PAGE
+    assert not [name for name in MEASURES if f"`{name}`" not in PAGE]
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(code, "docs/tasks-and-measures.md", "exec"), {})

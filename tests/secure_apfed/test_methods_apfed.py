@@ -155,9 +155,8 @@ def test_without_weight_it_is_single_view_bit_for_bit(protocol: str, guard: dict
     assert torch.equal(apfed.learner.training_rows, single.learner.training_rows)
     ours = active_of(apfed).trainer.networks
     theirs = active_of(single).trainer.networks
-    for mine, other in ((ours.encoder, theirs.encoder), (ours.head, theirs.head)):
-        pairs = zip(mine.parameters(), other.parameters(), strict=True)
-        assert all(torch.equal(here, there) for here, there in pairs)
+    mine, other = ([*one.encoder.parameters(), *one.head.parameters()] for one in (ours, theirs))
+    assert all(torch.equal(here, there) for here, there in zip(mine, other, strict=True))
 
 
 def test_more_clusters_than_people_are_refused() -> None:
@@ -303,9 +302,10 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
 def test_a_pair_that_there_is_not_is_refused_with_those_that_are(pair: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no sum with scheme .* did you mean") as caught:
         sum_kind(SumSettings(**pair))
-    for kind in SECURE_SUMS.values():
-        assert f"{{scheme: {kind.scheme}, masks: {kind.masks}}}" in str(caught.value)
-        assert sum_kind(SumSettings(scheme=kind.scheme, masks=kind.masks)) is kind
+    kinds = {f"{{scheme: {one.scheme}, masks: {one.masks}}}": one for one in SECURE_SUMS.values()}
+    assert not [pair for pair in kinds if pair not in str(caught.value)]
+    named = [SumSettings(scheme=one.scheme, masks=one.masks) for one in kinds.values()]
+    assert [sum_kind(settings) for settings in named] == [*kinds.values()]
 
 
 def overlapping(overlaps: dict[str, range] | None = None) -> VerticalData:

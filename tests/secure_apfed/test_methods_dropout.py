@@ -147,8 +147,8 @@ def test_one_after_the_other_until_too_few_are_left(deaths: dict[str, tuple[int,
     before = [parameter.clone() for parameter in encoder.parameters()]
     with pytest.raises(RemoteProtocolError, match=r"at least 3 of .*missing: passive-1, passive-3"):
         session.train_step(3, torch.arange(16))
-    for was, now in zip(before, encoder.parameters(), strict=True):
-        assert torch.equal(was, now)
+    after = [*encoder.parameters()]
+    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     sent = [flow for flow in session.transcript.flows if flow.kind is Kind.SUM_ANSWER]
     assert max(flow.last_step for flow in sent) == 2  # nobody answered in the step that stopped
 

@@ -66,7 +66,7 @@ def passives_of(session: Simulation) -> list[TvflPassive]:
 
 
 def state(session: Simulation) -> dict[str, Tensor]:
-    """What all parties have learned, without the passives' counts of their answers."""
+    """Return what all parties have learned, without the passives' counts of their answers."""
     every = session.tensors()
     flat = {f"{p}/{key}": v for p, own in every.items() for key, v in own.items()}
     return cloned({name: value for name, value in flat.items() if "/allowance." not in name})

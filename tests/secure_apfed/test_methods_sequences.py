@@ -458,8 +458,8 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(method: str, tmp_p
     again = run(config, tmp_path / "broken", resume=True)
     assert again.accuracy == whole.accuracy
     models = [load_model(tmp_path / name).network.state_dict() for name in ("whole", "broken")]
-    for mine, other in zip(*(model.values() for model in models), strict=True):
-        assert torch.equal(mine, other)
+    pairs = zip(*(model.values() for model in models), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
 @pytest.mark.parametrize(("network", "low", "high"), [("gru", 0.85, 1.0), ("identity", 0.0, 0.7)])

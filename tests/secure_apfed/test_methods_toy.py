@@ -44,8 +44,8 @@ def test_it_runs_resumes_and_is_planned_reported_and_attacked_as_what_it_is(
     resumed = run(config, tmp_path / "broken", resume=True)
     assert resumed.accuracy == whole.accuracy
     models = [one.recording.model for one in (resumed, whole) if one.recording.model is not None]
-    for mine, other in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(mine, other)
+    pairs = zip(*(model.parameters() for model in models), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
     sent = json.loads((tmp_path / "whole" / "transcript.json").read_text())
     assert {flow["sender"] for flow in sent if flow["kind"] == "representations"} == {
         "passive-1",

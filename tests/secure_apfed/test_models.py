@@ -131,13 +131,19 @@ def test_auto_takes_convolutions_where_they_fit() -> None:
         "conv_cifar": ((3, 16, 32), (3, 8, 8)),
         "mlp": ((1, 6, 28), (1, 28, 6), (3, 7, 32), (2, 16, 16), (30,), (4, 5)),
     }
-    for network, features in ((name, shape) for name, shapes in taken.items() for shape in shapes):
-        family = family_for(USUAL, features)
-        assert family is NETWORKS[network], features
-        encoded = output_shape(family.make_encoder(features, USUAL), features)
-        assert output_shape(family.make_decoder(encoded, features, USUAL), encoded)
-    for name in NETWORKS:
-        assert family_for(ModelSettings.model_validate({"network": name}), (5,)) is NETWORKS[name]
+    pairs = [(name, shape) for name, shapes in taken.items() for shape in shapes]
+    families = {shape: family_for(USUAL, shape) for _, shape in pairs}
+    assert families == {shape: NETWORKS[name] for name, shape in pairs}
+    encoded = {
+        shape: output_shape(family.make_encoder(shape, USUAL), shape)
+        for shape, family in families.items()
+    }
+    assert all(
+        output_shape(family.make_decoder(encoded[shape], shape, USUAL), encoded[shape])
+        for shape, family in families.items()
+    )
+    settings = {name: ModelSettings.model_validate({"network": name}) for name in NETWORKS}
+    assert {name: family_for(one, (5,)) for name, one in settings.items()} == dict(NETWORKS)
 
 
 def test_random_features_say_nothing_of_what_never_differed() -> None:
@@ -152,26 +158,32 @@ def test_random_features_say_nothing_of_what_never_differed() -> None:
     assert torch.equal(encoder(rows_NF), told)
 
 
-def test_rows_that_do_not_fit_are_named() -> None:
-    wrong: tuple[tuple[str, Shape, int], ...] = (
+@pytest.mark.parametrize(
+    ("network", "features", "channels"),
+    [
         ("conv_mnist", (3, 16, 32), 1),
         ("conv_mnist", (30,), 1),
         ("conv_mnist", (14, 28), 1),
         ("conv_cifar", (1, 3, 32, 32), 3),
-    )
-    for network, features, channels in wrong:
-        shape = re.escape(str(features))
-        with pytest.raises(ModelError, match=rf"of {channels} channel.*rows of shape {shape}"):
-            NETWORKS[network].make_encoder(features, USUAL)
-        with pytest.raises(ModelError, match=r"choose another model\.network"):
-            NETWORKS[network].make_decoder((64,), features, USUAL)
-    small: tuple[tuple[str, Shape], ...] = (("conv_mnist", (1, 4, 28)), ("conv_cifar", (3, 7, 32)))
-    for network, features in small:
-        encoder = NETWORKS[network].make_encoder(features, USUAL)
-        with pytest.raises(ModelError, match=rf"rows of shape \({features[0]}, {features[1]}"):
-            output_shape(encoder, features)
-        with pytest.raises(ModelError, match="another partition"):
-            NETWORKS[network].make_decoder((64,), features, USUAL)
+    ],
+)
+def test_rows_that_do_not_fit_are_named(network: str, features: Shape, channels: int) -> None:
+    shape = re.escape(str(features))
+    with pytest.raises(ModelError, match=rf"of {channels} channel.*rows of shape {shape}"):
+        NETWORKS[network].make_encoder(features, USUAL)
+    with pytest.raises(ModelError, match=r"choose another model\.network"):
+        NETWORKS[network].make_decoder((64,), features, USUAL)
+
+
+@pytest.mark.parametrize(
+    ("network", "features"), [("conv_mnist", (1, 4, 28)), ("conv_cifar", (3, 7, 32))]
+)
+def test_rows_too_small_for_convolutions_are_named(network: str, features: Shape) -> None:
+    encoder = NETWORKS[network].make_encoder(features, USUAL)
+    with pytest.raises(ModelError, match=rf"rows of shape \({features[0]}, {features[1]}"):
+        output_shape(encoder, features)
+    with pytest.raises(ModelError, match="another partition"):
+        NETWORKS[network].make_decoder((64,), features, USUAL)
 
 
 def test_threads_are_as_many_as_a_step_pays_for() -> None:
@@ -274,20 +286,24 @@ def make(settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSetti
     return OBJECTIVES[settings.name](settings, representation=sent, features=own, model=model)
 
 
-def test_reconstruction_is_the_mean_squared_error_of_the_decoded() -> None:
-    image: Shape = (1, 9, 28)
-    cases: tuple[tuple[Shape, Shape, ModelSettings], ...] = (
+@pytest.mark.parametrize(
+    ("sent", "own", "model"),
+    [
         ((4,), (7,), MLP),
-        ((4,), image, USUAL),
-        ((64, 5, 24), image, USUAL),
-    )
-    for sent, own, model in cases:
-        objective = make(ReconstructionSettings(), sent, own, model)
-        z = torch.randn(3, *sent)
-        x = torch.rand(3, *own)
-        difference = (objective.decoder(z) - x).detach().double().flatten()
-        by_hand = sum(value * value for value in difference.tolist()) / (3 * math.prod(own))
-        assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-5)
+        ((4,), (1, 9, 28), USUAL),
+        ((64, 5, 24), (1, 9, 28), USUAL),
+    ],
+    ids=["rows", "an image", "a map"],
+)
+def test_reconstruction_is_the_mean_squared_error_of_the_decoded(
+    sent: Shape, own: Shape, model: ModelSettings
+) -> None:
+    objective = make(ReconstructionSettings(), sent, own, model)
+    z = torch.randn(3, *sent)
+    x = torch.rand(3, *own)
+    difference = (objective.decoder(z) - x).detach().double().flatten()
+    by_hand = sum(value * value for value in difference.tolist()) / (3 * math.prod(own))
+    assert objective(z, x).item() == pytest.approx(by_hand, rel=1e-5)
 
 
 @pytest.mark.parametrize(("anchors", "sent"), [("active", (4,)), ("both", (2, 3))])
@@ -337,66 +353,107 @@ def test_every_parameter_and_the_representation_get_a_gradient(settings: Objecti
     z = rows(5, 4, 1)
     z[1] = 0  # a row without a direction
     objective(z.requires_grad_(), rows(5, 7, 2)).backward()
-    for value in (z, *objective.parameters()):
-        assert value.grad.isfinite().all()
-        assert value.grad.abs().max() > 0
+    gradients = [value.grad for value in (z, *objective.parameters())]
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
 
 
-def test_shapes_that_do_not_fit_an_objective_are_named() -> None:
-    image = (1, 14, 28)
-    plain = ReconstructionSettings()
-    wrong: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
-        (
-            plain,
-            (64, 10, 24),
-            (1, 9, 28),
-            ModelSettings(),
-            re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)"),
-        ),
-        (plain, (32, 10, 24), image, ModelSettings(), re.escape("rows of shape (32, 10, 24)")),
-        (plain, (64, 10), image, ModelSettings(), re.escape("rows of shape (64, 10)")),
-        (plain, (64,), (3, 11, 32), ModelSettings(), re.escape("(3, 10, 32)")),  # stride 2 loses
-        (plain, (4,), (7,), ModelSettings(network="conv_mnist"), "images of 1 channel"),
-        (
-            ContrastiveSettings(),
-            (4,),
-            (7,),
-            ModelSettings(network="conv_mnist"),
-            "images of 1 channel",
-        ),
-    )
-    for settings, sent, own, model, message in wrong:
-        with pytest.raises(ModelError, match=message):
-            make(settings, sent, own, model)
+IMAGE = (1, 14, 28)
+UNFIT: tuple[tuple[ObjectiveSettings, Shape, Shape, ModelSettings, str], ...] = (
+    (
+        ReconstructionSettings(),
+        (64, 10, 24),
+        (1, 9, 28),
+        ModelSettings(),
+        re.escape("(64, 10, 24) into (1, 14, 28)") + ".*" + re.escape("shape (1, 9, 28)"),
+    ),
+    (
+        ReconstructionSettings(),
+        (32, 10, 24),
+        IMAGE,
+        ModelSettings(),
+        re.escape("rows of shape (32, 10, 24)"),
+    ),
+    (
+        ReconstructionSettings(),
+        (64, 10),
+        IMAGE,
+        ModelSettings(),
+        re.escape("rows of shape (64, 10)"),
+    ),
+    (
+        ReconstructionSettings(),
+        (64,),
+        (3, 11, 32),
+        ModelSettings(),
+        re.escape("(3, 10, 32)"),
+    ),  # stride 2 loses
+    (
+        ReconstructionSettings(),
+        (4,),
+        (7,),
+        ModelSettings(network="conv_mnist"),
+        "images of 1 channel",
+    ),
+    (
+        ContrastiveSettings(),
+        (4,),
+        (7,),
+        ModelSettings(network="conv_mnist"),
+        "images of 1 channel",
+    ),
+)
+
+
+@pytest.mark.parametrize(("settings", "sent", "own", "model", "message"), UNFIT)
+def test_shapes_that_do_not_fit_an_objective_are_named(
+    settings: ObjectiveSettings, sent: Shape, own: Shape, model: ModelSettings, message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        make(settings, sent, own, model)
 
 
 def test_each_entry_of_the_table_is_chosen_by_its_own_settings() -> None:
     adapter: TypeAdapter[ObjectiveSettings] = TypeAdapter(ObjectiveSettings)
-    for name, kind in OBJECTIVES.items():
-        assert type(make(adapter.validate_python({"name": name}), (4,), (7,))) is kind
+    settings = {name: adapter.validate_python({"name": name}) for name in OBJECTIVES}
+    made = {name: type(make(one, (4,), (7,))) for name, one in settings.items()}
+    assert made == dict(OBJECTIVES)
     assert ContrastiveSettings().model_dump() == {
         "name": "contrastive",
         "anchors": "both",
         "temperature": 1.0,
     }
-    wrong: tuple[dict[str, Any], ...] = (
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"name": "magic"},
         {},
         {"name": "reconstruction", "temperature": 1},
         {"name": "contrastive", "temperature": 0},
         {"name": "contrastive", "anchors": "passive"},
-    )
-    for settings in wrong:
-        with pytest.raises(ValidationError):
-            adapter.validate_python(settings)
-    wrong = (
+    ],
+    ids=str,
+)
+def test_settings_of_no_objective_are_refused(settings: dict[str, Any]) -> None:
+    adapter: TypeAdapter[ObjectiveSettings] = TypeAdapter(ObjectiveSettings)
+    with pytest.raises(ValidationError):
+        adapter.validate_python(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
         {"network": "resnet"},
         {"representation": 0},
         {"dropout": 1.0},
         {"projection": -3},
         {"projection": "some"},
         {"hidden": [8, 0]},
-    )
-    for settings in wrong:
-        with pytest.raises(ValidationError, match=next(iter(settings))):
-            ModelSettings.model_validate(settings)
+    ],
+    ids=str,
+)
+def test_settings_of_no_network_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(settings))):
+        ModelSettings.model_validate(settings)

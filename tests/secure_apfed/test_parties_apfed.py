@@ -132,34 +132,44 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
     assert same(again.tensors(), party.tensors())
 
 
-def test_an_answer_is_the_same_one_bit_for_bit_or_another(tmp_path: Path) -> None:
-    """What a later session is answered again for free: the same rows and values, no others."""
+AGREED = contract().model_copy(update={"epochs": 1})
+RECOVERS = AGREED.model_copy(update={"silent_passive": "recover"})
+SENT = random(3, D)
+SOME_N = torch.arange(len(ALIGNMENT)) < 5
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sent", "held_N", "free"),
+    [
+        pytest.param(AGREED, AGREED, SENT, None, True, id="the same"),
+        pytest.param(AGREED, later_session(AGREED), SENT, None, True, id="a later session"),
+        pytest.param(AGREED, AGREED, SENT + 1e-12, None, False, id="other values"),
+        pytest.param(AGREED, AGREED, SENT.flip(0), None, False, id="another order"),
+        pytest.param(RECOVERS, RECOVERS, SENT, None, True, id="recovers"),
+        # Its sums may lack other passives.
+        pytest.param(RECOVERS, later_session(RECOVERS), SENT, None, False, id="recovers later"),
+        # It stays as it is where a batch moves others, and its part falls out of S1 - S2.
+        pytest.param(AGREED, later_session(AGREED), SENT, SOME_N, False, id="strangers"),
+    ],
+)
+def test_an_answer_is_the_same_one_bit_for_bit_or_another(
+    first: Contract,
+    second: Contract,
+    sent: Tensor,
+    held_N: Tensor | None,
+    free: bool,
+    tmp_path: Path,
+) -> None:
+    """Answer a later session again for free: the same rows and values, no others."""
     rows = torch.arange(3)
-    z = random(3, D)
-    agreed = contract().model_copy(update={"epochs": 1})
-    recovers = agreed.model_copy(update={"silent_passive": "recover"})
-    later = later_session(recovers)
-    some_N = torch.arange(len(ALIGNMENT)) < 5
-    for index, (first, second, sent, held_N, free) in enumerate(
-        [
-            (agreed, agreed, z, None, True),
-            (agreed, later_session(agreed), z, None, True),
-            (agreed, agreed, z + 1e-12, None, False),
-            (agreed, agreed, z.flip(0), None, False),
-            (recovers, recovers, z, None, True),
-            (recovers, later, z, None, False),  # its sums may lack other passives
-            # It stays as it is where a batch moves others, and its part falls out of S1 - S2.
-            (agreed, later_session(agreed), z, some_N, False),
-        ]
-    ):
-        log = tmp_path / f"answers-{index}.jsonl"
-        contributed(passive(first, answers=log, held_N=held_N)[0], representations(rows, z))
-        again, _ = passive(second, answers=log, held_N=held_N)
-        if free:
+    log = tmp_path / "answers.jsonl"
+    contributed(passive(first, answers=log, held_N=held_N)[0], representations(rows, SENT))
+    again, _ = passive(second, answers=log, held_N=held_N)
+    if free:
+        contributed(again, representations(rows, sent))
+    else:
+        with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
             contributed(again, representations(rows, sent))
-        else:
-            with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
-                contributed(again, representations(rows, sent))
 
 
 def later_session(agreed: Contract) -> Contract:
@@ -173,7 +183,7 @@ def noise_of(log: Path | None) -> ContributionNoise:
 
 
 def test_every_session_has_noise_of_its_own_and_pays_for_it(tmp_path: Path) -> None:
-    """Of the difference of two sums no passive's noise falls out."""
+    """Draw noise anew: of the difference of two sums no passive's noise falls out."""
     rows = torch.arange(3)
     z = random(3, D)
     sent = []
@@ -503,10 +513,10 @@ QUERIES = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("query", QUERIES)
-def test_chosen_queries_have_no_spread(query: str) -> None:
-    for dtype in (torch.float32, torch.float64):
-        assert spread_of(QUERIES[query].to(dtype)) < 5e-4
+def test_chosen_queries_have_no_spread(dtype: torch.dtype, query: str) -> None:
+    assert spread_of(QUERIES[query].to(dtype)) < 5e-4
 
 
 @pytest.mark.parametrize(("rows", "shape"), [(2, (8,)), (3, (64,)), (128, (4, 5, 5))])
@@ -516,16 +526,19 @@ def test_random_rows_spread_and_so_do_those_around_a_mean(
     z_BD = random(rows, *shape)
     assert spread_of(z_BD) > 0.3
     assert spread_of(5 * torch.ones(shape) + z_BD) > 0.01
-    for scale in (1e-20, 1e30):
-        assert spread_of(z_BD * scale) == pytest.approx(spread_of(z_BD))
+    scaled = [spread_of(z_BD * scale) for scale in (1e-20, 1e30)]
+    assert scaled == pytest.approx([spread_of(z_BD)] * 2)
 
 
 def test_the_spread_of_two_rows_is_the_squared_sine_of_their_angle_and_of_zeros_none() -> None:
-    for angle in (0.0, 0.1, 1.0, math.pi / 2, math.pi):
-        rows = torch.tensor([[2.0, 0.0], [math.cos(angle), math.sin(angle)]])
-        assert spread_of(rows) == pytest.approx(math.sin(angle) ** 2, abs=1e-6)
     assert spread_of(torch.zeros(5, WIDE_D)) == 0
     assert spread_of(torch.cat([ONE_ROW, torch.zeros(20, WIDE_D)])) == 0
+
+
+@pytest.mark.parametrize("angle", [0.0, 0.1, 1.0, math.pi / 2, math.pi])
+def test_the_spread_of_two_rows_is_the_squared_sine_of_their_angle(angle: float) -> None:
+    rows = torch.tensor([[2.0, 0.0], [math.cos(angle), math.sin(angle)]])
+    assert spread_of(rows) == pytest.approx(math.sin(angle) ** 2, abs=1e-6)
 
 
 def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:
@@ -536,9 +549,15 @@ def test_the_bound_is_the_contracts_and_zero_is_no_rule() -> None:
     with pytest.raises(RemoteProtocolError, match=r"active sent a near-constant batch: .* 0\.0005"):
         check_spread(QUERIES["a line"], terms, sender="active")
     check_spread(QUERIES["a line"], terms.model_copy(update={"minimum_spread": 0.0}), sender="a")
-    for bad in (-0.1, 1.0, float("nan")):
-        with pytest.raises(ValueError, match="minimum_spread"):
-            RepresentationTerms.model_validate(terms.model_dump() | {"minimum_spread": bad})
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan")])
+def test_a_bound_on_the_spread_lies_below_1(bad: float) -> None:
+    terms = RepresentationTerms(
+        shape=(WIDE_D,), dtype="float64", minimum_norm=0.0, maximum_norm=1e3, minimum_spread=0.0005
+    )
+    with pytest.raises(ValueError, match="minimum_spread"):
+        RepresentationTerms.model_validate(terms.model_dump() | {"minimum_spread": bad})
 
 
 def test_a_passive_refuses_a_near_constant_batch_and_computes_nothing() -> None:

@@ -85,8 +85,9 @@ def test_labels_and_private_training_are_forecast(config: Path, capsys: Capture)
     assert 0 < answer["epsilon_y"] < 6.0
 
 
-def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ("", "give CONFIG, or --epsilon"),
         ("--epochs 5", "give CONFIG, or --epsilon"),
         ("--epsilon 4 --set train.epochs=3", "give CONFIG, or --epsilon"),
@@ -97,9 +98,11 @@ def test_what_cannot_be_planned_is_refused(capsys: Capture) -> None:
         ("--epsilon 4 --delta 1", "delta lies between 0 and 1"),
         ("--epsilon 4 --epochs 0", "epochs"),
         ("--baselines --epsilon 4", "--baselines takes CONFIG"),
-    ):
-        assert execute(["plan", *arguments.split(), "--json"]) == 2
-        assert message in capsys.readouterr().out
+    ],
+)
+def test_what_cannot_be_planned_is_refused(arguments: str, message: str, capsys: Capture) -> None:
+    assert execute(["plan", *arguments.split(), "--json"]) == 2
+    assert message in capsys.readouterr().out
 
 
 SUM = "secure_sum={scheme: plain, masks: pairwise, noise: {sigma: 4.0}}"
@@ -149,24 +152,33 @@ def test_it_warns_of_unsafe_and_costly_choices(config: Path, capsys: Capture) ->
     assert "this sends 2,000 numbers a row; with model.projection: 64 it would be 31" in warned
     assert "epsilon is infinite" in warned
     assert "the aggregator reads every gradient" in warned
-    for method, private in (
+
+
+@pytest.mark.parametrize(
+    ("method", "private"),
+    [
         ("single_view", "dp_sgd={noise_multiplier: 4}"),
         ("apfed_c", "labels={mechanism: lp_mst, epsilon: 1}"),
-    ):
-        for noise, told_of in (("reproducible_insecure", True), ("secret", False)):
-            changes = (f"method={method}", private, f"guard.noise={noise}")
-            answer = told(capsys, "plan", config, *(f"--set={change}" for change in changes))
-            assert any("knows the seed" in one for one in answer["warnings"]) is told_of
+    ],
+)
+@pytest.mark.slow
+def test_it_warns_of_noise_whose_seed_somebody_knows(
+    method: str, private: str, config: Path, capsys: Capture
+) -> None:
+    for noise, told_of in (("reproducible_insecure", True), ("secret", False)):
+        changes = (f"method={method}", private, f"guard.noise={noise}")
+        answer = told(capsys, "plan", config, *(f"--set={change}" for change in changes))
+        assert any("knows the seed" in one for one in answer["warnings"]) is told_of
 
 
+@pytest.mark.parametrize(("keep", "told_of"), [("all", True), ("none", False), ("auto", False)])
 @pytest.mark.slow
 def test_what_the_disk_cannot_hold_is_told(
-    config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    keep: str, told_of: bool, config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1e5))
-    for keep, told_of in (("all", True), ("none", False), ("auto", False)):
-        warned = told(capsys, "plan", config, "--set", f"transcript.keep={keep}")["warnings"]
-        assert any("this folder has 0 MB free" in one for one in warned) is told_of
+    warned = told(capsys, "plan", config, "--set", f"transcript.keep={keep}")["warnings"]
+    assert any("this folder has 0 MB free" in one for one in warned) is told_of
 
 
 def test_of_the_active_alone_nothing_is_sent(config: Path, capsys: Capture) -> None:

@@ -108,9 +108,13 @@ def test_limits_and_bad_arguments(name: str) -> None:
     assert ACCOUNTANTS[name].get_epsilon(NoPrivacy(), releases=1, delta=DELTA) == math.inf
     with pytest.raises(ConfigError, match="at least 0, got -1"):
         epsilon_of(name, 1.0, -1)
-    for delta in (0.0, 1.0, math.nan):
-        with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
-            epsilon_of(name, 1.0, 1, delta=delta)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
+@each
+def test_a_delta_out_of_range_is_refused(delta: float, name: str) -> None:
+    with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
+        epsilon_of(name, 1.0, 1, delta=delta)
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,44 +124,56 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_calibration_gives_the_known_noise() -> None:
-    for (epsilon, releases), needed in NEEDED.items():
-        sigma = calibrate_sigma(epsilon, DELTA, releases, clip=3.0)
-        assert f"{sigma / (2 * 3.0):.3g}" == f"{needed:.3g}"
+    sigmas = {case: calibrate_sigma(case[0], DELTA, case[1], clip=3.0) for case in NEEDED}
+    multipliers = {case: f"{sigma / (2 * 3.0):.3g}" for case, sigma in sigmas.items()}
+    assert multipliers == {case: f"{needed:.3g}" for case, needed in NEEDED.items()}
 
 
+@pytest.mark.parametrize(("delta", "releases"), [(0.1, 1), (1e-5, 7), (1e-12, 5000)])
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1, 100, 1e4])
-def test_calibrated_noise_stays_within_its_budget(epsilon: float) -> None:
-    for delta, releases in ((0.1, 1), (1e-5, 7), (1e-12, 5000)):
-        noise = calibrate_sigma(epsilon, delta, releases, clip=0.5)
-        assert epsilon * (1 - 1e-5) < epsilon_of("gdp", noise, releases, delta) <= epsilon
+def test_calibrated_noise_stays_within_its_budget(
+    delta: float, releases: int, epsilon: float
+) -> None:
+    noise = calibrate_sigma(epsilon, delta, releases, clip=0.5)
+    assert epsilon * (1 - 1e-5) < epsilon_of("gdp", noise, releases, delta) <= epsilon
 
 
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-15])
 @pytest.mark.parametrize("mu", [1e-4, 0.01, 0.3, 1, 3, 30, 1e3, 1e6])
-def test_epsilon_is_the_least_of_the_papers_formula_on_the_safe_side(mu: float) -> None:
-    for delta in (0.3, 1e-5, 1e-15):
-        epsilon = gdp_epsilon(mu, delta)
-        assert formula(epsilon, mu) <= delta
-        if epsilon > 0:
-            assert formula(epsilon * (1 - 1e-5), mu) > delta
-            assert gdp_mu(epsilon, delta) == pytest.approx(mu, rel=1e-6)
+def test_epsilon_is_the_least_of_the_papers_formula_on_the_safe_side(
+    delta: float, mu: float
+) -> None:
+    epsilon = gdp_epsilon(mu, delta)
+    assert formula(epsilon, mu) <= delta
+    if epsilon > 0:
+        assert formula(epsilon * (1 - 1e-5), mu) > delta
+        assert gdp_mu(epsilon, delta) == pytest.approx(mu, rel=1e-6)
 
 
 def test_bad_numbers_are_refused_and_limits_are_kept() -> None:
     assert (gdp_epsilon(0.0, DELTA), gdp_epsilon(math.inf, DELTA)) == (0, math.inf)
-    refused: tuple[tuple[Callable[[], float], str], ...] = (
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
         (lambda: calibrate_sigma(1, DELTA, 0, 1), "at least 1 planned release, got 0"),
         (lambda: calibrate_sigma(1, DELTA, 1, 0), "a clip bound is positive, got 0"),
         (lambda: calibrate_sigma(0, DELTA, 1, 1), "a target epsilon is positive and finite, got 0"),
         (lambda: calibrate_sigma(1, 0, 1, 1), "delta lies between 0 and 1, both excluded, got 0"),
         (lambda: compose_mu(1, -1), "at least 0, got -1"),
         (lambda: gdp_epsilon(-1, DELTA), "mu is at least 0, got -1"),
-    )
-    for call, message in refused:
-        with pytest.raises(ConfigError, match=message):
-            call()
-    for multiplier in (0, -1, math.inf, math.nan):
-        with pytest.raises(ConfigError, match="a noise multiplier is positive"):
-            GaussianRelease(noise_multiplier=multiplier)
+    ],
+)
+def test_bad_numbers_are_refused(call: Callable[[], float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("multiplier", [0, -1, math.inf, math.nan])
+def test_a_noise_multiplier_out_of_range_is_refused(multiplier: float) -> None:
+    with pytest.raises(ConfigError, match="a noise multiplier is positive"):
+        GaussianRelease(noise_multiplier=multiplier)
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.1, 10.0])
@@ -191,16 +207,23 @@ def exact_delta(deviation: int, honest: int, shift: int, epsilon: float) -> floa
 @pytest.mark.parametrize("deviation", [1, 2, 10])
 def test_the_claim_holds_for_one_value_exactly(deviation: int) -> None:
     """A small audit without chance: the claimed epsilon against the true divergence."""
-    for honest, shift in product((1, 2, 5), (1, 3)):
-        release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
-        claimed = release.epsilon_of(1, DELTA)
-        assert exact_delta(deviation, honest, shift, claimed) <= DELTA
-        # And it is no empty claim: a third less noise breaks it.
-        if deviation == 10:
-            assert exact_delta(7, honest, shift, claimed) > DELTA
     claimed = SummedRelease(deviation=5, honest=2, sensitivity=10, numbers=1).epsilon_of(1, DELTA)
     assert exact_delta(5, 2, 10, claimed) <= DELTA
     assert exact_delta(5, 1, 10, claimed) > DELTA
+
+
+@pytest.mark.parametrize(("honest", "shift"), product((1, 2, 5), (1, 3)))
+@pytest.mark.parametrize("deviation", [1, 2, 10])
+def test_the_claim_holds_for_one_value_exactly_whoever_is_honest(
+    honest: int, shift: int, deviation: int
+) -> None:
+    """Audit without chance: the claimed epsilon against the true divergence."""
+    release = SummedRelease(deviation=deviation, honest=honest, sensitivity=shift, numbers=1)
+    claimed = release.epsilon_of(1, DELTA)
+    assert exact_delta(deviation, honest, shift, claimed) <= DELTA
+    # And it is no empty claim: a third less noise breaks it.
+    if deviation == 10:
+        assert exact_delta(7, honest, shift, claimed) > DELTA
 
 
 @pytest.mark.parametrize(("deviation", "honest"), [(1, 2), (1, 5), (2, 2)])
@@ -282,10 +305,16 @@ def test_more_noise_than_a_sum_carries_and_none_are_refused() -> None:
         calibrate_noise(
             epsilon=0.01, delta=DELTA, releases=300, honest=1, sensitivity=1e6, numbers=10
         )
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    product(["deviation", "honest", "sensitivity", "numbers"], (0, -1, math.nan)),
+)
+def test_a_noise_of_a_sum_out_of_range_is_refused(field: str, wrong: float) -> None:
     usual = {"deviation": 5, "honest": 2, "sensitivity": 1.0, "numbers": 3}
-    for field, wrong in product(usual, (0, -1, math.nan)):
-        with pytest.raises(ConfigError):
-            SummedRelease(**{**usual, field: wrong})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        SummedRelease(**{**usual, field: wrong})  # type: ignore[arg-type]
 
 
 def test_the_ledger_counts_and_stops_before_the_budget() -> None:

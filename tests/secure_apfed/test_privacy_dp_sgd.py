@@ -54,13 +54,6 @@ def test_the_sum_is_the_same_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
-    values = (math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0)
-    for value, first, clip in product(values, (0, 9), (1e-6, 0.5, 1e6)):
-        bad = torch.zeros(1, 10, dtype=dtype)
-        bad[0, first:] = value
-        alone = dp_sgd.sum_clipped_gradients([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
-        assert bool(alone.isfinite().all())
-        assert math.sqrt(math.fsum(x * x for x in alone.tolist())) <= clip
     huge = torch.full((1, 5), torch.finfo(dtype).max * 0.9, dtype=dtype)
     assert float(dp_sgd.sum_clipped_gradients([huge], 0.5).norm()) == pytest.approx(0.5)
     good = samples(4)
@@ -70,6 +63,23 @@ def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "first", "clip"),
+    product(
+        (math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0), (0, 9), (1e-6, 0.5, 1e6)
+    ),
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_example_moves_the_sum_beyond_the_clip_whatever_it_holds(
+    value: float, first: int, clip: float, dtype: torch.dtype
+) -> None:
+    bad = torch.zeros(1, 10, dtype=dtype)
+    bad[0, first:] = value
+    alone = dp_sgd.sum_clipped_gradients([bad[:, :6].reshape(1, 3, 2), bad[:, 6:]], clip)
+    assert bool(alone.isfinite().all())
+    assert math.sqrt(math.fsum(x * x for x in alone.tolist())) <= clip
+
+
 def test_the_noise_has_the_stated_deviation_and_no_other() -> None:
     guard = guard_of(clip=0.5, noise_multiplier=3.0)
     zeros = [torch.zeros(1, 20_000)]
@@ -77,35 +87,46 @@ def test_the_noise_has_the_stated_deviation_and_no_other() -> None:
     deviation = float(np.sqrt((noise**2).mean()))
     assert guard.sigma == 1.5
     # 20,000 squares have a relative deviation of 1 %; six of them on the root are 3 %.
-    for factor in (1.0, 2 / 3, 1.5):
-        assert (abs(deviation / (guard.sigma * factor) - 1) < 0.03) is (factor == 1)
+    off = [abs(deviation / (guard.sigma * factor) - 1) for factor in (1.0, 2 / 3, 1.5)]
+    assert [one < 0.03 for one in off] == [True, False, False]
     assert guard.mechanism().mu == pytest.approx(2 / 3)
 
 
 def test_the_key_stays_inside_and_bad_settings_are_refused() -> None:
     assert repr(guard_of()) == "GradientGuard(clip=1, sigma=2, noise='secret')"
-    for changes, message in (
-        ({"clip": 0.0}, "clip lies in"),
-        ({"noise_multiplier": 0.0}, "positive number, got 0"),
-        ({"noise_multiplier": math.inf}, "positive number, got inf"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            guard_of(**changes)
     with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 5"):
         guard_of(key=b"short")
 
 
-def test_wrong_arguments_are_named() -> None:
-    for gradients, step, rows, message in (
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip": 0.0}, "clip lies in"),
+        ({"noise_multiplier": 0.0}, "positive number, got 0"),
+        ({"noise_multiplier": math.inf}, "positive number, got inf"),
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        guard_of(**changes)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "step", "rows", "message"),
+    [
         (samples(3), 0, torch.arange(4), "one gradient for each of 4 examples"),
         ([], 0, torch.arange(4), "one gradient for each of 4 examples"),
         ([torch.zeros(4)], 0, torch.arange(4), "one gradient for each of 4 examples"),
         (samples(4), -1, torch.arange(4), "a step counts from 0, got -1"),
         (samples(2), 0, torch.tensor([3, 3]), "different int64 positions"),
         (samples(2), 0, torch.tensor([0.0, 1.0]), "different int64 positions"),
-    ):
-        with pytest.raises(LocalProtocolError, match=message):
-            guard_of().release(gradients, step=step, rows=rows)
+    ],
+)
+def test_wrong_arguments_are_named(
+    gradients: list[Tensor], step: int, rows: Tensor, message: str
+) -> None:
+    with pytest.raises(LocalProtocolError, match=message):
+        guard_of().release(gradients, step=step, rows=rows)
 
 
 ROWS = 12
@@ -387,19 +408,23 @@ def test_without_noise_on_releases_only_labels_are_covered_and_nothing_sent_cost
     assert (spent.epsilon_x, spent.epsilon_y, spent.epsilon_model) == (math.inf, label, math.inf)
 
 
-def test_what_the_proof_covers_is_taken() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
+        {"method": "apfed_r"},
+        {"defences": [{"kind": "compression"}]},
+    ],
+    ids=["nothing is sent", "labels alone", "a defence"],
+)
+def test_what_the_proof_covers_is_taken(changes: dict[str, Any]) -> None:
     """Nothing is sent, or labels alone are promised, or a defence acts on what passives answer."""
     usual: dict[str, Any] = {
         "method": "apfed_c",
         "guard": {"mechanism": "none"},
         "dp_sgd": {"noise_multiplier": 1.0},
     }
-    for changes in (
-        {"method": "single_view", "dp_sgd": {"epsilon": 4.0}},
-        {"method": "apfed_r"},
-        {"defences": [{"kind": "compression"}]},
-    ):
-        assert small_config(**{**usual, **changes}).dp_sgd
+    assert small_config(**{**usual, **changes}).dp_sgd
 
 
 @pytest.mark.parametrize("releases", [0, 1, 6])
@@ -425,21 +450,26 @@ def test_a_calibrated_training_ends_at_its_budget_and_not_before(releases: int) 
 
 
 def test_updates_alone_take_the_whole_budget_and_what_cannot_be_calibrated_is_said() -> None:
-    noisy = GaussianRelease(noise_multiplier=0.1)
-    for release, releases, updates, message in (
-        (noisy, 5, 5, "5 releases of a row alone cost epsilon"),
-        (NoPrivacy(), 1, 5, "alone cost epsilon inf"),
-        (NoPrivacy(), 0, 0, "at least 1 planned update, got 0"),
-        (NoPrivacy(), -1, 1, "and -1 releases"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            dp_sgd.calibrate_updates(
-                1.0, DELTA, release=release, releases=releases, updates=updates
-            )
     multiplier = dp_sgd.calibrate_updates(1.0, DELTA, release=NoPrivacy(), releases=0, updates=50)
     # The tabulated sigma/(2C) of epsilon 1 and T = 50, twice, since Opacus counts sigma / C.
     assert multiplier == pytest.approx(2 * 26.4, rel=2e-3)
     assert multiplier == pytest.approx(2 * math.sqrt(50) / gdp_mu(1.0, DELTA))
+
+
+@pytest.mark.parametrize(
+    ("release", "releases", "updates", "message"),
+    [
+        (GaussianRelease(noise_multiplier=0.1), 5, 5, "5 releases of a row alone cost epsilon"),
+        (NoPrivacy(), 1, 5, "alone cost epsilon inf"),
+        (NoPrivacy(), 0, 0, "at least 1 planned update, got 0"),
+        (NoPrivacy(), -1, 1, "and -1 releases"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_said(
+    release: Any, releases: int, updates: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dp_sgd.calibrate_updates(1.0, DELTA, release=release, releases=releases, updates=updates)
 
 
 def test_statements_say_what_is_covered_and_what_noise_from_the_seed_is_worth() -> None:

@@ -59,12 +59,16 @@ class TestEveryGuard:
     def test_shape_type_and_graph_are_kept(self, guard: RepresentationGuard) -> None:
         names = get_args(GuardSettings.model_fields["mechanism"].annotation)
         assert set(names) == set(GUARDS) == {guard.name for guard in GUARDS.values()}
-        for dtype in (torch.float32, torch.float64):
-            h_BD = batch(dtype=dtype).requires_grad_()
-            z_BD = made(guard.name).release(h_BD, step=0, rows=ROWS)
-            assert (z_BD.shape, z_BD.dtype) == (h_BD.shape, dtype)
-            z_BD.sum().backward()
-            assert h_BD.grad is not None
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    def test_shape_type_and_graph_are_kept_of(
+        self, dtype: torch.dtype, guard: RepresentationGuard
+    ) -> None:
+        h_BD = batch(dtype=dtype).requires_grad_()
+        z_BD = made(guard.name).release(h_BD, step=0, rows=ROWS)
+        assert (z_BD.shape, z_BD.dtype) == (h_BD.shape, dtype)
+        z_BD.sum().backward()
+        assert h_BD.grad is not None
 
     def test_what_it_keeps_makes_another_release_the_same(self, guard: RepresentationGuard) -> None:
         guard.release(batch(), step=0, rows=ROWS)
@@ -84,16 +88,26 @@ class TestEveryGuard:
         norms = guard.release(batch() * 100, step=0, rows=ROWS).norm(dim=1)
         assert float(norms.max()) <= guard.largest_norm(64)
 
-    def test_wrong_arguments_are_named(self, guard: RepresentationGuard) -> None:
-        for h_BD, step, rows, message in (
+    @pytest.mark.parametrize(
+        ("h_BD", "step", "rows", "message"),
+        [
             (torch.zeros(3), 0, torch.arange(3), r"matrix, one row a person.*\(3,\)"),
             (torch.zeros(3, 2).half(), 0, torch.arange(3), "got torch.float16"),
             (torch.zeros(3, 2), 0, torch.arange(4), r"the 3 representations.*\(4,\)"),
             (torch.zeros(3, 2), 0, torch.zeros(3), "int64 positions, got torch.float32"),
             (torch.zeros(3, 2), -1, torch.arange(3), "a step counts from 0, got -1"),
-        ):
-            with pytest.raises(LocalProtocolError, match=message):
-                guard.release(h_BD, step=step, rows=rows)
+        ],
+    )
+    def test_wrong_arguments_are_named(
+        self,
+        h_BD: torch.Tensor,
+        step: int,
+        rows: torch.Tensor,
+        message: str,
+        guard: RepresentationGuard,
+    ) -> None:
+        with pytest.raises(LocalProtocolError, match=message):
+            guard.release(h_BD, step=step, rows=rows)
 
 
 def test_without_a_guard_it_sends_what_it_got() -> None:
@@ -109,8 +123,8 @@ class TestGaussianGuard:
     def test_what_it_adds_has_the_stated_scale(self, gaussian: GaussianGuard) -> None:
         h_BD = batch(dtype=torch.float64) * 3
         added = (gaussian.release(h_BD, step=0, rows=ROWS) - clip_rows(h_BD, 1.5)).numpy()
-        for claimed in (1, 2 / 3, 3 / 2):
-            assert scale_fits(added, claimed * gaussian.sigma) is (claimed == 1)
+        fits = [scale_fits(added, claimed * gaussian.sigma) for claimed in (1, 2 / 3, 3 / 2)]
+        assert fits == [True, False, False]
         assert gaussian.sensitivity() == 3.0
         assert gaussian.mechanism() == GaussianRelease(noise_multiplier=0.5 / 3)
 
@@ -156,16 +170,21 @@ class TestGaussianGuard:
                 serialise(gaussian)
 
     def test_bad_strengths_and_a_short_key_are_refused(self) -> None:
-        for clip, sigma, message in (
+        with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
+            GaussianGuard(clip=1, sigma=1, key=b"x")
+
+    @pytest.mark.parametrize(
+        ("clip", "sigma", "message"),
+        [
             (0, 1, "clip lies in 1e-06..1e[+]06, got 0"),
             (math.nan, 1, "clip lies in .* got nan"),
             (1, 0, "sigma is a positive number, got 0; use NoGuard"),
             (1, math.inf, "sigma is a positive number, got inf"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                GaussianGuard(clip=clip, sigma=sigma, key=KEY)
-        with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
-            GaussianGuard(clip=1, sigma=1, key=b"x")
+        ],
+    )
+    def test_bad_strengths_are_refused(self, clip: float, sigma: float, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            GaussianGuard(clip=clip, sigma=sigma, key=KEY)
 
 
 class TestSettings:
@@ -182,8 +201,9 @@ class TestSettings:
         told = make_guard(seeded, delta=1e-5, releases=1, key=KEY).describe_guarantee()
         assert "does not know the run's seed" in told
 
-    def test_bad_settings_say_what_is_wrong(self) -> None:
-        for fields, message in (
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
             ({"mechanism": "none", "sigma": 1}, "guard none adds no noise, but sigma was given"),
             ({"mechanism": "none", "epsilon": 1}, "but epsilon was given"),
             ({"mechanism": "gaussian"}, "exactly one of sigma and epsilon, got neither"),
@@ -194,9 +214,11 @@ class TestSettings:
             ({"mechanism": "laplace"}, "'none'"),
             ({}, "mechanism\n  Field required"),  # no protection is a choice, and never a default
             ({"mechanism": "none", "sigm": 1}, "Extra inputs"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                GuardSettings.model_validate(fields)
+        ],
+    )
+    def test_bad_settings_say_what_is_wrong(self, fields: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            GuardSettings.model_validate(fields)
 
 
 CLIP = 1.5
@@ -262,8 +284,9 @@ def test_loading_replaces_what_was_there_and_an_empty_batch_freezes_nothing() ->
 
 
 class TestCheckpoints:
-    def test_a_damaged_checkpoint_is_refused(self) -> None:
-        for tensors in (
+    @pytest.mark.parametrize(
+        "tensors",
+        [
             {"rows": torch.arange(2)},
             {"z": torch.zeros(2, 3)},
             {"rows": torch.arange(2), "z": torch.zeros(3, 3)},
@@ -271,9 +294,12 @@ class TestCheckpoints:
             {"rows": torch.tensor([1, 1]), "z": torch.zeros(2, 3)},
             {"rows": torch.tensor([-1, 1]), "z": torch.zeros(2, 3)},
             {"rows": torch.arange(2), "z": torch.zeros(2)},
-        ):
-            with pytest.raises(CheckpointError, match="frozen rows are positions and as many rows"):
-                frozen().load_tensors(tensors)
+        ],
+        ids=range(7),
+    )
+    def test_a_damaged_checkpoint_is_refused(self, tensors: dict[str, torch.Tensor]) -> None:
+        with pytest.raises(CheckpointError, match="frozen rows are positions and as many rows"):
+            frozen().load_tensors(tensors)
 
     def test_a_guard_without_memory_refuses_frozen_rows(self) -> None:
         guard = GaussianGuard(clip=CLIP, sigma=SIGMA, key=KEY)
@@ -312,11 +338,13 @@ class TestAccount:
         self.send(guard, ledger, 2, 0, 1, seed=2)
         assert ledger.get_privacy_spent().releases == 1
 
-    def test_repeats_of_another_kind_are_refused(self) -> None:
+    @pytest.mark.parametrize(
+        "repeats", [torch.tensor([True]), torch.tensor([1, 0])], ids=["one", "numbers"]
+    )
+    def test_repeats_of_another_kind_are_refused(self, repeats: torch.Tensor) -> None:
         rows = positions(0, 1)
-        for repeats in (torch.tensor([True]), torch.tensor([1, 0])):
-            with pytest.raises(LocalProtocolError, match=r"repeats are bool of shape \(2,\)"):
-                self.ledger(frozen()).charge(step=0, rows=rows, digest=b"z", repeats=repeats)
+        with pytest.raises(LocalProtocolError, match=r"repeats are bool of shape \(2,\)"):
+            self.ledger(frozen()).charge(step=0, rows=rows, digest=b"z", repeats=repeats)
 
 
 def test_another_representation_under_the_same_guard_is_refused() -> None:
@@ -331,7 +359,7 @@ def test_another_representation_under_the_same_guard_is_refused() -> None:
 
 
 def scale_fits(noise: np.ndarray, sigma: float) -> bool:
-    """Whether the sum of squares lies within 5 deviations of what `sigma` would give."""
+    """Tell whether the sum of squares lies within 5 deviations of what `sigma` would give."""
     return bool(abs((noise**2).sum() / sigma**2 - noise.size) < 5 * np.sqrt(2 * noise.size))
 
 
@@ -371,7 +399,7 @@ def test_an_empty_batch_needs_no_noise_and_a_short_key_is_refused() -> None:
 
 
 def shares_of_coarse_numbers(guard: GaussianGuard, value: float) -> float:
-    """How many of the released numbers are multiples of 2^-52, as every sum with 1.0 must be."""
+    """Return the share of released numbers that are multiples of 2^-52, as sums with 1.0 are."""
     h_BD = torch.zeros(512, 64, dtype=torch.float64)
     h_BD[:, 0] = value
     z_B = guard.release(h_BD, step=0, rows=torch.arange(512))[:, 0] * 2.0**52
@@ -476,10 +504,14 @@ def within(rows: torch.Tensor, bound: float) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_hostile_rows_stay_within_the_bound(dtype: torch.dtype) -> None:
-    h_BD = torch.tensor([*HOSTILE.values(), [0.1] * 8], dtype=dtype)
-    for bound in (1e-6, 0.3, 1.0, 1e6):
-        assert within(clip_rows(h_BD, bound).to(dtype), bound)
     assert within(clip_rows(torch.full((2, 300), 1e300, dtype=torch.float64), 1.0), 1.0)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.3, 1.0, 1e6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_hostile_rows_stay_within_any_bound(bound: float, dtype: torch.dtype) -> None:
+    h_BD = torch.tensor([*HOSTILE.values(), [0.1] * 8], dtype=dtype)
+    assert within(clip_rows(h_BD, bound).to(dtype), bound)
 
 
 @settings(max_examples=60, deadline=None)
@@ -511,16 +543,31 @@ def test_the_gradient_is_that_of_the_projection_and_finite_for_hostile_rows() ->
     assert torch.equal(h_BD.grad[0], torch.ones(8))
 
 
-def test_what_cannot_be_clipped_is_refused_and_empty_batches_pass() -> None:
-    for bad in (math.nan, math.inf, -math.inf):
-        h_BD = torch.zeros(4, 3)
-        h_BD[2, 1] = bad
-        with pytest.raises(ModelError, match="row 2 of the representations is not finite"):
-            clip_rows(h_BD, 1.0)
-    of_type = (torch.float16, torch.bfloat16, torch.int64, torch.complex64)
-    others = [torch.zeros(2, 2, dtype=dtype) for dtype in of_type]
-    for other in (torch.zeros(3), torch.zeros(2, 2, 2), *others):
-        with pytest.raises(LocalProtocolError, match="float32 or float64 matrix"):
-            clip_rows(other, 1.0)
-    for shape in ((0, 4), (3, 0)):
-        assert clip_rows(torch.zeros(shape), 1.0).shape == shape
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_clipped(bad: float) -> None:
+    h_BD = torch.zeros(4, 3)
+    h_BD[2, 1] = bad
+    with pytest.raises(ModelError, match="row 2 of the representations is not finite"):
+        clip_rows(h_BD, 1.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(3),
+        torch.zeros(2, 2, 2),
+        *(
+            torch.zeros(2, 2, dtype=dtype)
+            for dtype in (torch.float16, torch.bfloat16, torch.int64, torch.complex64)
+        ),
+    ],
+    ids=lambda other: f"{other.dtype} {other.ndim}",
+)
+def test_what_is_no_matrix_of_floats_is_not_clipped(other: torch.Tensor) -> None:
+    with pytest.raises(LocalProtocolError, match="float32 or float64 matrix"):
+        clip_rows(other, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)], ids=str)
+def test_empty_batches_pass(shape: tuple[int, int]) -> None:
+    assert clip_rows(torch.zeros(shape), 1.0).shape == shape

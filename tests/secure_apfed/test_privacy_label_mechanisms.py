@@ -43,7 +43,7 @@ def mechanism(name: str, epsilon: float = 1.0, classes: int = CLASSES) -> LabelM
 
 
 def keep_probability(epsilon: float) -> float:
-    """Of a label of which nothing is expected (Kairouz, Oh and Viswanath 2016)."""
+    """Return how often a label without a prior is kept (Kairouz, Oh and Viswanath 2016)."""
     return math.exp(epsilon) / (math.exp(epsilon) + CLASSES - 1)
 
 
@@ -56,15 +56,17 @@ def correlated(first: torch.Tensor, second: torch.Tensor) -> bool:
     return abs(float(torch.corrcoef(torch.stack([first, second]).double())[0, 1])) > 0.03
 
 
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
 @each_protecting
-def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(name: str) -> None:
-    for epsilon in (0.3, 1.0, 4.0):
-        answers = mechanism(name, epsilon).randomise_labels(LABELS, key=KEY)
-        assert kept_as_often_as(answers, keep_probability(epsilon))
-        for wrong in (2 / 3, 3 / 2):
-            assert not kept_as_often_as(answers, keep_probability(epsilon * wrong))
-            bad = mechanism(name, epsilon * wrong).randomise_labels(LABELS, key=KEY)
-            assert not kept_as_often_as(bad, keep_probability(epsilon))
+def test_labels_are_kept_as_often_as_stated_and_not_as_at_other_epsilons(
+    epsilon: float, name: str
+) -> None:
+    answers = mechanism(name, epsilon).randomise_labels(LABELS, key=KEY)
+    assert kept_as_often_as(answers, keep_probability(epsilon))
+    for wrong in (2 / 3, 3 / 2):
+        assert not kept_as_often_as(answers, keep_probability(epsilon * wrong))
+        bad = mechanism(name, epsilon * wrong).randomise_labels(LABELS, key=KEY)
+        assert not kept_as_often_as(bad, keep_probability(epsilon))
 
 
 def test_no_mechanism_gives_labels_away_and_says_so() -> None:
@@ -108,35 +110,48 @@ def test_the_statement_names_epsilon_and_what_is_left_out(name: str) -> None:
 
 @each_protecting
 def test_what_is_out_of_range_is_refused(name: str) -> None:
-    for epsilon in (0.0, -1.0, 41.0, math.inf, math.nan):
-        with pytest.raises(ConfigError, match=f"up to 40, got {epsilon}"):
-            LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)
     with pytest.raises(ConfigError, match="at least 2 classes, got 1"):
         mechanism(name, classes=1)
     with pytest.raises(LocalProtocolError, match="a key has 32 bytes, got 1"):
         mechanism(name).randomise_labels(LABELS, key=b"x")
 
 
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, 41.0, math.inf, math.nan])
+@each_protecting
+def test_an_epsilon_out_of_range_is_refused(epsilon: float, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"up to 40, got {epsilon}"):
+        LABEL_MECHANISMS[name](epsilon=epsilon, classes=5)
+
+
+@pytest.mark.parametrize(("label", "row"), [(5, 3), (-1, 0)])
 @every
-def test_what_are_no_labels_is_refused(name: str) -> None:
-    for label, row in ((5, 3), (-1, 0)):
-        labels = torch.zeros(6, dtype=torch.int64)
-        labels[row] = label
-        with pytest.raises(DataError, match=f"row {row} has label {label}, expected 0..4"):
-            mechanism(name).randomise_labels(labels, key=KEY)
-    for other in (torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64)):
-        with pytest.raises(LocalProtocolError, match="labels are int64 of shape"):
-            mechanism(name).randomise_labels(other, key=KEY)
+def test_what_are_no_labels_is_refused(label: int, row: int, name: str) -> None:
+    labels = torch.zeros(6, dtype=torch.int64)
+    labels[row] = label
+    with pytest.raises(DataError, match=f"row {row} has label {label}, expected 0..4"):
+        mechanism(name).randomise_labels(labels, key=KEY)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64)], ids=["floats", "a matrix"]
+)
+@every
+def test_labels_of_another_kind_are_refused(other: torch.Tensor, name: str) -> None:
+    with pytest.raises(LocalProtocolError, match="labels are int64 of shape"):
+        mechanism(name).randomise_labels(other, key=KEY)
 
 
 def test_any_answer_is_at_most_e_to_epsilon_likelier_for_one_label_than_for_another() -> None:
-    for epsilon, classes in ((0.5, 2), (1.0, 5), (8.0, 100), (40.0, 3)):
-        response = LabelResponse(epsilon=epsilon, classes=classes)
-        other = response.replace_probability / (classes - 1)
-        assert math.log(response.keep_probability / other) == pytest.approx(epsilon)
     assert torch.equal(
         mechanism("randomised_response", 40.0).randomise_labels(LABELS, key=KEY), LABELS
     )
+
+
+@pytest.mark.parametrize(("epsilon", "classes"), [(0.5, 2), (1.0, 5), (8.0, 100), (40.0, 3)])
+def test_an_answer_is_e_to_epsilon_likelier_for_its_label(epsilon: float, classes: int) -> None:
+    response = LabelResponse(epsilon=epsilon, classes=classes)
+    other = response.replace_probability / (classes - 1)
+    assert math.log(response.keep_probability / other) == pytest.approx(epsilon)
 
 
 def test_rounding_to_64_bits_never_raises_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,21 +205,23 @@ def stated(prior: list[float], epsilon: float) -> np.ndarray:
     return table
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
-def test_every_answer_has_the_chance_that_the_algorithm_states(prior: list[float]) -> None:
+def test_every_answer_has_the_chance_that_the_algorithm_states(
+    epsilon: float, prior: list[float]
+) -> None:
     prior_NK = torch.tensor(prior, dtype=torch.float64).expand(ROWS, 4)
-    for epsilon in (0.5, 1.0, 3.0):
-        table = stated(prior, epsilon)
-        for one, other in itertools.permutations(table, 2):
-            assert (one <= math.exp(epsilon) * other + 1e-12).all()
-        for label in range(4):
-            answers = staged(epsilon).randomise_labels(
-                torch.full((ROWS,), label), key=KEY, prior_NK=prior_NK
-            )
-            counts = torch.bincount(answers, minlength=4).numpy()
-            deviation = np.sqrt(ROWS * table[label] * (1 - table[label]))
-            assert (abs(counts - ROWS * table[label]) <= 5 * deviation).all()
+    table = stated(prior, epsilon)
+    for one, other in itertools.permutations(table, 2):
+        assert (one <= math.exp(epsilon) * other + 1e-12).all()
+    for label in range(4):
+        answers = staged(epsilon).randomise_labels(
+            torch.full((ROWS,), label), key=KEY, prior_NK=prior_NK
+        )
+        counts = torch.bincount(answers, minlength=4).numpy()
+        deviation = np.sqrt(ROWS * table[label] * (1 - table[label]))
+        assert (abs(counts - ROWS * table[label]) <= 5 * deviation).all()
 
 
 def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> None:
@@ -221,19 +238,30 @@ def test_a_prior_belongs_to_its_row_and_another_gives_independent_chances() -> N
     assert not correlated(moved, staged().randomise_labels(labels, key=KEY, prior_NK=prior) != 0)
 
 
-def test_what_is_no_prior_is_refused() -> None:
-    for wrong in (
+@pytest.mark.parametrize(
+    "wrong",
+    [
         torch.full((2, 4), math.nan),
         torch.full((2, 4), math.inf),
         torch.full((2, 4), 0.3),
         torch.tensor([[1.5, -0.5, 0, 0], [1, 0, 0, 0]]),
         torch.zeros(2, 4),
-    ):
-        with pytest.raises(ModelError, match="gives no probabilities"):
-            staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
-    for shaped in (torch.ones(3, 4) / 4, torch.ones(2, 5) / 5, torch.ones(2, 4).long()):
-        with pytest.raises(LocalProtocolError, match=r"a prior has shape \(2, 4\)"):
-            staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
+    ],
+    ids=["NaN", "infinite", "more than 1", "negative", "zeros"],
+)
+def test_what_is_no_prior_is_refused(wrong: torch.Tensor) -> None:
+    with pytest.raises(ModelError, match="gives no probabilities"):
+        staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=wrong)
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [torch.ones(3, 4) / 4, torch.ones(2, 5) / 5, torch.ones(2, 4).long()],
+    ids=["rows", "classes", "whole numbers"],
+)
+def test_a_prior_of_another_shape_is_refused(shaped: torch.Tensor) -> None:
+    with pytest.raises(LocalProtocolError, match=r"a prior has shape \(2, 4\)"):
+        staged().randomise_labels(torch.tensor([0, 1]), key=KEY, prior_NK=shaped)
 
 
 def test_what_is_said_of_labels_without_label_dp() -> None:
@@ -242,14 +270,16 @@ def test_what_is_said_of_labels_without_label_dp() -> None:
     assert guarantee_of("private training", NONE, private_training=True) == "private training"
 
 
-def test_label_dp_comes_with_its_assumptions() -> None:
-    both = (False, True)
-    for released, private, seeded in product([RELEASED, NOTHING_RELEASED], both, both):
-        told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
-        assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
-        assert LABEL_ASSUMPTIONS in told
-        assert "no label DP" not in told
-        assert ("does not know the run's seed" in told) is seeded
+@pytest.mark.parametrize(
+    ("released", "private", "seeded"),
+    product([RELEASED, NOTHING_RELEASED], (False, True), (False, True)),
+)
+def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
+    told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)
+    assert told.startswith(f"{released}; label DP, epsilon_y 1, delta 0")
+    assert LABEL_ASSUMPTIONS in told
+    assert "no label DP" not in told
+    assert ("does not know the run's seed" in told) is seeded
 
 
 @pytest.mark.parametrize("seeded", [False, True])
@@ -258,10 +288,11 @@ def test_noise_under_a_sum_is_claimed_against_its_readers_only(seeded: bool) -> 
         name: contributions_statement(kind.leaks.single, seeded=seeded)
         for name, kind in SECURE_SUMS.items()
     }
-    for text in told.values():
-        assert "whoever reads the sums alone" in text
-        assert ("does not know the run's seed" in text) is seeded
-        assert "played again in a later session counts again" in text
+    assert not [name for name, text in told.items() if "whoever reads the sums alone" not in text]
+    again = "played again in a later session counts again"
+    assert not [name for name, text in told.items() if again not in text]
+    knows = {name: "does not know the run's seed" in text for name, text in told.items()}
+    assert knows == dict.fromkeys(told, seeded)
     assert "not against the aggregator" in told["plain"]
     assert "not against active and aggregator together" in told["ckks"]
     assert "not against" not in told["plain + pairwise masks"]

@@ -70,13 +70,6 @@ class TestCounting:
         assert bounded.get_privacy_spent().releases == 0
 
     def test_nothing_sent_costs_nothing(self) -> None:
-        for rows in (10, 0):
-            spent = ledger_at(None, rows=rows).get_privacy_spent()
-            assert spent == PrivacySpent.for_no_release(delta=DELTA)
-            assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, math.inf, 0)
-            charged_nobody = ledger_at(None, rows=rows)
-            charge(charged_nobody, 0)
-            assert charged_nobody.get_privacy_spent() == spent
         bare = ledger_at(None, mechanism=accountants.NoPrivacy())
         charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
         assert bare.get_privacy_spent().releases == 2
@@ -84,6 +77,15 @@ class TestCounting:
             math.inf,
             math.inf,
         )
+
+    @pytest.mark.parametrize("rows", [10, 0])
+    def test_nothing_sent_costs_nothing_of_any_number_of_rows(self, rows: int) -> None:
+        spent = ledger_at(None, rows=rows).get_privacy_spent()
+        assert spent == PrivacySpent.for_no_release(delta=DELTA)
+        assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, math.inf, 0)
+        charged_nobody = ledger_at(None, rows=rows)
+        charge(charged_nobody, 0)
+        assert charged_nobody.get_privacy_spent() == spent
 
     def test_the_same_bytes_again_are_free_and_others_are_not(self) -> None:
         ledger = ledger_at(None)
@@ -115,9 +117,6 @@ class TestBudget:
         charge(ledger, 5, 0, 1)
 
     def test_bad_settings_are_refused(self) -> None:
-        for budget in (0.0, math.inf):
-            with pytest.raises(ConfigError, match=f"positive and finite, got {budget:g}"):
-                ledger_at(None, budget=budget)
         with pytest.raises(ConfigError, match="cannot be kept without noise"):
             ledger_at(None, budget=1.0, mechanism=accountants.NoPrivacy())
         with pytest.raises(ConfigError, match="at least 0 rows, got -1"):
@@ -125,20 +124,30 @@ class TestBudget:
         with pytest.raises(ConfigError, match="delta lies between 0 and 1"):
             PrivacyLedger(NOISY, delta=0, budget=None, rows=1, log=None)
 
+    @pytest.mark.parametrize("budget", [0.0, math.inf])
+    def test_a_budget_out_of_range_is_refused(self, budget: float) -> None:
+        with pytest.raises(ConfigError, match=f"positive and finite, got {budget:g}"):
+            ledger_at(None, budget=budget)
+
 
 class TestCharging:
-    def test_wrong_arguments_are_named_and_nothing_is_charged(self) -> None:
-        ledger = ledger_at(None)
-        for step, rows, digest, message in (
+    @pytest.mark.parametrize(
+        ("step", "rows", "digest", "message"),
+        [
             (-1, torch.arange(2), b"z", "step from 0 and a digest, got step -1"),
             (0, torch.arange(2), b"", "step from 0 and a digest"),
             (0, torch.arange(2.0), b"z", "int64 positions"),
             (0, torch.zeros(2, 2, dtype=torch.int64), b"z", "int64 positions"),
             (0, torch.tensor([3, 10]), b"z", r"positions lie in 0\.\.9, got 3\.\.10"),
             (0, torch.tensor([-1]), b"z", r"positions lie in 0\.\.9, got -1\.\.-1"),
-        ):
-            with pytest.raises(LocalProtocolError, match=message):
-                ledger.charge(step=step, rows=rows, digest=digest)
+        ],
+    )
+    def test_wrong_arguments_are_named_and_nothing_is_charged(
+        self, step: int, rows: torch.Tensor, digest: bytes, message: str
+    ) -> None:
+        ledger = ledger_at(None)
+        with pytest.raises(LocalProtocolError, match=message):
+            ledger.charge(step=step, rows=rows, digest=digest)
         assert ledger.get_privacy_spent().releases == 0
 
     def test_a_charge_is_on_the_disk_before_it_returns(self, log: Path) -> None:
@@ -215,9 +224,14 @@ class TestResuming:
         with pytest.raises(CheckpointError, match="misses releases that the checkpoint counts"):
             ledger_at(log).load_state_dict(first.state_dict())
 
-        for state in ({}, {"counts": torch.zeros(9).long()}, {"counts": torch.zeros(10)}):
-            with pytest.raises(CheckpointError, match="does not count 10 rows"):
-                ledger_at(None).load_state_dict(state)
+    @pytest.mark.parametrize(
+        "state",
+        [{}, {"counts": torch.zeros(9).long()}, {"counts": torch.zeros(10)}],
+        ids=["nothing", "too few", "floats"],
+    )
+    def test_a_checkpoint_of_other_rows_is_refused(self, state: dict[str, Any]) -> None:
+        with pytest.raises(CheckpointError, match="does not count 10 rows"):
+            ledger_at(None).load_state_dict(state)
 
 
 class TestDamage:
@@ -236,14 +250,16 @@ class TestDamage:
         charge(ledger_at(log), 2, 0, 4, 9)
         assert log.read_bytes() == b"".join(written)
 
-    def test_a_last_line_counts_without_its_newline(self, log: Path, written: list[bytes]) -> None:
-        """Whoever cut the newline off, the chain says that the release was made."""
-        for number in (0, 1, 3):
-            log.write_bytes(b"".join(written[: number + 1])[:-1])
-            assert ledger_at(log).get_privacy_spent().releases == number
-            assert log.read_bytes() == b"".join(written[: number + 1])  # reading it mends it
+    @pytest.mark.parametrize("number", [0, 1, 3])
+    def test_a_last_line_counts_without_its_newline(
+        self, number: int, log: Path, written: list[bytes]
+    ) -> None:
+        """Read on: whoever cut the newline off, the chain says that the release was made."""
+        log.write_bytes(b"".join(written[: number + 1])[:-1])
+        assert ledger_at(log).get_privacy_spent().releases == number
+        assert log.read_bytes() == b"".join(written[: number + 1])  # reading it mends it
         charge(ledger_at(log), 9, 0)
-        assert ledger_at(log).get_privacy_spent().releases == 4
+        assert ledger_at(log).get_privacy_spent().releases == number + 1
 
     def test_a_cut_first_line_is_begun_anew(self, log: Path, written: list[bytes]) -> None:
         for length in (1, 10, len(written[0]) - 2):
@@ -300,16 +316,22 @@ class TestDamage:
                     ledger_at(log)
                 assert log.read_bytes() == content
 
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"rows": 11},
+            {"mechanism": accountants.GaussianRelease(noise_multiplier=6.0)},
+            {"mechanism": VoteResponse(epsilon=1 / 5, classes=2)},  # of the same noise multiplier
+        ],
+        ids=["rows", "louder", "votes"],
+    )
     def test_a_log_of_another_run_is_refused_and_kept(
-        self, log: Path, written: list[bytes]
+        self, more: dict[str, Any], log: Path, written: list[bytes]
     ) -> None:
         log.write_bytes(torn := b"".join(written[:-1]) + written[-1][:20])
-        votes = VoteResponse(epsilon=1 / 5, classes=2)  # of the same noise multiplier
-        louder = accountants.GaussianRelease(noise_multiplier=6.0)
-        for more in ({"rows": 11}, {"mechanism": louder}, {"mechanism": votes}):
-            with pytest.raises(CheckpointError, match="is the log of another run"):
-                ledger_at(log, **more)
-            assert log.read_bytes() == torn
+        with pytest.raises(CheckpointError, match="is the log of another run"):
+            ledger_at(log, **more)
+        assert log.read_bytes() == torn
 
 
 def chained(*lines: dict[str, Any]) -> bytes:
@@ -332,16 +354,18 @@ def packed(content: bytes, count: int, /, **changes: Any) -> dict[str, Any]:
 
 
 class TestHostileLog:
-    def test_rows_are_inflated_to_those_that_there_are_and_no_further(self, log: Path) -> None:
+    @pytest.mark.parametrize("count", [20_000_000, 10, 1])
+    def test_rows_are_inflated_to_those_that_there_are_and_no_further(
+        self, count: int, log: Path
+    ) -> None:
         """A line of 2.8 MB took 10.5 GB."""
         log.parent.mkdir()
         packed_rows = packed(bytes(80_000_000), 0)
-        for count in (20_000_000, 10, 1):
-            log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
-            with traced() as peak:
-                with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
-                    ledger_at(log)
-                assert peak() < 5e6
+        log.write_bytes(chained(HEADER, {**packed_rows, "count": count}))
+        with traced() as peak:
+            with pytest.raises(CheckpointError, match="not as a ledger wrote it from line 2"):
+                ledger_at(log)
+            assert peak() < 5e6
 
     def test_releases_are_read_one_by_one(self, log: Path) -> None:
         rows = 20_000
@@ -354,9 +378,9 @@ class TestHostileLog:
             assert ledger_at(log, rows=rows + 1).get_privacy_spent().releases == times
             assert peak() < 20e6  # all at once: 64 MB
 
-    def test_a_line_whose_hash_holds_is_checked_all_the_same(self, log: Path) -> None:
-        log.parent.mkdir()
-        for line in (
+    @pytest.mark.parametrize(
+        "line",
+        [
             packed(bytes(4), 1, step=math.inf),
             packed(bytes(4), 1, step=math.nan),
             packed(bytes(4), 1, step=[]),
@@ -368,10 +392,16 @@ class TestHostileLog:
             packed(bytes(4), 1, rows="AAAA"),
             packed(bytes(4), 1, rows=3),
             packed(bytes(44), 11),
-        ):
-            log.write_bytes(chained(HEADER, line))
-            with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
-                ledger_at(log)
+        ],
+        ids=range(11),
+    )
+    def test_a_line_whose_hash_holds_is_checked_all_the_same(
+        self, line: dict[str, Any], log: Path
+    ) -> None:
+        log.parent.mkdir()
+        log.write_bytes(chained(HEADER, line))
+        with pytest.raises(CheckpointError, match="is not as a ledger wrote it from line 2 on"):
+            ledger_at(log)
 
     def test_what_could_not_be_read_back_is_not_written(self, log: Path) -> None:
         with pytest.raises(LocalProtocolError, match="11 rows of 10"):

@@ -99,8 +99,7 @@ def test_every_message_carries_the_noise_that_is_charged(method: str, mechanism:
         drawn = SIGMA
         if mechanism == "frozen_gaussian":
             drawn /= math.sqrt(1 + D * (SIGMA / CLIP) ** 2)
-        for noise_BD in noises:
-            assert scale_fits(noise_BD.double().numpy(), drawn)
+        assert all(scale_fits(noise_BD.double().numpy(), drawn) for noise_BD in noises)
         every = torch.cat(noises).double().numpy()
         assert not any(scale_fits(every, drawn * factor) for factor in (2 / 3, 1.5))
 
@@ -189,10 +188,12 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
     assert steps == 3 * 32767
     sensitivity = sensitivity_in_steps(levels=32767, columns=4, rows=rows)
     release = SummedRelease(deviation=steps, honest=2, sensitivity=sensitivity, numbers=64 * 4)
-    for account in result["contributions"].values():
-        assert account["releases"] == 3
-        expected = release.epsilon_of(3, 1e-5)
-        assert account["epsilon"] == (expected if np.isfinite(expected) else "inf")
+    epsilon = release.epsilon_of(3, 1e-5)
+    expected = {"releases": 3, "epsilon": epsilon if np.isfinite(epsilon) else "inf"}
+    accounts = result["contributions"]
+    assert {
+        name: {key: account[key] for key in expected} for name, account in accounts.items()
+    } == dict.fromkeys(accounts, expected)
     assert result["privacy"]["accountants"].keys() >= {"gdp"}
     assert "contribution guarantee" in result["guarantee"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
@@ -205,8 +206,7 @@ def test_every_passive_accounts_apart_from_actives(method: str, rows: int, tmp_p
 @pytest.mark.slow
 def test_calibration_keeps_its_budget_to_the_end_and_the_report_says_so(tmp_path: Path) -> None:
     result = result_of(under_sums(noise={"epsilon": 8.0}), tmp_path / "run")
-    for account in result["contributions"].values():
-        assert 7.9 < account["epsilon"] <= 8.0
+    assert all(7.9 < account["epsilon"] <= 8.0 for account in result["contributions"].values())
     read = load_run(tmp_path / "run")
     assert read.facts.noisy
     title = "epsilon_c of passive-1, one person in sums, networks held fixed"
@@ -265,13 +265,21 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_training() -> None:
-    for noise, colluders, said in (
-        ({"sigma": 1.0}, 2, "leave no honest one"),
-        ({"sigma": 1e6}, 0, "more than 16777216"),
-        ({"epsilon": 1e-3}, 0, "needs noise of more than"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            run(under_sums(noise=noise, colluders=colluders), None)
     without_clip = {"scheme": "plain", "clip": None, "noise": NOISE}
     with pytest.raises(ConfigError, match="needs a bound on rows"):
         run(under_sums(secure_sum=without_clip), None)
+
+
+@pytest.mark.parametrize(
+    ("noise", "colluders", "said"),
+    [
+        ({"sigma": 1.0}, 2, "leave no honest one"),
+        ({"sigma": 1e6}, 0, "more than 16777216"),
+        ({"epsilon": 1e-3}, 0, "needs noise of more than"),
+    ],
+)
+def test_noise_that_does_not_fit_is_refused_before_training(
+    noise: dict[str, Any], colluders: int, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(under_sums(noise=noise, colluders=colluders), None)

@@ -36,24 +36,26 @@ def made(**changed: Any) -> PrivateRelease:
     return PrivateRelease(**{"clip": 1, **BUDGET, **changed})
 
 
+@pytest.mark.parametrize("shape", [(4, 6), (4,), (4, 2, 3, 3), (0, 6)], ids=str)
 @quiet
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(dtype: torch.dtype) -> None:
-    for shape in ((4, 6), (4,), (4, 2, 3, 3), (0, 6)):
-        guard = made()
-        h = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-        noisy = h.clone().requires_grad_()
-        clipped = h.clone().requires_grad_()
-        z = guard(noisy, rows=range(len(h)))
-        with guard.disable_noise():
-            c = guard(clipped)
-        assert (z.shape, z.dtype, c.dtype) == (h.shape, dtype, dtype)
-        [(each * h.cos()).sum().backward() for each in (z, c)]
-        assert torch.equal(noisy.grad, clipped.grad)  # type: ignore[arg-type]  # both are there
-        assert not len(h) or not torch.equal(z, c)
-        if dtype != torch.bfloat16:
-            array = made()(h.numpy(), rows=slice(len(h)))
-            assert (type(array), array.dtype) == (np.ndarray, h.numpy().dtype)
+def test_kind_and_shape_are_kept_and_the_gradient_is_of_the_clip(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    guard = made()
+    h = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    noisy = h.clone().requires_grad_()
+    clipped = h.clone().requires_grad_()
+    z = guard(noisy, rows=range(len(h)))
+    with guard.disable_noise():
+        c = guard(clipped)
+    assert (z.shape, z.dtype, c.dtype) == (h.shape, dtype, dtype)
+    [(each * h.cos()).sum().backward() for each in (z, c)]
+    assert torch.equal(noisy.grad, clipped.grad)  # type: ignore[arg-type]  # both are there
+    assert not len(h) or not torch.equal(z, c)
+    if dtype != torch.bfloat16:
+        array = made()(h.numpy(), rows=slice(len(h)))
+        assert (type(array), array.dtype) == (np.ndarray, h.numpy().dtype)
 
 
 @quiet
@@ -164,15 +166,21 @@ def test_what_cannot_be_released_is_refused_and_costs_nothing() -> None:
         with pytest.raises((LocalProtocolError, ModelError), match=message):
             guard(values, rows=rows)
     assert guard.get_privacy_spent().releases == 0
-    for changed, message in (
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
         ({"epochs": 8.0}, "epochs is a whole number from 1 on, got 8.0"),
         ({"rows": 0}, "rows is a whole number from 1 on, got 0"),
         ({"clip": "1"}, "clip is a number, got '1'"),
         ({"clip": 0}, "clip bound is positive"),
         ({"epsilon": float("inf")}, "positive and finite"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            made(**changed)
+    ],
+)
+def test_settings_out_of_range_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        made(**changed)
 
 
 def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() -> None:
@@ -200,9 +208,12 @@ def test_contributions_have_the_noise_of_all_in_their_sum_and_an_account_each() 
     assert "contribution guarantee" in one.report()
     with pytest.raises(BudgetExhaustedError):
         one.draw_noise((1, 6), rows=[0])
-    for shape, moved in (((2, 7), 1), ((5,), 1), ((3, 6), 2)):
-        with pytest.raises(LocalProtocolError, match="the account is of rows of 6 numbers"):
-            PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw_noise(shape, rows=[0])
+
+
+@pytest.mark.parametrize(("shape", "moved"), [((2, 7), 1), ((5,), 1), ((3, 6), 2)])
+def test_noise_is_drawn_for_rows_of_the_account_alone(shape: tuple[int, ...], moved: int) -> None:
+    with pytest.raises(LocalProtocolError, match="the account is of rows of 6 numbers"):
+        PrivateContributions(**BUDGET, **{**SUMMED, "moved": moved}).draw_noise(shape, rows=[0])
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -311,15 +322,21 @@ def test_labels_are_answered_once_in_their_own_kind() -> None:
         assert " labels answered; label DP, epsilon_y 1, delta 0" in private.report()
     kept = (PrivateLabels(epsilon=1.0, classes=2)(true) == true).double().mean()
     assert float(kept) == pytest.approx(np.e / (np.e + 1), abs=0.015)
-    for wrong, message in (
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
         ([0.5], "got float64"),
         ("01", "in a str"),
         ([True], r"holds 0\.\.299, got bool"),
         (np.zeros(3, np.uint8), "got uint8"),
         ([0, 300], "row 1 has label 300"),
-    ):
-        private = PrivateLabels(epsilon=1.0, classes=300)
-        with pytest.raises((LocalProtocolError, DataError), match=message):
-            private(wrong)
-        assert len(private(np.zeros(0, int))) == 0
-        assert len(private([299])) == 1  # what was refused, or empty, did not use the answer up
+    ],
+)
+def test_what_are_no_labels_is_refused_and_uses_no_answer_up(wrong: Any, message: str) -> None:
+    private = PrivateLabels(epsilon=1.0, classes=300)
+    with pytest.raises((LocalProtocolError, DataError), match=message):
+        private(wrong)
+    assert len(private(np.zeros(0, int))) == 0
+    assert len(private([299])) == 1  # what was refused, or empty, did not use the answer up

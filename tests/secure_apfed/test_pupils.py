@@ -76,7 +76,7 @@ def test_held_out_labels_judge_a_pupil_as_new_rows_do(seed: int) -> None:
 
 
 def test_rows_for_which_nothing_came_back_are_not_taught() -> None:
-    """What stands in their features is read by no teacher, and by no pupil."""
+    """Read what stands in their features by no teacher, and by no pupil."""
     rows = Rows()
     received = nothing_for(rows, np.arange(500, ROWS))
     other = replace(rows.task, features=rows.task.features.copy())

@@ -140,13 +140,13 @@ def shop(patience_s: float = 5) -> Iterator[tuple[Listener, ResumableLink]]:
         yield listener, ResumableLink("shop", dial, patience_s=patience_s)
 
 
-def test_a_peer_that_breaks_the_rules_ends_the_link() -> None:
-    for frames, message in BREAKS:
-        with shop(2) as (listener, link), listener.accept() as connection:
-            for each in frames:
-                connection.send_bytes(each)
-            with pytest.raises(RemoteProtocolError, match=message):
-                link.receive(10)
+@pytest.mark.parametrize(("frames", "message"), BREAKS, ids=[message for _, message in BREAKS])
+def test_a_peer_that_breaks_the_rules_ends_the_link(frames: list[bytes], message: str) -> None:
+    with shop(2) as (listener, link), listener.accept() as connection:
+        for each in frames:
+            connection.send_bytes(each)
+        with pytest.raises(RemoteProtocolError, match=message):
+            link.receive(10)
 
 
 @pytest.mark.parametrize(

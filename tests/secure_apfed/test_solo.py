@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,14 +197,14 @@ def test_unlabelled_rows_help_where_classes_are_clusters(name: str) -> None:
     assert mean_accuracy(name) > max(map(mean_accuracy, alone)) + 0.03
 
 
-def test_a_part_of_the_graph_that_no_label_reaches() -> None:
+@pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge"])
+def test_a_part_of_the_graph_that_no_label_reaches(name: str) -> None:
     x, y = clusters(0, apart=10.0, each=30)
     labelled = first_of_each(y, 2)[:4]
     task = SoloTask.from_arrays(x, labelled, y[labelled], classes=4)
-    for name in ("label_spreading", "label_spreading_ridge"):
-        scores_BK = BASELINES[name].fit(task).compute_scores(x)
-        assert np.isfinite(scores_BK).all()
-        assert (scores_BK.argmax(1)[y < 2] == y[y < 2]).all()
+    scores_BK = BASELINES[name].fit(task).compute_scores(x)
+    assert np.isfinite(scores_BK).all()
+    assert (scores_BK.argmax(1)[y < 2] == y[y < 2]).all()
 
 
 def test_the_network_is_the_runs_own() -> None:
@@ -231,6 +232,9 @@ def test_a_slow_rate_does_not_make_the_network_weak_and_a_wild_one_is_refused() 
         BASELINES["network"].fit(wild)
 
 
+TABLE = np.zeros((6, 2))
+
+
 def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     at = torch.tensor([0, 5])
     known = torch.tensor([1, 0])
@@ -238,25 +242,32 @@ def test_a_task_takes_tensors_and_what_can_be_learnt() -> None:
     assert task.features.shape == (6, 6)
     assert task.features.dtype == np.float64
     assert task.indicators.tolist() == [[0, 1], [1, 0]]
-    X = np.zeros((6, 2))
-    for features, labelled, labels, says in (
-        (X, [0, 1], [1, 1], "of 1 class"),
-        (X, [], [], "of 0 class"),
-        (X, [0, 1], [0, 2], "labels lie in 0 to 1"),
-        (X, [0, 1], [-1, 1], "labels lie in 0 to 1"),
-        (X, [0, 6], [0, 1], "labelled rows lie in 0 to 5"),
-        (X, [0, 0], [0, 1], "listed twice"),
-        (X, [0, 1, 2], [0, 1], "each labelled row needs one label"),
-        (X * np.nan, [0, 1], [0, 1], "6 rows have features that are NaN"),
-        (X + np.inf, [0, 1], [0, 1], "NaN or infinite"),
-        (X[0], [0, 1], [0, 1], "a table or images"),
-        (X[:0], [0, 1], [0, 1], "shape"),
-    ):
-        with pytest.raises(DataError, match=says):
-            SoloTask.from_arrays(features, labelled, labels, classes=2)
-    task = SoloTask.from_arrays(X, [0, 1], [0, 1], classes=2)
+    task = SoloTask.from_arrays(TABLE, [0, 1], [0, 1], classes=2)
     with pytest.raises(DataError, match="are 3 numbers each"):
         replace(task, shape=(3,))
+
+
+@pytest.mark.parametrize(
+    ("features", "labelled", "labels", "says"),
+    [
+        (TABLE, [0, 1], [1, 1], "of 1 class"),
+        (TABLE, [], [], "of 0 class"),
+        (TABLE, [0, 1], [0, 2], "labels lie in 0 to 1"),
+        (TABLE, [0, 1], [-1, 1], "labels lie in 0 to 1"),
+        (TABLE, [0, 6], [0, 1], "labelled rows lie in 0 to 5"),
+        (TABLE, [0, 0], [0, 1], "listed twice"),
+        (TABLE, [0, 1, 2], [0, 1], "each labelled row needs one label"),
+        (TABLE * np.nan, [0, 1], [0, 1], "6 rows have features that are NaN"),
+        (TABLE + np.inf, [0, 1], [0, 1], "NaN or infinite"),
+        (TABLE[0], [0, 1], [0, 1], "a table or images"),
+        (TABLE[:0], [0, 1], [0, 1], "shape"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused(
+    features: Any, labelled: list[int], labels: list[int], says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        SoloTask.from_arrays(features, labelled, labels, classes=2)
 
 
 def test_flattened_networks_take_the_steps_that_they_would_take_apart() -> None:
@@ -409,15 +420,6 @@ def test_one_label_a_class_leaves_none_to_choose_by_and_the_first_of_equals_is_b
 
 
 def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
-    labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
-    for folds in (2, 3, 5):
-        parts = split_folds(labels, folds, 0)
-        held = np.sort(np.concatenate(parts))
-        sizes = [len(part) for part in parts]
-        assert len(parts) == folds
-        assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
-        assert all(set(np.delete(labels, part).tolist()) == {0, 1, 2, 3} for part in parts)
-        assert max(sizes) - min(sizes) <= 1
     labels = np.arange(20) % 10  # as many parts as the rarest class has labels
     parts = split_folds(labels, 5, 0)
     assert [sorted(labels[part].tolist()) for part in parts] == [list(range(10))] * 2
@@ -429,6 +431,18 @@ def test_parts_follow_from_the_seed_and_leave_every_class_a_label() -> None:
     (part,) = split_folds(labels, 5, 0)
     assert len(part) == ENOUGH_LABELS // 5
     assert set(np.bincount(labels[part]).tolist()) == {len(part) // 4}
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_parts_leave_every_class_a_label(folds: int) -> None:
+    labels = np.array([0] + [1] * 5 + [2] * 6 + [3] * 8)
+    parts = split_folds(labels, folds, 0)
+    held = np.sort(np.concatenate(parts))
+    sizes = [len(part) for part in parts]
+    assert len(parts) == folds
+    assert held.tolist() == list(range(1, 20)), "each label once, but the only one of its class"
+    assert all(set(np.delete(labels, part).tolist()) == {0, 1, 2, 3} for part in parts)
+    assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize("names", [("wrong", "right"), ("right", "wrong")])

@@ -139,15 +139,16 @@ def test_own_tables_have_a_column_of_numbers(tmp_path: Path) -> None:
     assert not labels_are_numbers(config_of(data=TABLES, task="classification").data)
 
 
-def test_losses_are_of_labelled_rows() -> None:
+@pytest.mark.parametrize(
+    ("loss", "value"), [("squared", 0.625), ("absolute", 0.75), ("huber", (0.5 + 0.125) / 2)]
+)
+def test_losses_are_of_labelled_rows(loss: Any, value: float) -> None:
     targets = TargetScale(mean=0.0, scale=1.0)
     outputs = torch.tensor([[1.0], [5.0], [0.5]])
     labels = torch.tensor([0.0, -100.0, 0.0])
-    expected = {"squared": 0.625, "absolute": 0.75, "huber": (0.5 + 0.125) / 2}
-    for loss, value in expected.items():
-        task = TASKS["regression"].from_targets(targets, loss=loss)
-        assert float(task.compute_loss(outputs, labels)) == pytest.approx(value)
-        assert float(task.compute_loss(outputs[1:2], labels[1:2])) == 0
+    task = TASKS["regression"].from_targets(targets, loss=loss)
+    assert float(task.compute_loss(outputs, labels)) == pytest.approx(value)
+    assert float(task.compute_loss(outputs[1:2], labels[1:2])) == 0
 
 
 def test_ranges_hold_as_many_targets_and_stand_for_their_mean() -> None:
@@ -239,7 +240,7 @@ def test_a_broken_off_run_goes_on_alike(tmp_path: Path) -> None:
 
 
 def in_onnx(folder: Path) -> dict[str, Any]:
-    """What the model's graph tells of the active's file, by output."""
+    """Return what the model's graph tells of the active's file, by output."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from secure_apfed.contrib.onnx_file import write_onnx
@@ -325,12 +326,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    for settings, said in REFUSED:
-        with pytest.raises(ValidationError, match=said):
-            config_of(**settings)
-    for method in (name for name in METHODS if name not in TAKING):
-        with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
-            config_of(method)
     with pytest.raises(ValidationError, match=r"train\.loss: huber is of task: regression"):
         small_config(train={"loss": "huber"})
     assert "task regression" in describe_obstacles(config_of())
@@ -338,6 +333,18 @@ def test_what_does_not_fit_is_refused() -> None:
         VerticalClassifier(settings={"task": "regression"}).fit([[0.0], [1.0]], [0, 1])
     with pytest.raises(DataError, match="these labels are classes"):
         Regression.from_targets(None)
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        config_of(**settings)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in TAKING])
+def test_a_method_of_classes_alone_is_refused(method: str) -> None:
+    with pytest.raises(ValidationError, match=r"task: method .*use .*apfed_r"):
+        config_of(method)
 
 
 @pytest.fixture(scope="module")
@@ -564,7 +571,11 @@ def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
     decided = load_scores(RunFolder(rare / "known"), "votes", threshold=result.threshold)
     assert decided is not None
     assert decided.class_predictions.mean() == pytest.approx(0.1, abs=0.04)
-    for settings, said in (
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         ({"threshold": {"cost": 9, "rate": 0.1}}, "one of cost and rate"),
         ({"threshold": {"cost": -1}}, "greater than 0"),
         ({"calibration": 1.5}, "less than 1"),
@@ -584,6 +595,12 @@ def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
             },
             "threshold: it would tell",
         ),
-    ):
-        with pytest.raises(ValidationError, match=said):
-            rare_config(rare, **settings)
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fewer than 30")
+def test_a_rate_that_does_not_fit_is_refused(
+    settings: dict[str, Any], said: str, rare: Path
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        rare_config(rare, **settings)

@@ -320,7 +320,7 @@ SLOW = ("votes", "apfed_c under DP-SGD", "split_nn_sum", "apfed_c with dropout")
 
 
 def parameters_digest(config: Config) -> str:
-    """Of the active's model; of what all say together where no model of the active's is kept."""
+    """Return the digest of the active's model, or of what all say where none is kept."""
     result = run(config, None)
     found = hashlib.sha256(repr(sorted(result.scores.items())).encode())
     model = result.recording.model

@@ -222,8 +222,8 @@ def test_a_line_says_how_long_the_rest_takes() -> None:
         board, console=Console(file=out, force_terminal=True, width=160)
     ):
         pass
-    for words in ("epoch 1/9", "about 3 min left", "buckets: 8 of 50"):
-        assert words in out.getvalue()
+    words = ("epoch 1/9", "about 3 min left", "buckets: 8 of 50")
+    assert not [text for text in words if text not in out.getvalue()]
     board.update_work(Work(name="buckets", done=50, total=50), "ann")
     assert not board.works
     board.update_work(Work(name="checkpoint", done=0, total=1, part="step 8"))
