@@ -505,18 +505,26 @@ def test_sums_take_these_distances() -> None:
     votes = guarantee.build_vote_release(Logistic(), hard=False, steps=127, classes=4, **noise)
     assert votes.sensitivity == pytest.approx(math.sqrt(2) * 127 + 2)
     assert votes.numbers == 4
-    for labeller, hardened, integers, steps, far in (
+
+
+@pytest.mark.parametrize(
+    ("labeller", "hardened", "integers", "steps", "far"),
+    [
         (Ridge(), False, False, 127, 2 * 127 + 2),
         (Ridge(), True, False, 127, math.sqrt(2) * 127),
         (Ridge(), False, True, 127, 2 * 127),
         (Spreading(), False, True, 127, math.sqrt(2) * 127),
         # Where 1 is no whole number of steps, hard votes are rounded, too.
         (Logistic(), True, False, 12.7, math.sqrt(2) * 12.7 + 2),
-    ):
-        of: dict[str, Any] = {"hard": hardened, "integers": integers, "steps": steps, **noise}
-        assert guarantee.build_vote_release(labeller, classes=4, **of).sensitivity == pytest.approx(
-            far
-        )
+    ],
+    ids=["ridge", "hard ridge", "ridge of integers", "spreading", "hard logistic"],
+)
+def test_sums_of_other_votes_take_these_distances(
+    labeller: Labeller, hardened: bool, integers: bool, steps: float, far: float
+) -> None:
+    of: dict[str, Any] = {"hard": hardened, "integers": integers, "steps": steps}
+    votes = guarantee.build_vote_release(labeller, classes=4, deviation=300, honest=3, **of)
+    assert votes.sensitivity == pytest.approx(far)
 
 
 @pytest.mark.slow

@@ -290,12 +290,12 @@ def test_two_rounds_train_like_one_with_4m_plus_1_envelopes_a_step() -> None:
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
     once = {Kind.REPRESENTATIONS: 6, Kind.CONTRIBUTION: 6, Kind.SUM: 2}
     asked = {Kind.SUM_REQUEST: 6, Kind.SUM_ANSWER: 6}
-    for session, expected in ((one, once), (two, once | asked)):
-        sent = Counter[Kind]()
+    sent = [Counter[Kind](), Counter[Kind]()]
+    for counts, session in zip(sent, (one, two), strict=True):
         for flow in session.transcript.flows:
             if flow.first_step >= 0:
-                sent[flow.kind] += flow.messages
-        assert sent == expected
+                counts[flow.kind] += flow.messages
+    assert sent == [once, once | asked]
 
 
 @pytest.mark.parametrize("pair", [{"masks": "pairwise"}, {"scheme": "bvf", "masks": "pairwise"}])

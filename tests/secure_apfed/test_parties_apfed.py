@@ -132,6 +132,10 @@ def test_a_passives_state_comes_back_and_old_steps_stay_refused() -> None:
     assert same(again.tensors(), party.tensors())
 
 
+def later_session(agreed: Contract) -> Contract:
+    return agreed.model_copy(update={"settings": {"session": 2}})
+
+
 AGREED = contract().model_copy(update={"epochs": 1})
 RECOVERS = AGREED.model_copy(update={"silent_passive": "recover"})
 SENT = random(3, D)
@@ -170,10 +174,6 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(
     else:
         with pytest.raises(RemoteProtocolError, match="a row more than 1 times"):
             contributed(again, representations(rows, sent))
-
-
-def later_session(agreed: Contract) -> Contract:
-    return agreed.model_copy(update={"settings": {"session": 2}})
 
 
 def noise_of(log: Path | None) -> ContributionNoise:

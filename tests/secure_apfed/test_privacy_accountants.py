@@ -212,7 +212,7 @@ def test_the_claim_holds_for_one_value_exactly(deviation: int) -> None:
     assert exact_delta(5, 1, 10, claimed) > DELTA
 
 
-@pytest.mark.parametrize(("honest", "shift"), product((1, 2, 5), (1, 3)))
+@pytest.mark.parametrize(("honest", "shift"), [*product((1, 2, 5), (1, 3))])
 @pytest.mark.parametrize("deviation", [1, 2, 10])
 def test_the_claim_holds_for_one_value_exactly_whoever_is_honest(
     honest: int, shift: int, deviation: int
@@ -309,7 +309,7 @@ def test_more_noise_than_a_sum_carries_and_none_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("field", "wrong"),
-    product(["deviation", "honest", "sensitivity", "numbers"], (0, -1, math.nan)),
+    [*product(["deviation", "honest", "sensitivity", "numbers"], (0, -1, math.nan))],
 )
 def test_a_noise_of_a_sum_out_of_range_is_refused(field: str, wrong: float) -> None:
     usual = {"deviation": 5, "honest": 2, "sensitivity": 1.0, "numbers": 3}

@@ -65,9 +65,11 @@ def test_no_example_moves_the_sum_beyond_the_clip(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("value", "first", "clip"),
-    product(
-        (math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0), (0, 9), (1e-6, 0.5, 1e6)
-    ),
+    [
+        *product(
+            (math.inf, -math.inf, math.nan, 1e30, 3e38, 1e-44, 0.0, -1.0), (0, 9), (1e-6, 0.5, 1e6)
+        )
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_example_moves_the_sum_beyond_the_clip_whatever_it_holds(

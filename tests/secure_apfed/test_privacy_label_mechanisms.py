@@ -272,7 +272,7 @@ def test_what_is_said_of_labels_without_label_dp() -> None:
 
 @pytest.mark.parametrize(
     ("released", "private", "seeded"),
-    product([RELEASED, NOTHING_RELEASED], (False, True), (False, True)),
+    [*product([RELEASED, NOTHING_RELEASED], (False, True), (False, True))],
 )
 def test_label_dp_comes_with_its_assumptions(released: str, private: bool, seeded: bool) -> None:
     told = guarantee_of(released, RESPONSE, private_training=private, seeded=seeded)

@@ -224,19 +224,26 @@ def test_a_card_that_somebody_wrote_is_checked(
         load_model(copied)
 
 
-def test_parameters_that_somebody_wrote_are_checked(copied: Path) -> None:
+Tensors = dict[str, torch.Tensor]
+PARAMETERS: dict[str, Callable[[Tensors, str], Tensors]] = {
+    "none": lambda tensors, first: {},
+    "whole numbers": lambda tensors, first: {
+        name: one.to(torch.int64) for name, one in tensors.items()
+    },
+    "one of another kind": lambda tensors, first: {**tensors, first: tensors[first].double()},
+    "one of another shape": lambda tensors, first: {**tensors, first: torch.zeros(3)},
+}
+
+
+@pytest.mark.parametrize("change", PARAMETERS.values(), ids=PARAMETERS)
+def test_parameters_that_somebody_wrote_are_checked(
+    change: Callable[[Tensors, str], Tensors], copied: Path
+) -> None:
     path = copied / "model.safetensors"
     tensors = load_file(path)
-    first = next(iter(tensors))
-    for made in (
-        {},
-        {name: one.to(torch.int64) for name, one in tensors.items()},
-        {**tensors, first: tensors[first].double()},
-        {**tensors, first: torch.zeros(3)},
-    ):
-        save_file(made, path)
-        with pytest.raises(ModelError, match=r"safetensors and model\.json do not make a model"):
-            load_model(copied)
+    save_file(change(tensors, next(iter(tensors))), path)
+    with pytest.raises(ModelError, match=r"safetensors and model\.json do not make a model"):
+        load_model(copied)
 
 
 def _in_place_of(path: Path, kind: str) -> None:
@@ -249,6 +256,7 @@ def _in_place_of(path: Path, kind: str) -> None:
         path.mkdir()
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize(
     ("name", "read"),
     [
@@ -259,17 +267,14 @@ def _in_place_of(path: Path, kind: str) -> None:
     ],
 )
 def test_only_plain_files_of_a_finished_run_are_read(
-    name: str, read: Callable[[Path], object], copied: Path
+    kind: str, name: str, read: Callable[[Path], object], copied: Path
 ) -> None:
     """An endless or silent file would take all memory or all time."""
     path = copied / name
-    whole = path.read_bytes() if path.exists() else b""
-    for kind in ("pipe", "device", "folder"):
-        _in_place_of(path, kind)
-        with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
-            read(copied)
-        path.rmdir() if kind == "folder" else path.unlink()
-    path.write_bytes(whole)
+    _in_place_of(path, kind)
+    with pytest.raises(CheckpointError, match=f"{name}: is no plain file"):
+        read(copied)
+    path.rmdir() if kind == "folder" else path.unlink()
 
 
 def test_a_file_is_read_no_further_than_its_bound(tmp_path: Path) -> None:
@@ -303,11 +308,6 @@ def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(audited, "_MOST_RELEASES", 3)
     path = copied / "result.json"
     result = json.loads(path.read_bytes())
-    for releases in (-1, 2**31 + 1, 2**63):
-        result["privacy"]["releases"] = releases
-        path.write_text(json.dumps(result))
-        with pytest.raises(CheckpointError, match=r"result\.json: .*'privacy\.releases'"):
-            write_report(copied)
     result["privacy"]["releases"] = 2**31
     path.write_text(json.dumps(result))
     found = audited.audit_of(load_run(copied))
@@ -315,32 +315,42 @@ def test_an_audit_ends_whatever_is_claimed(copied: Path, monkeypatch: pytest.Mon
     assert found.releases == 3
 
 
-def test_damage_anywhere_is_an_error_for_people(copied: Path) -> None:
-    usual = (b"", b"\x00" * 100, b"[" * 5000, b"\xff" * 100, b"{}", b"[]", b"null")
-    frames = (b"\x90", b"\x80", b"\xc0", b"\x92\x01\x02", b"\x91" * 5000)
-    names = ("/dev/zero", "../run/model.json", "sub/model.json", ".", "", "..", "model.json\x00")
-    digests = (b"\xff\xfe", b"one word\n", *(f"{0:064}  {name}\n".encode() for name in names))
+@pytest.mark.parametrize("releases", [-1, 2**31 + 1, 2**63])
+def test_a_number_of_releases_out_of_range_is_refused(releases: int, copied: Path) -> None:
+    path = copied / "result.json"
+    result = json.loads(path.read_bytes())
+    result["privacy"]["releases"] = releases
+    path.write_text(json.dumps(result))
+    with pytest.raises(CheckpointError, match=r"result\.json: .*'privacy\.releases'"):
+        write_report(copied)
+
+
+USUAL = (b"", b"\x00" * 100, b"[" * 5000, b"\xff" * 100, b"{}", b"[]", b"null")
+FRAMES = (b"\x90", b"\x80", b"\xc0", b"\x92\x01\x02", b"\x91" * 5000)
+NAMES = ("/dev/zero", "../run/model.json", "sub/model.json", ".", "", "..", "model.json\x00")
+DIGESTS = (b"\xff\xfe", b"one word\n", *(f"{0:064}  {name}\n".encode() for name in NAMES))
+DAMAGES: list[tuple[str, bytes, str | None]] = [
+    *(("transcript.msgpack", one, "cannot be read as this version writes them") for one in FRAMES),
+    *(("SHA256SUMS", content, r"SHA256SUMS(:| holds other lines)") for content in DIGESTS),
+    *(("config.yaml", content, None) for content in USUAL),
+    *(("model.json", content, None) for content in USUAL),
+    *(("model.safetensors", content, None) for content in USUAL),
+    *(("alignment.safetensors", content, None) for content in USUAL),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    DAMAGES,
+    ids=[f"{name} {content.strip(b'0')[:16]!r}" for name, content, _ in DAMAGES],
+)
+def test_damage_anywhere_is_an_error_for_people(
+    name: str, content: bytes, said: str | None, copied: Path
+) -> None:
     (copied / "SHA256SUMS").touch()
-    for name, contents, said in (
-        ("transcript.msgpack", frames, "cannot be read as this version writes them"),
-        ("SHA256SUMS", digests, r"SHA256SUMS(:| holds other lines)"),
-        *(
-            (name, usual, None)
-            for name in (
-                "config.yaml",
-                "model.json",
-                "model.safetensors",
-                "alignment.safetensors",
-            )
-        ),
-    ):
-        path = copied / name
-        whole = path.read_bytes()
-        for content in contents:
-            path.write_bytes(content)
-            with pytest.raises(ApfedError, match=said):
-                load_recording(copied)
-        path.write_bytes(whole)
+    (copied / name).write_bytes(content)
+    with pytest.raises(ApfedError, match=said):
+        load_recording(copied)
 
 
 # Behind links, and open to others.
@@ -428,33 +438,38 @@ def test_a_resumed_run_follows_no_link(tmp_path: Path, elsewhere: Path, open_mas
     assert mode(folder) == 0o700
 
 
-def test_the_lock_and_the_logs_are_plain_files(tmp_path: Path, elsewhere: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "nowhere", "pipe", "folder"])
+def test_the_lock_is_a_plain_file(kind: str, tmp_path: Path, elsewhere: Path) -> None:
     precious = elsewhere / "wedding.png"
-    config = small_config(train=ONE_EPOCH)
-    for kind in ("link", "nowhere", "pipe", "folder"):
-        folder = tmp_path / kind
-        folder.mkdir(mode=0o700)
-        lock = folder / ".lock"
-        if kind in ("pipe", "folder"):
-            _in_place_of(lock, kind)
-        else:
-            lock.symlink_to(precious if kind == "link" else elsewhere / "absent")
-        with pytest.raises(CheckpointError, match=r"\.lock"):
-            run(config, folder)
+    folder = tmp_path / kind
+    folder.mkdir(mode=0o700)
+    lock = folder / ".lock"
+    if kind in ("pipe", "folder"):
+        _in_place_of(lock, kind)
+    else:
+        lock.symlink_to(precious if kind == "link" else elsewhere / "absent")
+    with pytest.raises(CheckpointError, match=r"\.lock"):
+        run(small_config(train=ONE_EPOCH), folder)
     assert precious.read_text() == "precious"
     assert not (elsewhere / "absent").exists()
-    for party, log in (
+
+
+@pytest.mark.parametrize(
+    ("party", "log"),
+    [
         ("active", "ledger-active.jsonl"),
         ("active", "labels-active.log"),
         ("passive-1", "answers-passive-1.jsonl"),
-    ):
-        folder = tmp_path / log
-        folder.mkdir(mode=0o700)
-        (folder / "parties").mkdir()
-        (folder / "parties" / party).mkdir(mode=0o700)
-        (folder / "parties" / party / log).mkdir()
-        with pytest.raises(CheckpointError, match=f"remove .*{log}, .* lies in the place of a log"):
-            run(config, folder)
+    ],
+)
+def test_the_logs_are_plain_files(party: str, log: str, tmp_path: Path) -> None:
+    folder = tmp_path / log
+    folder.mkdir(mode=0o700)
+    (folder / "parties").mkdir()
+    (folder / "parties" / party).mkdir(mode=0o700)
+    (folder / "parties" / party / log).mkdir()
+    with pytest.raises(CheckpointError, match=f"remove .*{log}, .* lies in the place of a log"):
+        run(small_config(train=ONE_EPOCH), folder)
 
 
 def test_no_name_of_a_passive_reaches_another_file(tmp_path: Path) -> None:
@@ -589,7 +604,7 @@ def test_what_begins_a_formula_stands_behind_an_apostrophe() -> None:
 
 
 def test_no_cell_begins_a_formula_where_a_spreadsheet_splits_elsewhere() -> None:
-    """Where a comma is the decimal mark a semicolon separates, and quotes within do not help."""
+    """Split at other signs: a semicolon separates where a comma is the decimal mark."""
     for separator, before in product((";", "\t", "\r", "\n", "; ", ';"', "x\t;"), ("", 'x"', "-1")):
         text = f"{before}{separator}="
         frame = pd.DataFrame({"a": ["y"], f"{text}A": [f"{text}1+1"]})
