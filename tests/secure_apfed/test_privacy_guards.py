@@ -56,12 +56,12 @@ def guard(request: pytest.FixtureRequest) -> RepresentationGuard:
 
 
 class TestEveryGuard:
-    def test_shape_type_and_graph_are_kept(self, guard: RepresentationGuard) -> None:
+    def test_every_mechanism_has_a_guard(self, guard: RepresentationGuard) -> None:
         names = get_args(GuardSettings.model_fields["mechanism"].annotation)
         assert set(names) == set(GUARDS) == {guard.name for guard in GUARDS.values()}
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-    def test_shape_type_and_graph_are_kept_of(
+    def test_shape_type_and_graph_are_kept(
         self, dtype: torch.dtype, guard: RepresentationGuard
     ) -> None:
         h_BD = batch(dtype=dtype).requires_grad_()

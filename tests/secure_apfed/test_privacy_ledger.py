@@ -69,7 +69,7 @@ class TestCounting:
             charge(bounded, 0, 4, 4)
         assert bounded.get_privacy_spent().releases == 0
 
-    def test_nothing_sent_costs_nothing(self) -> None:
+    def test_without_noise_a_release_costs_everything(self) -> None:
         bare = ledger_at(None, mechanism=accountants.NoPrivacy())
         charge(bare, 0, 4, 4)  # a row twice in a batch counts twice
         assert bare.get_privacy_spent().releases == 2
@@ -79,7 +79,7 @@ class TestCounting:
         )
 
     @pytest.mark.parametrize("rows", [10, 0])
-    def test_nothing_sent_costs_nothing_of_any_number_of_rows(self, rows: int) -> None:
+    def test_nothing_sent_costs_nothing(self, rows: int) -> None:
         spent = ledger_at(None, rows=rows).get_privacy_spent()
         assert spent == PrivacySpent.for_no_release(delta=DELTA)
         assert (spent.epsilon_x, spent.epsilon_y, spent.mu) == (0, math.inf, 0)
