@@ -560,8 +560,8 @@ def test_what_is_no_regular_file_is_refused_whatever_it_is(
     precious = elsewhere / "wedding.png"
     (tmp_path / "link").symlink_to(precious)
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    for name in ("pipe", "folder"):
-        _in_place_of(tmp_path / name, name)
+    for kind in ("pipe", "folder"):
+        _in_place_of(tmp_path / kind, kind)
     with pytest.raises(CheckpointError, match=message):
         files.open_regular(tmp_path / name, create=True)
     assert precious.read_text() == "precious"
