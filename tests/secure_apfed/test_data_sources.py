@@ -169,10 +169,10 @@ def test_files_folders_and_patterns_are_one_table(
     tables = {file: table_of(settings(tmp_path, file=file)) for file in named}
     assert not [file for file, found in tables.items() if found != expected]
     files = {file: IdFile("bank", tmp_path / file, ["id"]) for file in named}
-    ids = {
+    people_by_file = {
         name: tuple(one for piece in file.pieces() for one in piece) for name, file in files.items()
     }
-    assert not [file for file, found in ids.items() if found != expected[0]]
+    assert not [file for file, ids in people_by_file.items() if ids != expected[0]]
     blocks = load_blocks(tmp_path / "parts", expected[3], id_columns=["id"], rows=20)
     ids, features = zip(*blocks, strict=True)
     assert sum(ids, ()) == expected[0]

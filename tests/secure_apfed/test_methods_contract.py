@@ -135,8 +135,8 @@ def test_a_run_that_was_broken_off_goes_on_and_gives_the_same(played: Played) ->
     outcomes = [load_outcome(RunFolder(played.folder / name)) for name in ("broken", "whole")]
     assert outcomes[0].agreement == outcomes[1].agreement
     models = [one.recording.model for one in (again, whole) if one.recording.model is not None]
-    states = [one.state_dict() for one in models]
-    assert not [name for name in states[0] if not torch.equal(states[0][name], states[1][name])]
+    pairs = zip(*(one.state_dict().values() for one in models), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in pairs)
 
 
 @pytest.mark.sampled(every=5)

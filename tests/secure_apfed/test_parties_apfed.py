@@ -138,22 +138,24 @@ def later_session(agreed: Contract) -> Contract:
 
 AGREED = contract().model_copy(update={"epochs": 1})
 RECOVERS = AGREED.model_copy(update={"silent_passive": "recover"})
-SENT = random(3, D)
+ANSWERED_BD = random(3, D)
 SOME_N = torch.arange(len(ALIGNMENT)) < 5
 
 
 @pytest.mark.parametrize(
     ("first", "second", "sent", "held_N", "free"),
     [
-        pytest.param(AGREED, AGREED, SENT, None, True, id="the same"),
-        pytest.param(AGREED, later_session(AGREED), SENT, None, True, id="a later session"),
-        pytest.param(AGREED, AGREED, SENT + 1e-12, None, False, id="other values"),
-        pytest.param(AGREED, AGREED, SENT.flip(0), None, False, id="another order"),
-        pytest.param(RECOVERS, RECOVERS, SENT, None, True, id="recovers"),
+        pytest.param(AGREED, AGREED, ANSWERED_BD, None, True, id="the same"),
+        pytest.param(AGREED, later_session(AGREED), ANSWERED_BD, None, True, id="a later session"),
+        pytest.param(AGREED, AGREED, ANSWERED_BD + 1e-12, None, False, id="other values"),
+        pytest.param(AGREED, AGREED, ANSWERED_BD.flip(0), None, False, id="another order"),
+        pytest.param(RECOVERS, RECOVERS, ANSWERED_BD, None, True, id="recovers"),
         # Its sums may lack other passives.
-        pytest.param(RECOVERS, later_session(RECOVERS), SENT, None, False, id="recovers later"),
+        pytest.param(
+            RECOVERS, later_session(RECOVERS), ANSWERED_BD, None, False, id="recovers later"
+        ),
         # It stays as it is where a batch moves others, and its part falls out of S1 - S2.
-        pytest.param(AGREED, later_session(AGREED), SENT, SOME_N, False, id="strangers"),
+        pytest.param(AGREED, later_session(AGREED), ANSWERED_BD, SOME_N, False, id="strangers"),
     ],
 )
 def test_an_answer_is_the_same_one_bit_for_bit_or_another(
@@ -167,7 +169,7 @@ def test_an_answer_is_the_same_one_bit_for_bit_or_another(
     """Answer a later session again for free: the same rows and values, no others."""
     rows = torch.arange(3)
     log = tmp_path / "answers.jsonl"
-    contributed(passive(first, answers=log, held_N=held_N)[0], representations(rows, SENT))
+    contributed(passive(first, answers=log, held_N=held_N)[0], representations(rows, ANSWERED_BD))
     again, _ = passive(second, answers=log, held_N=held_N)
     if free:
         contributed(again, representations(rows, sent))
