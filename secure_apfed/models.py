@@ -96,16 +96,16 @@ def output_shape(module: nn.Module, features: Shape) -> Shape:
     return shape
 
 
-def require_scores(head: nn.Module, representation: Shape, outputs: int, *, owner: str) -> None:
+def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:
     """Refuse a head that does not give so many numbers for a row.
 
     Raises:
-        ModelError: names the owner and both shapes.
+        ModelError: names both shapes.
     """
     made = output_shape(head, representation)
     if made != (outputs,):
         raise ModelError(
-            f"{owner}: its head makes {made} of a row, expected ({outputs},), a score for each "
+            f"it makes {made} of a row, expected ({outputs},), a score for each "
             "class or the number to predict; end it with a layer of that width"
         )
 

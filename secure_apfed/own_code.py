@@ -27,7 +27,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.descent import MakeOptimizer
 from secure_apfed.models import NETWORKS, Shape, family_for
 from secure_apfed.objectives import Objective
-from secure_apfed.settings import Settings
+from secure_apfed.settings import Settings, did_you_mean
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     CODE_NAME,
@@ -77,16 +77,16 @@ class OwnCode:
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        sources = (self.encoder, self.head, self.decoder, self.objective, self.optimizer)
-        for source in sources:
+        for name, source in vars(self).items():
             if source is not None and not callable(source):
                 raise ConfigError(
-                    f"code of one's own is an nn.Module or a function, got {type(source).__name__}"
+                    f"{name}: code of one's own is an nn.Module or a function, got "
+                    f"{type(source).__name__}"
                 )
             if isinstance(source, nn.Module) and any(each.is_meta for each in source.parameters()):
                 raise ConfigError(
-                    f"{type(source).__name__} has parameters without numbers (on torch's meta "
-                    "device); fill them first, as with to_empty() and reset_parameters()"
+                    f"{name}: {type(source).__name__} has parameters without numbers (on torch's "
+                    "meta device); fill them first, as with to_empty() and reset_parameters()"
                 )
 
     @classmethod
@@ -133,9 +133,12 @@ class OwnCode:
                 f"passives.{owner}.objective: it is own, and {owner} brought no loss; hand one in "
                 "(secure_apfed.train), or name it in its own file, as objective: my_losses:cosine"
             )
-        if isinstance(self.objective, Objective):
-            return self.objective
-        return OwnObjective(self.objective, settings, owner=owner)
+        loss = self.objective
+        if isinstance(loss, type) and issubclass(loss, nn.Module):
+            loss = _make_module(loss)
+        if isinstance(loss, Objective):
+            return loss
+        return OwnObjective(loss, settings, owner=owner)
 
     def copy_networks(self) -> "FreshFamily | None":
         """Return its own networks as they are now, to be made anew each time; None: none."""
@@ -208,7 +211,14 @@ class OwnObjective(Objective):
             ModelError: it is no scalar, or no gradient reaches z.
         """
         before = z_BD._version
-        loss = self._loss(z_BD, features_B)
+        try:
+            loss = self._loss(z_BD, features_B)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{self._owner}: its loss failed on z of shape {tuple(z_BD.shape)} and own rows of "
+                f"shape {tuple(features_B.shape)}: {error}; model.projection says how many numbers "
+                "z has"
+            ) from error
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ModelError(
@@ -224,6 +234,11 @@ class OwnObjective(Objective):
             raise ModelError(
                 f"{self._owner}: its loss does not depend on z, or detaches it, so that no "
                 "gradient reaches the active; compute it from z without .detach() and no_grad()"
+            )
+        if not bool(loss.isfinite()):
+            raise ModelError(
+                f"{self._owner}: its loss is {loss.item()}; lower train.learning_rate, or mend the "
+                "loss"
             )
         return loss.reshape(())
 
@@ -254,7 +269,8 @@ def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
         ) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"{key}: {module_name} has no {attribute!r}")
+            near = did_you_mean(part, [name for name in dir(found) if not name.startswith("_")])
+            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{near}")
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(
@@ -287,7 +303,8 @@ def split_code(
     """Return settings that name no code, as all parties share them, and what each party names."""
     own = {
         active: CodeSettings(
-            network=_pick_code(config.model.network), head_network=config.model.head_network
+            network=_pick_code(config.model.network),
+            head_network=_pick_code(config.model.head_network or ""),
         )
     }
     shared = {name: _hide_code(settings) for name, settings in config.passives.items()}
@@ -308,7 +325,8 @@ def _pick_code(network: str) -> str | None:
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
     named = {"network": "own"} if CODE_NAME.fullmatch(model.network) else {}
-    return model.model_copy(update={**named, "head_network": None})
+    head = "own" if model.head_network else None
+    return model.model_copy(update={**named, "head_network": head})
 
 
 def _hide_code(settings: PassiveSettings) -> PassiveSettings:
@@ -355,6 +373,15 @@ def check_apart(by_party: Mapping[str, OwnCode]) -> None:
                         f"{other} and {party} hand in modules that share parameters; each party "
                         "trains its own: make a second module, or copy it with copy.deepcopy"
                     )
+
+
+@contextmanager
+def name_part(owner: str, part: str) -> Iterator[None]:
+    """Say in errors within whose part of a network does not fit."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{owner}: its {part}: {error}") from error
 
 
 def _copy(source: ModuleSource | None) -> ModuleSource | None:

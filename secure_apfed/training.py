@@ -406,6 +406,8 @@ def _make_config(
     model = dict(settings.get("model", {}))
     own = "auto" if active.encoder is None else "own"
     said["model"] = {"network": own, **model}
+    if active.head is not None:
+        said["model"]["head_network"] = "own"
     kind = METHODS.get(said["method"]["name"])
     has_loss = kind is not None and kind.settings.sums_gradients
     said["passives"] = {
@@ -444,7 +446,14 @@ def _read_sum(secure_sum: str | Mapping[str, Any]) -> dict[str, Any]:
 def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:
     if guard is None:
         return {"mechanism": "none"}
-    return guard.as_settings() if isinstance(guard, Gaussian) else dict(guard)
+    if isinstance(guard, Gaussian):
+        return guard.as_settings()
+    if not isinstance(guard, Mapping):
+        raise ConfigError(
+            "guard: expected FrozenGaussian(epsilon=...), Gaussian(...), None, or the section of a "
+            f"run's YAML file as a mapping; got {guard!r}"
+        )
+    return dict(guard)
 
 
 def _make_data(
@@ -479,6 +488,11 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
     labels = active.labels
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
+    if np.ndim(labels) > 1:
+        raise DataError(
+            f"{active.name}: its labels have the shape {np.shape(labels)}; expected one class a "
+            "row, (N,): of one-hot labels give labels.argmax(1)"
+        )
     column = pd.Series([*labels], dtype=object)
     if len(column) != len(active.ids):
         raise DataError(
@@ -486,6 +500,14 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
             "where it is not known"
         )
     known = column.dropna()
+    fractions = [
+        value for value in known if isinstance(value, float | np.floating) and value % 1 != 0
+    ]
+    if fractions:
+        raise DataError(
+            f"{active.name}: its labels are numbers with fractions; `train` learns classes: give "
+            "ranges of them, or use run with task: regression"
+        )
     classes = sorted(known.unique().tolist(), key=lambda value: (str(type(value)), value))
     if len(classes) < 2:
         raise DataError(

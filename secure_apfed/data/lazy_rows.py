@@ -118,7 +118,13 @@ class LazyRows:
             return list(pool.map(read, numbers))
 
     def _read_row(self, number: int, shape: tuple[int, ...] | None = None) -> Tensor:
-        item = self._dataset[number]
+        try:
+            item = self._dataset[number]
+        except Exception as error:
+            raise DataError(
+                f"{self._party}: item {number} of its data set cannot be read: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if self._convert is not None:
             item = self._convert(item)
         elif isinstance(item, tuple | list) and item:

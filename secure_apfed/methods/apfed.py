@@ -97,7 +97,7 @@ from secure_apfed.methods.terms import (
 from secure_apfed.models import Shape, output_shape, projection_to, require_scores
 from secure_apfed.names import UPDATES
 from secure_apfed.objectives import OBJECTIVES, Objective
-from secure_apfed.own_code import FreshFamily
+from secure_apfed.own_code import FreshFamily, name_part
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
@@ -942,13 +942,15 @@ def _make_networks(own: PartyContext, projection: int | None) -> tuple[ActiveNet
     seed = own.secrets.seed
     features = own.data.table.shape
     family = own.find_family(model, features)
-    with seed_draws(seed, own.name, "encoder"):
+    with seed_draws(seed, own.name, "encoder"), name_part(own.name, "encoder"):
         encoder = family.make_encoder(features, model)
-    shape = output_shape(encoder, features)
-    with seed_draws(seed, own.name, "head"):
+    with name_part(own.name, "encoder"):
+        shape = output_shape(encoder, features)
+    with seed_draws(seed, own.name, "head"), name_part(own.name, "head"):
         head = family.make_head(math.prod(shape), outputs_of(own), model)
     if own.code.head is not None:
-        require_scores(head, shape, outputs_of(own), owner=own.name)
+        with name_part(own.name, "head"):
+            require_scores(head, shape, outputs_of(own))
     if projection is None:
         return ActiveNetworks(encoder, head), shape
     with seed_draws(seed, own.name, "projection"):

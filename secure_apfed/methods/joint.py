@@ -104,6 +104,7 @@ from secure_apfed.methods.terms import (
     settings_of,
 )
 from secure_apfed.models import Shape, family_for, output_shape, require_scores
+from secure_apfed.own_code import name_part
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.noise import clip_rows
@@ -795,7 +796,8 @@ class Tvfl(Method):
         with seed_draws(own.secrets.seed, own.name, "head"):
             head = own.find_family(model, table.shape).make_head(size, len(own.data.classes), model)
         if own.code.head is not None:
-            require_scores(head, (size,), len(own.data.classes), owner=own.name)
+            with name_part(own.name, "head"):
+                require_scores(head, (size,), len(own.data.classes))
         assert table.labels is not None
         return kind(
             own.name,

@@ -137,6 +137,11 @@ def load_model(
     task = _build_task(parts, folder.card)
     outputs = task.count_outputs(len(parts.classes))
     try:
+        if encoder and not head and parts.model.head_network is not None:
+            raise ModelError(
+                "its head is code of one's own, too; load it by "
+                "load_model(folder, encoder=..., head=...)"
+            )
         own = OwnFamily(OwnCode(encoder=encoder, head=head)) if encoder else None
         network = _build_network(parts, load(stored), outputs, own)
     except (ModelError, OverflowError, RuntimeError, TypeError, SafetensorError) as error:

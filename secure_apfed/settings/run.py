@@ -179,8 +179,11 @@ class RunSettings(Settings, ABC):
     @field_validator("attacks", mode="before")
     @classmethod
     def _a_name_is_a_choice(cls, attacks: Any) -> Any:
-        named = [{"name": attacks}] if isinstance(attacks, str) else attacks
-        return tuple(named) if isinstance(named, list) else named  # strict once it was looked at
+        listed = [attacks] if isinstance(attacks, str) else attacks
+        if not isinstance(listed, list | tuple):
+            return listed
+        # Strict once it was looked at.
+        return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
 
     @property
     def effective_transcript(self) -> TranscriptSettings:

@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive
+from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive, unknown_name
 from secure_apfed.settings.protection import (
     ACTIVE,
     EVERYBODY,
@@ -44,7 +44,19 @@ DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
 """Code of a party's own, as package.module:Name."""
-CodeName = Annotated[str, Field(pattern=f"^{CODE_NAME.pattern}$", max_length=200)]
+
+
+def require_code_name(name: str) -> str:
+    """Refuse a text that is no package.module:Name."""
+    if not CODE_NAME.fullmatch(name):
+        raise ValueError(
+            "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
+            f"{name!r}"
+        )
+    return name
+
+
+CodeName = Annotated[str, Field(max_length=200), AfterValidator(require_code_name)]
 # As model.projection is read where it names no number, for comparisons.
 _PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
 # What null takes, of 8 numbers a row or more.
@@ -95,8 +107,8 @@ class ModelSettings(Settings):
         random_features: beside the row itself (random_features and cross_view only).
         dropout: of the head, between its two layers (release: 0.5).
         head: widths of its hidden layers (selu only); none: one linear layer.
-        head_network: code of the active's own head, as my_nets:head; null: one linear layer behind
-            a network of its own.
+        head_network: code of the active's own head, as my_nets:head; "own": the active hands it in,
+            or names it in its own file; null: one linear layer behind a network of its own.
     """
 
     network: Annotated[
@@ -141,7 +153,23 @@ class ModelSettings(Settings):
     random_features: Annotated[Width, NOBODY] = 300
     dropout: Annotated[float, NOBODY] = Field(0.5, ge=0, lt=1)
     head: Annotated[tuple[Width, ...], Field(max_length=64), NOBODY] = ()
-    head_network: Annotated[CodeName | None, NOBODY] = None
+    head_network: Annotated[Literal["own"] | CodeName | None, NOBODY] = None
+
+    @field_validator("head_network", mode="before")
+    @classmethod
+    def _is_a_head(cls, head: object) -> object:
+        return require_code_name(head) if isinstance(head, str) and head != "own" else head
+
+    @field_validator("network", mode="before")
+    @classmethod
+    def _is_a_network(cls, network: object) -> object:
+        """Say which of ours was meant, or how code of one's own is named."""
+        ours = get_args(get_args(cls.model_fields["network"].annotation)[0])
+        if isinstance(network, str) and network not in ours:
+            if ":" not in network and "." not in network:
+                raise ValueError(unknown_name(network, ours))
+            require_code_name(network)
+        return network
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:
@@ -383,10 +411,12 @@ class PassiveSettings(Settings):
     @field_validator("objective", mode="before")
     @classmethod
     def _take_code(cls, objective: object) -> object:
-        """Take `my_losses:cosine` for the loss of one's own that it names."""
-        if isinstance(objective, str) and CODE_NAME.fullmatch(objective):
+        """Take a name for what it names: one of our objectives, or a loss of one's own."""
+        if not isinstance(objective, str):
+            return objective
+        if CODE_NAME.fullmatch(objective):
             return {"name": "own", "code": objective}
-        return objective
+        return {"name": objective}
 
 
 class NoiseSettings(Settings):

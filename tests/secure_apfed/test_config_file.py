@@ -67,7 +67,10 @@ def test_payloads_are_kept_where_attacks_will_read_them(more: str, keeps: str) -
 PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
 NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
-OTHER = "expected one of 'reconstruction', 'contrastive', 'clustering', got 'contrastve'; did you m"
+OTHER = (
+    "expected one of 'reconstruction', 'contrastive', 'clustering', 'own', got 'contrastve'; "
+    "did you mean 'contrastive'?"
+)
 REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),
     (GOOD + "  epoch: 3", "10: train.epoch: is an unknown key; did you mean 'epochs'?"),

@@ -332,6 +332,8 @@ def test_a_stored_model_takes_its_code_from_the_caller(beside: Path) -> None:
     with pytest.raises(ModelError, match=r"load_model\(folder, encoder=...\)"):
         load_model(beside / "run")
     encode, score = (import_code(f"my_own_nets:{name}", key="") for name in ("encode", "score"))
+    with pytest.raises(ModelError, match=r"its head is code of one's own, too"):
+        load_model(beside / "run", encoder=encode)
     loaded = load_model(beside / "run", encoder=encode, head=score)
     assert loaded.classes == ("malignant", "benign")
 
@@ -429,6 +431,18 @@ def change_in_place(z: Tensor, x: Tensor) -> Tensor:
     return z.square().mean()
 
 
+class Broken(Rows):
+    """A data set with a row that cannot be read."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS[:, 4:])
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 7:
+            raise OSError("no disk")
+        return super().__getitem__(index)
+
+
 SHARED = nn.Linear(4, 6)
 MISUSES: Mapping[
     str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], type[Exception], str]
@@ -515,7 +529,7 @@ MISUSES: Mapping[
         {"loss": lambda z, x: (z * math.nan).mean()},
         {},
         Exception,
-        "NaN|not finite|finite",
+        "lab: its loss is nan",
     ),
     "loss is a text": ({}, {"loss": "mse"}, {}, ConfigError, "nn.Module or a function, got str"),
     "two parties, one module": (
@@ -553,6 +567,29 @@ MISUSES: Mapping[
         {},
         DataError,
         "lab: 120 IDs, but 9 rows",
+    ),
+    "one-hot labels": (
+        {"labels": F.one_hot(LABELS)},
+        {},
+        {},
+        DataError,
+        r"expected one class a row, \(N,\): of one-hot labels give labels.argmax\(1\)",
+    ),
+    "numbers for labels": (
+        {"labels": ROWS[:, 0]},
+        {},
+        {},
+        DataError,
+        "clinic: its labels are numbers with fractions",
+    ),
+    "a guard by its name": ({}, {}, {"guard": "frozen_gaussian"}, ConfigError, "expected FrozenG"),
+    "an unreadable row": ({}, {"rows": Broken()}, {}, DataError, "lab: item 7 .* OSError: no disk"),
+    "a loss that fails": (
+        {},
+        {"loss": lambda z, x: (z - x).square().mean()},
+        {},
+        ModelError,
+        "lab: its loss failed on z of shape .* model.projection says",
     ),
     "IDs twice": ({}, {"ids": [IDS[0], *IDS[:-1]]}, {}, DataError, "occur more than once"),
     "no rows": ({}, {"rows": ROWS[:0, 4:], "ids": []}, {}, DataError, "lab: "),
