@@ -495,7 +495,7 @@ class RuleSettings(Settings):
             that batch alone.
         minimum_spread: how much the directions of a batch's rows must differ, 0 to 1; null is
             0.0005, and 0 (no rule) below 8 numbers a row. There honest rows may lie as close. See
-            `learning/checks.py`. The active trains alone on a batch of its own that differs less,
+            `learning/release.py`. The active trains alone on a batch of its own that differs less,
             and warns.
         spare_answers: how much more often than once an epoch a row may be answered, over all
             sessions of the run. That is for epochs that break off and are played again. The same
