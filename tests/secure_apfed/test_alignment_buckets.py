@@ -271,7 +271,7 @@ REPLIES: Lies = (
     ({"buckets": 64}, "wants 64 buckets"),
     ({"buckets": 5}, "wants 5 buckets"),
     ({"start": 1}, "from 1 on"),
-    ({"again": True}, "goes on with bucket 0 of an intersection that (sh|po)"),
+    ({"resumes": True}, "goes on with bucket 0 of an intersection that (sh|po)"),
     ({"nonces": tuple((n, bytes(32)) for n in IDS)}, "makes the key of buckets of random"),
     ({"nonces": (("bank", bytes(32)),)}, "makes the key of buckets of random bytes of"),
     ({"size": 1001}, "announces 1001 IDs, the parties agreed on at most 1000"),
