@@ -118,9 +118,8 @@ class OwnCode:
 
     def find_family(self) -> "OwnFamily | None":
         """Return the family of its own networks; None: it brings none."""
-        if self.encoder is None and self.decoder is None:
-            return None
-        return OwnFamily(self)
+        brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
+        return OwnFamily(self) if brings else None
 
     def make_objective(self, settings: OwnLossSettings, *, owner: str) -> Objective:
         """Return the loss of the party's own.
@@ -166,6 +165,8 @@ class OwnFamily:
         return _make_module(self._code.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        if self._code.head is None and self._code.encoder is None:
+            return family_for(settings, (size,)).make_head(size, classes, settings)
         if self._code.head is None:
             return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
         return _make_module(self._code.head, features=(size,), classes=classes)

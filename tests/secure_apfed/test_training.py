@@ -171,6 +171,14 @@ def test_where_all_parties_predict_no_model_is_left() -> None:
         result.model  # noqa: B018 - it is asked for
 
 
+def test_a_head_alone_stands_on_networks_of_ours() -> None:
+    active = make_active(encoder=None, head=nn.Linear(8, 2))
+    passives = [make_passive(), make_passive("b")]
+    changes = {"model": {"hidden": [8], "representation": 8, "projection": 2}}
+    result = train(active, passives, **{**QUICK, **changes})
+    assert result.model[1] is active.head
+
+
 def test_the_active_may_train_alone() -> None:
     active = make_active()
     assert train(active, [], **QUICK).model[0] is active.encoder
