@@ -432,7 +432,7 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
         for name in agreed.contributors
     )
     first = one.start()
-    assert all(vars(one)["_drawn"]["passive_1"] not in message.body for message in first)
+    assert all(vars(one)["_coins"]["passive_1"] not in message.body for message in first)
     promise = {out.receiver: out.body for out in two.start()}["passive_1"]
     assert one.receive("passive_2", promise) == ()
     two.receive("passive_1", first[0].body)
@@ -440,7 +440,7 @@ def test_own_bytes_stay_secret_until_all_others_are_bound() -> None:
     assert one.receive("passive_2", early[0].body) == ()
     revealed = one.receive("passive_3", three.start()[0].body)
     assert [message.receiver for message in revealed] == ["passive_2", "passive_3"]
-    assert vars(one)["_drawn"]["passive_1"] in revealed[0].body
+    assert vars(one)["_coins"]["passive_1"] in revealed[0].body
 
 
 def test_commitments_that_are_none() -> None:
