@@ -296,12 +296,12 @@ def test_what_a_gpu_refuses_is_refused() -> None:
 
 
 IN_A_RUN: Mapping[str, tuple[Any, str, Any]] = {
-    "features left behind": (compute.Compute, "place", lambda compute, values: values),
+    "features left behind": (compute.Compute, "move_tensor", lambda compute, values: values),
     "another GPU in a run": (compute, "find_device", lambda choice: DEVICES[0]),
     "numpy in a guard": (GaussianGuard, "release", lambda _, h_BD, **of: h_BD.detach().numpy()),
 }
 IN_AN_ATTACK: Mapping[str, tuple[Any, str, Any]] = {
-    "a view left behind": (view, "_placed", lambda values, device: values),
+    "a view left behind": (view, "_move_floats", lambda values, device: values),
     "another GPU": (mounting, "find_device", lambda choice: DEVICES[0]),
     "the CPU": (mounting, "find_device", lambda choice: torch.device("cpu")),
 }

@@ -33,6 +33,7 @@ __all__ = [
     "RuleSettings",
     "SumSettings",
     "TrainSettings",
+    "require_code_name",
 ]
 
 Width = Annotated[int, Field(ge=1, le=65536)]

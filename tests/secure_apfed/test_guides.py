@@ -59,9 +59,10 @@ def test_the_printed_labeller_keeps_the_contract(neighbours: str) -> None:
         test_labellers.test_rows_of_votes_are_short_and_those_of_linear_ones_a_matrix_times_labels,
         test_labellers.test_who_has_no_label_moves_others_only_where_it_is_said,
         test_labellers.test_clouds_are_told_apart_and_nothing_is_drawn,
-        test_labellers.test_what_is_claimed_follows_from_facts_of_the_labeller,
     ):
         holds(neighbours)
+    for opening in (test_labellers.RESPONSE, test_labellers.SUM):
+        test_labellers.test_what_is_claimed_follows_from_facts_of_the_labeller(opening, neighbours)
 
 
 @pytest.mark.slow
