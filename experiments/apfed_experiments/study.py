@@ -229,7 +229,7 @@ class Trial:
         """Raise CheckpointError where what lies in its place was started by other settings."""
         if self.keeps_figures:
             if self.path.exists():
-                _load_figures(self.path, _StoredOutcome, self.settings)
+                _load_figures(self.path, _StoredOutcome, self.settings)  # raises if they differ
             return
         folder = RunFolder(self.path)
         begun = folder.result.exists() or can_resume(self.path, self.config)

@@ -733,8 +733,15 @@ class PassiveTrainer(Trainer):
         self.features_N = self.compute.move_tensor(features_N)
 
     def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
-        """Refuse an objective that breaks its word `row_wise` on this batch; see
-        `check_objective`.
+        """Measure on this batch that an objective which says `row_wise` mixes no rows.
+
+        The charge of one row for each person rests on that.
+
+        Args:
+            rows_B: own rows, positions (B,); sent_B: what came for them, z (B, *shape).
+
+        Raises:
+            PromiseError: a row's gradient moves with another row; see `check_objective`.
         """
         features_B = self.features_N[rows_B.to(self.compute.device)]
         check_objective(

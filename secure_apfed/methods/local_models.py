@@ -269,7 +269,12 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 
 def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Return the pupils, which are fitted already."""
+    """Return models of x that learn from teachers, which also read what came back.
+
+    Args:
+        received_UD: the mean of the sums of the passives' gradients for each row; NaN where none
+            came (`secure_apfed.methods.pupils`).
+    """
     view = View.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
     return [

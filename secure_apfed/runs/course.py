@@ -533,9 +533,11 @@ class TrainingLoop:
     async def run(self) -> None:
         learner = self.session.learner
         links = self.session.links
-        # A method may send before its first epoch, or after its last one, which then continues.
+        # A method may send before its first epoch. What it sends after its last one is counted in
+        # that one.
         is_over = self._epoch == self._config.train.epochs or self._is_late
-        self.session.transcript.begin_epoch(self._epoch - is_over)
+        current_epoch = self._epoch - 1 if is_over else self._epoch
+        self.session.transcript.begin_epoch(current_epoch)
         self._save_checkpoint()
         await train_epochs(learner, links, self)
         if self.evaluation is None:
