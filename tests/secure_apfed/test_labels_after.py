@@ -22,6 +22,7 @@ from secure_apfed.methods.local_models import compute_representations, fit_local
 from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
+from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.training import LastInput
 from secure_apfed.solo import (
     FOLDS,
@@ -217,9 +218,15 @@ def task_of(classes: int = 3, *, seed: int = 0) -> SoloTask:
 ALL_INPUTS: tuple[LastInput, ...] = ("x", "h", "x_and_h", "pupils")
 
 
+def draw_encoder(features: int, numbers: int) -> nn.Module:
+    """Return a small encoder whose weights are the same in every run."""
+    with seed_draws(1, "encoder"):
+        return nn.Sequential(nn.Linear(features, numbers), nn.Tanh())
+
+
 @pytest.mark.parametrize(("combine", "models"), [("mean", 4), ("mean_of_three", 3), ("best", 1)])
 def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
-    encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
+    encoder = draw_encoder(5, 4)
     task = task_of()
     made = fit_local_models(encoder, task, combine=combine, inputs=ALL_INPUTS)
     assert len(made.used) == models
@@ -232,7 +239,7 @@ def test_models_of_all_inputs_are_combined(combine: Any, models: int) -> None:
 
 
 def test_the_mean_is_the_mean_of_what_each_model_says() -> None:
-    encoder = nn.Linear(5, 2)
+    encoder = draw_encoder(5, 2)
     task = task_of()
     made = fit_local_models(encoder, task, combine="mean", inputs=ALL_INPUTS)
     h = compute_representations(encoder.double(), task)
