@@ -2,7 +2,7 @@
 # make test   the same installation, then lint, types and the fast tests; those of apfed-protocols
 #             where nothing else is installed, in .venv-light (alone: make test-light)
 # make quick  the tests nearest to the files changed since the last commit, in seconds
-#             (of others: make quick FILES=secure_apfed/terminal.py)
+#             (of others: make quick FILES=secure_apfed/console/terminal.py)
 # make site   the documentation as a site, in build/site
 # make dist   both distributions as wheels, in dist
 # make lock   requirements-hashes.lock anew, after a change of requirements

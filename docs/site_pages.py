@@ -187,7 +187,7 @@ def sentences(what: str) -> str:
 
 def keys(what: str) -> str:
     """Every key of `run` or `party`, by its path; what is kept by name has NAME in it."""
-    from secure_apfed.runs.party import PartyFile
+    from secure_apfed.organisations.party import PartyFile
     from secure_apfed.settings.run import RunSettings
 
     rows = [list(row) for row in _rows({"run": RunSettings, "party": PartyFile}[what], "")]

@@ -26,25 +26,13 @@ if TYPE_CHECKING:
         NoHelpWarning,
         PromiseError,
     )
-    from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
     from secure_apfed.exchange import Envelope, InMemoryNetwork, Links, Transcript
     from secure_apfed.exchange.peer_link import open_link
     from secure_apfed.exchange.resumable_link import LinkTransport, ResumableLink
     from secure_apfed.exchange.sealed_connection import LocalEnd
-    from secure_apfed.frames import run_frames
-    from secure_apfed.privacy.accountants import calibrate_sigma
-    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
-    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
-    from secure_apfed.privacy.measured import check_row_wise
-    from secure_apfed.privacy.randomised_response import LabelResponse
-    from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
-    from secure_apfed.runs.outcome import load_recording
-    from secure_apfed.runs.run import run
-    from secure_apfed.runs.served import predict_jointly, serve_party
-    from secure_apfed.runs.solo import load_model
-    from secure_apfed.runs.worth import measure_worth
-    from secure_apfed.settings.alignment import AlignmentSettings
-    from secure_apfed.training import (
+    from secure_apfed.interfaces.estimator import VerticalClassifier, VerticalRegressor
+    from secure_apfed.interfaces.frames import run_frames
+    from secure_apfed.interfaces.training import (
         Active,
         Contrastive,
         FrozenGaussian,
@@ -54,6 +42,18 @@ if TYPE_CHECKING:
         TrainingResult,
         train,
     )
+    from secure_apfed.organisations.served import predict_jointly, serve_party
+    from secure_apfed.privacy.accountants import calibrate_sigma
+    from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
+    from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+    from secure_apfed.privacy.measured import check_row_wise
+    from secure_apfed.privacy.randomised_response import LabelResponse
+    from secure_apfed.privacy.release import PrivateContributions, PrivateLabels, PrivateRelease
+    from secure_apfed.runs.outcome import load_recording
+    from secure_apfed.runs.run import run
+    from secure_apfed.runs.solo import load_model
+    from secure_apfed.runs.worth import measure_worth
+    from secure_apfed.settings.alignment import AlignmentSettings
 
 __all__ = [
     "Active",
@@ -125,7 +125,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("canonical_ids", "make_intersection"), "alignment"),
     "AlignmentHistory": "alignment.records",
     "LabelResponse": "privacy.randomised_response",
-    **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "estimator"),
+    **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "interfaces.estimator"),
     "make_guard": "privacy.guard",
     "AlignmentSettings": "settings.alignment",
     "Config": "config",
@@ -139,7 +139,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("PrivateContributions", "PrivateLabels", "PrivateRelease"), "privacy.release"),
     "calibrate_sigma": "privacy.accountants",
     "check_row_wise": "privacy.measured",
-    "run_frames": "frames",
+    "run_frames": "interfaces.frames",
     **dict.fromkeys(
         (
             "Active",
@@ -151,13 +151,13 @@ _HOME: dict[str, str] = {
             "TrainingResult",
             "train",
         ),
-        "training",
+        "interfaces.training",
     ),
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",
     "measure_worth": "runs.worth",
     "run": "runs.run",
-    **dict.fromkeys(("predict_jointly", "serve_party"), "runs.served"),
+    **dict.fromkeys(("predict_jointly", "serve_party"), "organisations.served"),
 }
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from apfed_protocols.installing import install_extra
-from secure_apfed import progress, terminal
+from secure_apfed.base.phases import profile_phases
 from secure_apfed.commands import (
     AsJson,
     ConfigFile,
@@ -34,8 +34,8 @@ from secure_apfed.commands import (
     project,
     study,
 )
+from secure_apfed.console import progress, terminal
 from secure_apfed.errors import ApfedError
-from secure_apfed.phases import profile_phases
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
@@ -121,8 +121,8 @@ def run(
     json_events: JsonEvents = False,
 ) -> None:
     """Align, train, protect, attack and report."""
+    from secure_apfed.base.files import refuse_replacing_input
     from secure_apfed.config.file import load_config
-    from secure_apfed.files import refuse_replacing_input
     from secure_apfed.solo.interface import cache_fits
 
     config = load_config(config_file, overrides=overrides or ())
@@ -174,8 +174,9 @@ def run(
 def _prepare_folders(
     config: "Config", folder: Path, timeout: float, transport: TransportName, *, as_json: bool
 ) -> None:
+    from secure_apfed.organisations.local import prepare_parties, relay_command
     from secure_apfed.runs import folder as run_folder
-    from secure_apfed.runs.local import WAYS, prepare_parties, relay_command
+    from secure_apfed.runs.run import WAYS
 
     with run_folder.RunFolder(folder).open_for_run(config, resume=False):
         over = WAYS.get(transport.value, "tcp")

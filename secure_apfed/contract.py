@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.names import Name, check_parties
+from secure_apfed.base.names import Name, check_parties
 from secure_apfed.settings import Settings, SilentPassive
 from secure_apfed.settings.protection import NOBODY, FollowsFrom
 from secure_apfed.settings.training import ObjectiveSettings

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_protocols.randomness import fresh_key
-from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers.kinds import Labeller, LinearLabeller
 from secure_apfed.labellers.measured import check_votes, require_short
+from secure_apfed.privacy.defences import GradientDefence, Leaving
 from secure_apfed.privacy.measured import (
     check_graph,
     check_guard,

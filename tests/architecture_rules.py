@@ -22,16 +22,14 @@ HOMES = {
 LAYERS = tuple(HOMES)
 # What may know attacks and experiments: the command line, the estimator, `run_frames`.
 COMMANDS = frozenset({"secure_apfed.cli", "secure_apfed.commands"})
-COMPOSITION_ROOT = COMMANDS | {
-    "secure_apfed.estimator",
-    "secure_apfed.frames",
-    "secure_apfed.training",
-}
+COMPOSITION_ROOT = COMMANDS | {"secure_apfed.interfaces"}
 # The package itself gives `run_frames` to others, and loads it when it is asked for.
 ENTRY_POINT = "secure_apfed"
 SETTINGS_PACKAGE = "secure_apfed.settings"
 # What settings may import of ours; of others, pydantic alone.
-OF_SETTINGS = frozenset({SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.names"})
+OF_SETTINGS = frozenset(
+    {SETTINGS_PACKAGE, "secure_apfed.errors", "secure_apfed.base", "secure_apfed.base.names"}
+)
 METHODS_PACKAGE = "secure_apfed.methods"
 # Methods that are called by a word of the field, which tables of other things have, too: such a
 # name may stand where nothing is compared with it.

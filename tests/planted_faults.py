@@ -231,7 +231,7 @@ no_help_not_reported: test_methods_code.py
     A run whose passives did not help says nothing of it.
 -if student.helped is None:
 +if student.helped is not None:
---- secure_apfed/models.py
+--- secure_apfed/networks/models.py
 projections_of_any_length: test_methods_code.py
     A passive's projected rows grow with its columns, and a clip cuts most of them.
 -directions / math.sqrt(features * numbers)

@@ -78,7 +78,7 @@ def test_git_says_which_files_changed_or_are_new(tree: Path) -> None:
 def test_the_program_prints_tests_or_says_that_none_is_near() -> None:
     command = [sys.executable, str(ROOT / "tests/nearest_tests.py")]
     near = subprocess.run(
-        [*command, str(ROOT / "secure_apfed/terminal.py")],
+        [*command, str(ROOT / "secure_apfed/console/terminal.py")],
         capture_output=True,
         text=True,
         check=False,

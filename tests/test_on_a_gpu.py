@@ -22,10 +22,10 @@ from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ImageEncoding, PartyTable, VerticalData
-from secure_apfed.defences import DEFENCES, describe_runners
 from secure_apfed.learning import descent as compute
 from secure_apfed.methods import METHODS
-from secure_apfed.models import NETWORKS
+from secure_apfed.networks.models import NETWORKS
+from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.privacy.randomised_response import LABEL_MECHANISMS
 from secure_apfed.runs.outcome import Recording

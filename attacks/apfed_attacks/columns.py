@@ -24,8 +24,8 @@ from torch import Tensor
 
 from apfed_attacks.interface import Attack, FloatArray, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
+from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.labellers import Spreading
-from secure_apfed.seeds import derive_seed, shuffle_rows
 
 _ROUNDS = 4
 _TO_SPARE = 10

@@ -28,10 +28,10 @@ from apfed_attacks.scoring import DECOY, Truth, score_guess
 from apfed_attacks.table import ATTACKS
 from apfed_attacks.view import AdversaryView, AttackError, Exchange, Knowledge, KnownRows
 from apfed_protocols.labels import column_names, order_by_position
+from secure_apfed.base.seeds import isolate_torch_modes, shuffle_rows
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Envelope, Kind, pack_tensors
-from secure_apfed.seeds import isolate_torch_modes, shuffle_rows
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from apfed_attacks.interface import AttackResult, Target
-from secure_apfed.secure_sums import ciphertexts_of, sum_kind
+from secure_apfed.exchange.secure_sums import ciphertexts_of, sum_kind
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [

@@ -24,7 +24,7 @@ from apfed_attacks.view import AttackError, Role
 from secure_apfed.config import AttackChoice
 from secure_apfed.data import UNLABELLED
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.own_record import OwnRecord, SentBatch
+from secure_apfed.organisations.own_record import OwnRecord, SentBatch
 
 _EXCHANGES = 3
 

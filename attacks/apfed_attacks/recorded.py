@@ -32,15 +32,15 @@ from apfed_attacks.view import (
     iter_batches,
     iter_requests,
 )
+from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import Pull
 from secure_apfed.methods.terms import objective_of, settings_of
-from secure_apfed.models import SequenceEncoder
+from secure_apfed.networks.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import derive_seed, shuffle_rows
 
 
 def truth_of(recording: Recording, victim: str | None = None) -> Truth:

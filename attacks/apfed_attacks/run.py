@@ -28,15 +28,15 @@ from apfed_attacks.view import (
     PlayedAttack,
     list_seen_positions,
 )
+from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, shuffle_rows
+from secure_apfed.base.working import report_work
 from secure_apfed.config import AttackChoice
 from secure_apfed.config.file import describe_errors
 from secure_apfed.errors import ConfigError
 from secure_apfed.learning.descent import find_device
-from secure_apfed.models import threads_for
+from secure_apfed.measures.tasks import TASKS
+from secure_apfed.networks.models import threads_for
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import derive_seed, isolate_torch_modes, shuffle_rows
-from secure_apfed.tasks import TASKS
-from secure_apfed.working import report_work
 
 __all__ = [
     "ALL",

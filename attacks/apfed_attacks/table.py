@@ -28,7 +28,7 @@ from apfed_attacks.labels.sent import PseudoLabels, ShownLabels
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.people.membership import AveragedMembership, Membership
 from secure_apfed.errors import ConfigError
-from secure_apfed.own_code import import_code
+from secure_apfed.learning.own_code import import_code
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.training import CODE_NAME
 

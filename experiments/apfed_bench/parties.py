@@ -32,10 +32,11 @@ from torch import Tensor
 from apfed_bench.rows import Bench, Row, compare_calls, make_single_group
 from apfed_experiments.study import describe_missing_data
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.base.files import make_private
+from secure_apfed.base.seeds import one_thread, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.exchange import run_script
-from secure_apfed.files import make_private
 from secure_apfed.learning.descent import ActiveNetworks, Descent
 from secure_apfed.methods import (
     METHODS,
@@ -46,11 +47,11 @@ from secure_apfed.methods import (
     start_active,
 )
 from secure_apfed.methods.method import end_all
-from secure_apfed.models import family_for, output_shape, projection_to
-from secure_apfed.objectives import Contrastive
-from secure_apfed.runs.local import WAYS, Way, prepare_parties, run_relay
-from secure_apfed.runs.party import ConnectedParty, PartyFile, join_session
-from secure_apfed.seeds import one_thread, shuffle_rows
+from secure_apfed.networks.models import family_for, output_shape, projection_to
+from secure_apfed.networks.objectives import Contrastive
+from secure_apfed.organisations.local import prepare_parties, run_relay
+from secure_apfed.organisations.party import ConnectedParty, PartyFile, join_session
+from secure_apfed.runs.run import WAYS, Way
 from secure_apfed.settings.training import ContrastiveSettings
 
 _PATIENCE_S = 60.0

@@ -33,7 +33,7 @@ from apfed_bench.rows import (
 from apfed_protocols.conversation import converse
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.sums import SECURE_SUMS, StepBinding, SumAgreement
-from secure_apfed.seeds import one_thread
+from secure_apfed.base.seeds import one_thread
 
 Shape = tuple[int, int]
 Values = list[NDArray[np.float32]]

@@ -21,8 +21,8 @@ from apfed_bench import apart, parties, secure_sum, user
 from apfed_bench.rows import Bench, Group, Row, clock_step, make_row
 from apfed_experiments.columns import Column, Table, write_text
 from apfed_experiments.machine import describe_machine
+from secure_apfed.base.files import to_json
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.files import to_json
 
 BENCHES: Mapping[str, Bench] = {
     "exchange": parties.EXCHANGE,

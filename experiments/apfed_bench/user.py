@@ -39,8 +39,8 @@ from apfed_bench.rows import (
     median_ratio,
 )
 from apfed_protocols.ids import IdNormalisation, encode_ids
+from secure_apfed.base.phases import PhaseName
 from secure_apfed.config.plain_yaml import as_yaml
-from secure_apfed.phases import PhaseName
 
 _SIZES = (10_000, 100_000, 1_000_000)
 _QUICK = (1_000,)

@@ -15,8 +15,8 @@ import pandas as pd
 
 from apfed_attacks.headlines import NOT_ATTACKED, list_directions
 from apfed_experiments.summary import Gain, Interval, Row, adjust_p_values
-from secure_apfed.files import to_csv, write_atomically
-from secure_apfed.promises import epsilon_words
+from secure_apfed.base.files import to_csv, write_atomically
+from secure_apfed.settings.promises import epsilon_words
 from secure_apfed.settings.run import RunSettings
 
 Form: TypeAlias = Callable[[Any], str]

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apfed_experiments.summary import Interval
-from secure_apfed.files import write_atomically
+from secure_apfed.base.files import write_atomically
 
 OURS = "#1f6fb4"
 OTHER = "#8a8f98"

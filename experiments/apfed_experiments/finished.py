@@ -2,7 +2,7 @@
 
 Read by: everything that reports or compares runs. A folder may have been sent by somebody else, so
 only plain files of bounded size and of the types named here are read
-(`secure_apfed.files`), and files that the run noted digests of are as it left them.
+(`secure_apfed.base.files`), and files that the run noted digests of are as it left them.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,10 @@ import torch
 from apfed_attacks.headlines import Headline, headlines_by_direction
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.solo import RunGain, SoloRecord, load_solo, measure_gain
+from secure_apfed.base.files import load_json, make_private
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import load_json, make_private
-from secure_apfed.promises import Promise, worst_promise
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import (
     Outcome,
@@ -28,6 +27,7 @@ from secure_apfed.runs.outcome import (
     promises_in,
 )
 from secure_apfed.runs.worth import WhoHelped
+from secure_apfed.settings.promises import Promise, worst_promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class FinishedRun:
 
     @property
     def figure(self) -> str:
-        """The name of the figure `epsilon`, of `secure_apfed.promises.FIGURES`."""
+        """The name of the figure `epsilon`, of `secure_apfed.settings.promises.FIGURES`."""
         return self.config.method.figure
 
     @property

@@ -43,13 +43,13 @@ from apfed_experiments.study import (
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
+from secure_apfed.base.files import to_json
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import to_json
-from secure_apfed.measures import MEASURES
+from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.outcome import Privacy
-from secure_apfed.seeds import derive_seed
 
 READING = (
     "In hundredths of the measure, such as points of accuracy. Gain: over the best solo baseline "

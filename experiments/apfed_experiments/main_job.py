@@ -65,7 +65,7 @@ from apfed_experiments.verdict import ComparedLine, VerdictLine, describe_compar
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.measures import MEASURES
+from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
 
 _GAINS = (

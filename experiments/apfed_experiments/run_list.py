@@ -25,13 +25,13 @@ from apfed_experiments.solo import (
     solo_file,
 )
 from apfed_experiments.verdict import VerdictLine, describe_run
+from secure_apfed.base.files import count_lines
 from secure_apfed.config import Config
 from secure_apfed.data.catalogue import view_count
 from secure_apfed.errors import ApfedError, DataError
-from secure_apfed.files import count_lines
-from secure_apfed.measures import ACCURACY, Measure
-from secure_apfed.promises import Promise, epsilon_words
+from secure_apfed.measures.table import ACCURACY, Measure
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.settings.promises import Promise, epsilon_words
 
 HEADER = (
     "run",

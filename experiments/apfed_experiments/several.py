@@ -17,11 +17,11 @@ from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of, cut_difference
 from apfed_experiments.verdict import describe_seeds
+from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
-from secure_apfed.files import to_json
-from secure_apfed.measures import MEASURES, Measure
-from secure_apfed.promises import epsilon_words
+from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.outcome import Ranking
+from secure_apfed.settings.promises import epsilon_words
 
 _KINDS = {
     "secret": "each party drew a secret seed of its own for its initial weights and dropout, so "

@@ -27,12 +27,15 @@ from numpy.typing import ArrayLike
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from secure_apfed.base.files import load_json, own_subfolder, to_json, write_atomically
+from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, one_thread
+from secure_apfed.base.working import report_work
 from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.files import load_json, own_subfolder, to_json, write_atomically
-from secure_apfed.intervals import compute_influence, gain_between
-from secure_apfed.measures import (
+from secure_apfed.learning.own_code import OwnCode, split_code
+from secure_apfed.measures.intervals import compute_influence, gain_between
+from secure_apfed.measures.table import (
     ACCURACY,
     MEASURES,
     Measure,
@@ -43,7 +46,6 @@ from secure_apfed.measures import (
 from secure_apfed.methods import SimulationInputs, fresh_secrets
 from secure_apfed.methods.student import Student, train_student, weigh_votes
 from secure_apfed.methods.votes import prior_of
-from secure_apfed.own_code import OwnCode, split_code
 from secure_apfed.runs.folder import (
     RunFolder,
     load_scores,
@@ -60,7 +62,6 @@ from secure_apfed.runs.outcome import (
     count_measured_rows,
     load_outcome,
 )
-from secure_apfed.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.solo import (
     MOST_APART,
@@ -80,7 +81,6 @@ from secure_apfed.solo.interface import (
     cache_fits,
     fit_once,
 )
-from secure_apfed.working import report_work
 
 LEFT_OUT = (
     "what the active does alone is left out: without the noise of dp_sgd it would tell of training "

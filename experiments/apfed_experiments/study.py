@@ -37,6 +37,8 @@ from apfed_experiments.solo import (
 )
 from apfed_experiments.summary import estimate_seed_correlation
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.base.files import load_json, own_subfolder, to_json, write_atomically
+from secure_apfed.base.seeds import derive_seed, one_thread
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import PartyTable, VerticalData, files_digest, load_data
@@ -48,8 +50,7 @@ from secure_apfed.errors import (
     NarrowTableWarning,
     NoHelpWarning,
 )
-from secure_apfed.files import load_json, own_subfolder, to_json, write_atomically
-from secure_apfed.measures import MEASURES
+from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.folder import RunFolder, can_resume, load_scores, load_tested_rows
 from secure_apfed.runs.outcome import (
     Contributions,
@@ -59,7 +60,6 @@ from secure_apfed.runs.outcome import (
     count_measured_rows,
 )
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
-from secure_apfed.seeds import derive_seed, one_thread
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.interface import use_fit_store

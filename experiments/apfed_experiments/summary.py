@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.stats import t
 
 from secure_apfed.data import DATASETS
-from secure_apfed.measures import ACCURACY, MEASURES
+from secure_apfed.measures.table import ACCURACY, MEASURES
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
 
@@ -37,9 +37,9 @@ def estimate_covariance(influences: "Sequence[pd.Series[float]]") -> float:
     """Return how far two seeds' figures vary together by the people who test both of them.
 
     Each series gives by person how much that test row moves the figure of one seed
-    (`secure_apfed.intervals.compute_influence`). A figure varies by their mean; so two covary by
-    the products of whom they share, summed, over both numbers of rows. The result is the mean over
-    all pairs of seeds, not below 0.
+    (`secure_apfed.measures.intervals.compute_influence`). A figure varies by their mean; so two
+    covary by the products of whom they share, summed, over both numbers of rows. The result is the
+    mean over all pairs of seeds, not below 0.
     """
     seeds = len(influences)
     influence_PJ = (
@@ -126,7 +126,7 @@ class Interval:
 def cut_difference(interval: Interval, metric: str) -> Interval:
     """Return an interval of differences of a metric, cut at the most that two values differ by.
 
-    A metric that is no measure of `secure_apfed.measures` has no bounds here.
+    A metric that is no measure of `secure_apfed.measures.table` has no bounds here.
     """
     measure = MEASURES.get(metric)
     width = math.inf if measure is None else measure.most - measure.least

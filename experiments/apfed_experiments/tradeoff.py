@@ -46,15 +46,15 @@ from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import Failure, OnDone, Point, Results, Study
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
+from secure_apfed.base.files import make_private, to_json
+from secure_apfed.base.names import RunName
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import load_text, yaml_value
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.files import make_private, to_json
-from secure_apfed.measures import ACCURACY
-from secure_apfed.names import RunName
-from secure_apfed.promises import describe_epsilon, epsilon_words
+from secure_apfed.measures.table import ACCURACY
 from secure_apfed.settings import Settings
+from secure_apfed.settings.promises import describe_epsilon, epsilon_words
 from secure_apfed.solo import find_baseline
 
 Reference: TypeAlias = Literal["single_view", "centralised", "tvfl"]

@@ -17,9 +17,9 @@ from apfed_experiments.solo import LEFT_OUT, OTHER_ROWS
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.promises import FIGURES, Promise, epsilon_words, figure_title
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.runs.outcome import count_measured_rows
-from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.promises import FIGURES, Promise, epsilon_words, figure_title
 from secure_apfed.settings.run import RunSettings
 
 if TYPE_CHECKING:

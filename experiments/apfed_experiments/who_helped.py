@@ -32,10 +32,10 @@ from apfed_experiments.worth import (
     describe_worth,
     draw_worth,
 )
+from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.files import to_json
-from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import check_leaving_out, leave_out, leave_out_settings
 from secure_apfed.settings.run import TranscriptSettings
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from apfed_experiments import words
 from apfed_experiments.drawing import OTHER, OURS, inches_of, name_rows
 from apfed_experiments.summary import Interval
-from secure_apfed.measures import MEASURES, Measure
+from secure_apfed.measures.table import MEASURES, Measure
 from secure_apfed.runs.worth import PassiveWorth, WhoHelped
 from secure_apfed.settings.run import RunSettings
 

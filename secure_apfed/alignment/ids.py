@@ -145,7 +145,7 @@ class IdFile:
         try:
             yield
         except FileNotFoundError as error:
-            from secure_apfed.files import describe_missing
+            from secure_apfed.base.files import describe_missing
 
             missing = describe_missing(Path(self._called))
             raise DataError(f"{self._party}: {missing}") from error

@@ -53,12 +53,12 @@ from secure_apfed.alignment.buckets import (
     fingerprint_ids,
 )
 from secure_apfed.alignment.records import admit_run
+from secure_apfed.base.files import load_bytes, write_atomically
+from secure_apfed.base.working import report_work
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind
 from secure_apfed.exchange.links import Heartbeats, Links, count_allowed_heartbeats
-from secure_apfed.files import load_bytes, write_atomically
 from secure_apfed.settings.alignment import AlignmentSettings
-from secure_apfed.working import report_work
 
 Rows = NDArray[np.int64]
 _OPENING_BYTES = 2**16

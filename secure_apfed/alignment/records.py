@@ -13,9 +13,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from secure_apfed.base.files import PathLike
+from secure_apfed.base.names import check_name
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.files import PathLike
-from secure_apfed.names import check_name
 from secure_apfed.settings.alignment import AlignmentSettings
 
 _PATIENCE_S = 30

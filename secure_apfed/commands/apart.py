@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secure_apfed import progress, terminal
+from secure_apfed.base.working import observing_work
 from secure_apfed.commands import AsJson, JsonEvents, MetricsFile, finished
+from secure_apfed.console import progress, terminal
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.promises import epsilon_words, figure_title
-from secure_apfed.working import observing_work
+from secure_apfed.settings.promises import epsilon_words, figure_title
 
 if TYPE_CHECKING:
     from cryptography import x509
 
-    from secure_apfed.audit_log import Summary
+    from secure_apfed.runs.audit_log import Summary
 
 _LAST_WORDS_S = 10.0
 certs_app = typer.Typer(
@@ -46,7 +46,7 @@ _Log = Annotated[
 
 def _print_schema(asked: bool) -> None:
     if asked:
-        from secure_apfed.events import build_schema
+        from secure_apfed.runs.events import build_schema
 
         terminal.print_json(build_schema())
         raise typer.Exit
@@ -84,9 +84,9 @@ def party(
     from apfed_attacks.run import expand_choices
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import StatusTracker
+    from secure_apfed.organisations.own_record import OwnRecord
+    from secure_apfed.organisations.party import PartyFile, run_party
     from secure_apfed.runs.folder import RunFolder
-    from secure_apfed.runs.own_record import OwnRecord
-    from secure_apfed.runs.party import PartyFile, run_party
 
     signal.signal(signal.SIGTERM, _end_by_signal)
     if end_with_stdin:
@@ -145,7 +145,7 @@ def serve(
     What it answers at most says `serve` in the party's file.
     """
     from secure_apfed.exchange import StatusTracker
-    from secure_apfed.runs.served import serve_party
+    from secure_apfed.organisations.served import serve_party
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit())
     status = StatusTracker()
@@ -203,9 +203,9 @@ def relay(
     as_json: AsJson = False,
 ) -> None:
     """Forward sealed frames between parties that may only dial out, until it is ended."""
-    from secure_apfed.between.certificates import Credentials
-    from secure_apfed.between.grpc_link import warn_of_plaintext
-    from secure_apfed.between.relay import Relay
+    from secure_apfed.exchange.certificates import Credentials
+    from secure_apfed.exchange.grpc_link import warn_of_plaintext
+    from secure_apfed.exchange.relay import Relay
     from secure_apfed.exchange.sockets import parse_address, spell_address
 
     address = parse_address(listen)
@@ -242,7 +242,7 @@ def show_certificates(
     as_json: AsJson = False,
 ) -> None:
     """Say whose certificates these are, until when, and how a list of revoked ones names them."""
-    from secure_apfed.between.certificates import certificate_names, hash_certificate
+    from secure_apfed.exchange.certificates import certificate_names, hash_certificate
 
     now = dt.datetime.now(dt.UTC)
     described = [
@@ -273,7 +273,7 @@ def request_renewal(
     as_json: AsJson = False,
 ) -> None:
     """Ask the project's organiser for a new certificate; identity and words stay as they are."""
-    from secure_apfed.runs.renewal import request_certificate
+    from secure_apfed.organisations.renewal import request_certificate
 
     path = request_certificate(config, new_key=new_key)
     if as_json:
@@ -290,7 +290,7 @@ def issue_renewal(
     as_json: AsJson = False,
 ) -> None:
     """At the organiser: issue a certificate under the authority that sealed the project."""
-    from secure_apfed.runs.renewal import renew_certificate
+    from secure_apfed.organisations.renewal import renew_certificate
 
     path = renew_certificate(asked, folder, days=days)
     if as_json:
@@ -306,7 +306,7 @@ def install_renewal(
     as_json: AsJson = False,
 ) -> None:
     """Show the renewed certificate from now on; at another party: note it."""
-    from secure_apfed.runs.renewal import accept_certificate
+    from secure_apfed.organisations.renewal import accept_certificate
 
     renewal = accept_certificate(renewed, config)
     if as_json:
@@ -341,8 +341,8 @@ def revoke_certificates(
     a relay with the list that it was started with. A list that no file here reads protects nobody,
     and is an error.
     """
-    from secure_apfed.between.certificates import hash_certificate, load_revocations
-    from secure_apfed.runs.revocation import find_readers
+    from secure_apfed.exchange.certificates import hash_certificate, load_revocations
+    from secure_apfed.organisations.revocation import find_readers
 
     entries = [
         hash_certificate(_load_certificate(Path(named)))
@@ -413,7 +413,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Verify that a log is whole, and say what adds up in it."""
-    from secure_apfed.audit_log import verify_log
+    from secure_apfed.runs.audit_log import verify_log
 
     summary = verify_log(folder, identity=identity)
     if as_json:
@@ -425,7 +425,7 @@ def verify(
 @audit_log_app.command()
 def compare(one: _Log, other: _Log, as_json: AsJson = False) -> None:
     """Compare what two parties logged of the link between them; exit code 4 where they part."""
-    from secure_apfed.audit_log import compare_logs
+    from secure_apfed.runs.audit_log import compare_logs
 
     comparison = compare_logs(one, other)
     if as_json:
@@ -472,7 +472,7 @@ def restart_counter(
     An older copy goes on from what it holds. Any other file is set aside, and the counter begins
     anew: it forgets what the party gave away.
     """
-    from secure_apfed.counters import restart_in
+    from secure_apfed.organisations.counters import restart_in
 
     restart = restart_in(folder, counter, party=party)
     if as_json:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secure_apfed import terminal
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.console import terminal
 
 if TYPE_CHECKING:
     from secure_apfed.config import Config
@@ -144,8 +144,8 @@ def _config_of(
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
     """Return all tables' shapes by a party's files, the active's first, and the run's file."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.runs.party import PartyFile, own_data, role_of, shape_of
-    from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
+    from secure_apfed.organisations.party import PartyFile, own_data, role_of, shape_of
+    from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
     from secure_apfed.settings.data import TableShape
 
     file = PartyFile.from_file(path)

@@ -13,9 +13,9 @@ import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from apfed_protocols.installing import install_checkout
-from secure_apfed import terminal
+from secure_apfed.base.files import to_json
+from secure_apfed.console import terminal
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import to_json
 
 # Of benches, for the help, which loads none of them; a test compares.
 NAMES = ("exchange", "ids", "psi", "secure-sum", "startup", "transport", "user")

@@ -22,10 +22,10 @@ import msgpack
 import typer
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed import progress, terminal
+from secure_apfed.base.faults import describe_pasting
 from secure_apfed.commands import AsJson, Finding, State
+from secure_apfed.console import progress, terminal
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.faults import describe_pasting
 
 if TYPE_CHECKING:
     from secure_apfed.data import OwnData
@@ -92,11 +92,11 @@ class _Checks:
     """The checks of one party; `code` is the exit code of the first failure, or 0."""
 
     def __init__(self, path: Path, *, is_quiet: bool = False) -> None:
+        from secure_apfed.base.faults import FaultList
         from secure_apfed.config.file import load_config
-        from secure_apfed.faults import FaultList
+        from secure_apfed.organisations.party import PartyFile, role_of
+        from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
         from secure_apfed.runs.folder import PartyFolder
-        from secure_apfed.runs.party import PartyFile, role_of
-        from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
 
         self.path = path
         self.is_quiet = is_quiet
@@ -120,7 +120,7 @@ class _Checks:
     @property
     def settings(self) -> str:
         """The settings that repair the faults of tables, as YAML; empty if none does."""
-        from secure_apfed.faults import TableError
+        from secure_apfed.base.faults import TableError
 
         return TableError(self.faults.faults).settings
 
@@ -155,7 +155,7 @@ class _Checks:
 
     def _describe_failure(self, name: str, error: Exception) -> Iterator[Finding]:
         """Yield the failure; for a table, each of its faults."""
-        from secure_apfed.faults import TableError
+        from secure_apfed.base.faults import TableError
 
         if not isinstance(error, TableError):
             yield Finding(name, name, "missing", str(error))
@@ -168,7 +168,7 @@ class _Checks:
         """Yield settings that protect less than the defaults; check the limits of the party's own
         file.
         """
-        from secure_apfed.runs.party import require_own_limits
+        from secure_apfed.organisations.party import require_own_limits
         from secure_apfed.settings.protection import find_departures
 
         require_own_limits(self.file, self.config)
@@ -185,7 +185,7 @@ class _Checks:
     def _contract(self) -> Iterator[Finding]:
         """Check that the contract this party would sign agrees with the sealed project."""
         from secure_apfed.exchange.agreement import find_differences
-        from secure_apfed.runs.project import SEALED, list_shared_settings
+        from secure_apfed.organisations.project import SEALED, list_shared_settings
 
         file = self.file
         sealed = self.sealed
@@ -222,7 +222,7 @@ class _Checks:
         yield Finding("contract", "contract", "ok", f"as in {sealed.project_words}")
 
     def _table(self) -> Iterator[Finding]:
-        from secure_apfed.runs.party import own_data
+        from secure_apfed.organisations.party import own_data
 
         data = own_data(self.file, self.config, self.role)
         if data is None:
@@ -279,8 +279,8 @@ class _Checks:
 
     def _others_tables(self) -> Iterator[Finding]:
         """Check tables of other parties whose files lie on this machine, as in a trial."""
+        from secure_apfed.base.faults import Fault, TableError
         from secure_apfed.data.tables import find_table_faults, has_table_here
-        from secure_apfed.faults import Fault, TableError
 
         faults = list[Fault]()
         for name in self.config.data.parties or {}:
@@ -312,7 +312,7 @@ class _Checks:
     def _certificate(self) -> Iterator[Finding]:
         from cryptography.x509 import load_pem_x509_certificate
 
-        from secure_apfed.between.certificates import RENEWAL, Credentials, load_revocations
+        from secure_apfed.exchange.certificates import RENEWAL, Credentials, load_revocations
         from secure_apfed.runs.folder import load_ending
 
         tls = self.file.tls
@@ -334,8 +334,8 @@ class _Checks:
 
     def _check_revocations(self) -> Iterator[Finding]:
         """Check that the list of revoked keys is read, and report whom it names."""
-        from secure_apfed.between.certificates import load_revocations
-        from secure_apfed.runs.revocation import find_revoked_names, find_unread_lists
+        from secure_apfed.exchange.certificates import load_revocations
+        from secure_apfed.organisations.revocation import find_revoked_names, find_unread_lists
 
         assert self.file.tls is not None
         path = self.file.tls.revoked
@@ -360,8 +360,8 @@ class _Checks:
         """Report a project that was sealed again while this party still shows its old
         certificates.
         """
-        from secure_apfed.runs.project import SEALED
-        from secure_apfed.runs.revocation import find_newest_pem
+        from secure_apfed.organisations.project import SEALED
+        from secure_apfed.organisations.revocation import find_newest_pem
 
         tls = self.file.tls
         sealed = self.sealed
@@ -380,7 +380,7 @@ class _Checks:
             yield Finding("certificate", "sealed certificate", "optional", text)
 
     def _check_peers(self) -> Iterator[Finding]:
-        from secure_apfed.runs.party import LINKS
+        from secure_apfed.organisations.party import LINKS
 
         file = self.file
         if file.link not in LINKS:
@@ -405,8 +405,8 @@ class _Checks:
     def _meet_peers(self, meet_s: float) -> Iterator[Finding]:
         """Meet all others as for a run, and compare versions, clocks and what would be signed."""
         from secure_apfed.exchange import Links, StatusTracker, run_role
-        from secure_apfed.runs.party import connect_peers
-        from secure_apfed.runs.project import digest_of
+        from secure_apfed.organisations.party import connect_peers
+        from secure_apfed.organisations.project import digest_of
 
         file = self.file
         me = self.file.party

@@ -13,11 +13,11 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from apfed_protocols.crypten import INSTALL
 from apfed_protocols.installing import install_extra, install_requirement
+from secure_apfed.base.seeds import usable_cores
 from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
-from secure_apfed.seeds import usable_cores
 
 _OLDEST_PYTHON = (3, 11)
 # distribution -> (module, what it is for); a run needs these.

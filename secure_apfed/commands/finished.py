@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apfed_protocols.installing import install_extra
-from secure_apfed import progress, terminal
+from secure_apfed.base.phases import Phases, begin_phase
 from secure_apfed.commands import AsJson, Jobs, RunFolder
-from secure_apfed.phases import Phases, begin_phase
+from secure_apfed.console import progress, terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
+    from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
     from secure_apfed.runs.outcome import RunResult, Written
-    from secure_apfed.runs.own_record import OwnRecord
     from secure_apfed.runs.worth import WhoHelped
 
 
@@ -155,7 +155,7 @@ def _merge_attacks(folder: Path) -> "tuple[AttackResult, ...]":
     In the active's own folder only its own results are read.
     """
     from apfed_attacks.interface import AttackResult
-    from secure_apfed.files import load_json
+    from secure_apfed.base.files import load_json
 
     run = _open_folder(folder)
     paths = [path / "attacks.json" for path in run.list_ended_parties() or (folder,)]
@@ -219,14 +219,14 @@ def _show_result(
     from apfed_experiments.variants import describe_tested_rows, title_variant
     from apfed_experiments.verdict import describe_run
     from apfed_experiments.worth import AROUND_ZERO, DEPENDS, rows_of_worth
-    from secure_apfed.measures import ACCURACY, MEASURES
-    from secure_apfed.promises import NO_ACCOUNT, promise_of_account
+    from secure_apfed.measures.table import ACCURACY, MEASURES
     from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
     from secure_apfed.runs.outcome import (
         describe_unpredicted_classes,
         load_common_people,
         measure_text,
     )
+    from secure_apfed.settings.promises import NO_ACCOUNT, promise_of_account
 
     assert result.folder is not None
     finished = load_finished_run(result.folder)
@@ -608,8 +608,8 @@ def _predict_jointly(
 ) -> None:
     from secure_apfed.errors import ConfigError
     from secure_apfed.exchange import StatusTracker
-    from secure_apfed.runs.party import PartyFile
-    from secure_apfed.runs.served import predict_jointly
+    from secure_apfed.organisations.party import PartyFile
+    from secure_apfed.organisations.served import predict_jointly
 
     if id_columns:
         raise ConfigError(
@@ -655,9 +655,9 @@ def columns(
     as_json: AsJson = False,
 ) -> None:
     """Rank the columns of a run of mmvfl or v_fedmv, each party's own, and cut it to the first."""
+    from secure_apfed.base.files import refuse_replacing_input, write_atomically
     from secure_apfed.config.file import dump_settings
     from secure_apfed.errors import ConfigError
-    from secure_apfed.files import refuse_replacing_input, write_atomically
     from secure_apfed.runs.columns import load_column_scores, pick_columns, restrict_columns
 
     scores = load_column_scores(folder)
@@ -693,8 +693,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the active's model with its encoding as ONNX, to predict without this library."""
-    from secure_apfed.contrib.onnx_file import write_onnx
-    from secure_apfed.files import refuse_replacing_input
+    from secure_apfed.base.files import refuse_replacing_input
+    from secure_apfed.runs.onnx_file import write_onnx
     from secure_apfed.runs.solo import load_model
 
     refuse_replacing_input(onnx, "--onnx", folder)

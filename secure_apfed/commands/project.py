@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed import terminal
+from secure_apfed.base.faults import JoinedTableError, TableError
 from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.console import terminal
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.faults import JoinedTableError, TableError
 
 if TYPE_CHECKING:
     from apfed_experiments.report.who_learns import RunFacts
     from secure_apfed.config import Config
+    from secure_apfed.organisations.ending import EndPlan
+    from secure_apfed.organisations.project import Proposal, SealedProject
     from secure_apfed.planning.forecast import Link
-    from secure_apfed.runs.ending import EndPlan
-    from secure_apfed.runs.project import Proposal, SealedProject
     from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
@@ -85,7 +85,7 @@ def new(
 ) -> None:
     """Propose a run: the file that comes of it goes to all other parties."""
     from secure_apfed.config.file import load_config
-    from secure_apfed.runs.project import PROPOSAL, propose_project
+    from secure_apfed.organisations.project import PROPOSAL, propose_project
 
     config = load_config(config_file, overrides=overrides or ())
     home = folder or Path(party)
@@ -124,7 +124,7 @@ def seal_answers(
     as_json: AsJson = False,
 ) -> None:
     """Put all answers together into the project that all hold; again, to renew certificates."""
-    from secure_apfed.runs.project import SEALED, seal_project
+    from secure_apfed.organisations.project import SEALED, seal_project
 
     sealed = seal_project(answers, folder, days=days)
     next_step = f"Send {folder / SEALED} to all others; each joins it."
@@ -149,7 +149,7 @@ def end_party_project(
     Without --yes it shows what it would do, and asks on a terminal. Nothing begins in the folder
     afterwards; each party ends its own.
     """
-    from secure_apfed.runs.ending import end_project, find_owner, plan_end
+    from secure_apfed.organisations.ending import end_project, find_owner, plan_end
 
     owner = find_owner(folder, config)
     plan = plan_end(owner)
@@ -211,7 +211,7 @@ def join(
     as_json: AsJson = False,
 ) -> None:
     """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
-    from secure_apfed.runs import project
+    from secure_apfed.organisations import project
 
     home = folder or Path(party)
     signed = project.SignedFile.from_file(file)
@@ -269,7 +269,7 @@ def _reword_message(message: str) -> str:
 
 
 def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") -> None:
-    from secure_apfed.runs.project import SealedProject
+    from secure_apfed.organisations.project import SealedProject
 
     known_words = {"organiser": organiser.words.split()}
     if isinstance(organiser, SealedProject):
@@ -294,7 +294,7 @@ def _check_words(words: str, file: Path, organiser: "SealedProject | Proposal") 
 @identity_app.command("new")
 def new_identity(folder: Annotated[Path, typer.Option()], as_json: AsJson = False) -> None:
     """Make identity.pem in a party's folder (mode 600), which must not have one."""
-    from secure_apfed.files import make_private
+    from secure_apfed.base.files import make_private
 
     if (folder / "identity.pem").exists():
         raise ConfigError(f"{folder} holds an identity already; without it nobody proves who it is")
@@ -311,7 +311,7 @@ def show_identity(folder: Annotated[Path, typer.Argument()], as_json: AsJson = F
 
 
 def _show_identity(folder: Path, *, as_json: bool) -> None:
-    from secure_apfed.fingerprints import IDENTITY_WORDS, format_as_words
+    from secure_apfed.base.fingerprints import IDENTITY_WORDS, format_as_words
     from secure_apfed.runs.folder import PartyFolder
 
     public = PartyFolder(folder).load_identity().public
@@ -456,7 +456,7 @@ def _describe_serving(
     """Yield how much a passive answers after the training, unless its own file says otherwise."""
     from secure_apfed.methods import METHODS
     from secure_apfed.methods.joint import Tvfl
-    from secure_apfed.runs.party import ServeSettings
+    from secure_apfed.organisations.party import ServeSettings
 
     if role != "passive" or not isinstance(METHODS[config.method.name], Tvfl):
         return
@@ -498,7 +498,7 @@ def _spell_own(address: str) -> str:
     from ipaddress import ip_address
 
     from secure_apfed.exchange.sockets import parse_address, spell_address
-    from secure_apfed.runs.project import listens_at
+    from secure_apfed.organisations.project import listens_at
 
     host, port = parse_address(listens_at(address))
     return spell_address(("127.0.0.1" if host == "localhost" else str(ip_address(host)), port))
@@ -520,7 +520,7 @@ def _show_sealed_project(
         allowed = " ".join(
             f"--allow {answer.identity}" for answer in sealed.answer_documents.values()
         )
-        from secure_apfed.runs.revocation import REVOKED
+        from secure_apfed.organisations.revocation import REVOKED
 
         if (folder / REVOKED).exists():
             options += f" --revoked {folder / REVOKED}"

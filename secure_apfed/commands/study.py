@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed import progress, terminal
 from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides
+from secure_apfed.console import progress, terminal
 from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def leaks(
     _check_names(only, LEAKS)
     from apfed_experiments.columns import export_value, table_of
     from apfed_experiments.leaks import run_parts
-    from secure_apfed.seeds import one_thread
+    from secure_apfed.base.seeds import one_thread
 
     warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack

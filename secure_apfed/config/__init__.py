@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
+from secure_apfed.base.names import check_parties
 from secure_apfed.errors import ConfigError
-from secure_apfed.names import check_parties
 from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import AttackChoice, RunSettings
@@ -58,8 +58,8 @@ class Config(RunSettings):
     def _check_fit(self) -> Self:
         # Late: tables hold what they name, and whoever reads settings needs none of it.
         from secure_apfed.config.checks import check_task
+        from secure_apfed.measures.tasks import TASKS
         from secure_apfed.methods.checks import check_method
-        from secure_apfed.tasks import TASKS
 
         if "measure" not in self.model_fields_set:
             # Nothing else sets a field of frozen settings: a default that depends on another.

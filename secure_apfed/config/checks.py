@@ -11,12 +11,12 @@ from typing import Any
 from secure_apfed.alignment import check_alignment
 from secure_apfed.data.catalogue import check_data, labels_are_numbers
 from secure_apfed.errors import ConfigError
-from secure_apfed.measures import MEASURES, names_of
-from secure_apfed.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.measures.table import MEASURES, names_of
+from secure_apfed.measures.tasks import TASKS, Classification, Regression
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.tasks import TASKS, Classification, Regression
 
 
 def _check_name(name: str, table: Mapping[str, Any]) -> None:

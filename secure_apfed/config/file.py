@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from secure_apfed.base.files import PathLike
 from secure_apfed.config import Config
 from secure_apfed.config.plain_yaml import KeyPath, as_yaml, load_text, parse_yaml, yaml_value
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import PathLike
 from secure_apfed.settings import Settings, did_you_mean
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -31,6 +31,15 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from apfed_protocols.ids import EMPTY
+from secure_apfed.base.faults import (
+    Advice,
+    Fault,
+    FaultList,
+    Remedy,
+    TableError,
+    describe_remedies,
+)
+from secure_apfed.base.names import column_name
 from secure_apfed.data.frames import (
     BLANK,
     FEW_CATEGORIES,
@@ -48,15 +57,6 @@ from secure_apfed.data.frames import (
     texts_of,
 )
 from secure_apfed.errors import DataError, UnseenCellsWarning
-from secure_apfed.faults import (
-    Advice,
-    Fault,
-    FaultList,
-    Remedy,
-    TableError,
-    describe_remedies,
-)
-from secure_apfed.names import column_name
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import MOST_CATEGORIES, Missing, ViewColumns
 

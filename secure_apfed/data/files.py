@@ -37,8 +37,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from secure_apfed.base.files import write_atomically
 from secure_apfed.errors import DataError
-from secure_apfed.files import write_atomically
 
 _VARIABLE = "SECURE_APFED_DATA"
 # (file, bytes so far, bytes in all or None where the server does not say)

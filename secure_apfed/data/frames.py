@@ -40,10 +40,10 @@ from pyarrow import ArrowException, compute, csv, default_memory_pool
 
 from apfed_protocols.date_formats import parse_date
 from apfed_protocols.ids import EMPTY
+from secure_apfed.base.faults import Advice, Fault, FaultList, Remedy, describe_remedies
+from secure_apfed.base.files import ARROW, PARQUET, describe_missing
+from secure_apfed.base.names import column_name
 from secure_apfed.errors import DataError
-from secure_apfed.faults import Advice, Fault, FaultList, Remedy, describe_remedies
-from secure_apfed.files import ARROW, PARQUET, describe_missing
-from secure_apfed.names import column_name
 from secure_apfed.settings.data import MOST_CATEGORIES
 
 if TYPE_CHECKING:

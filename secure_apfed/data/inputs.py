@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_protocols.ids import id_texts
+from secure_apfed.base.names import column_name
 from secure_apfed.data.encoding import (
     CategoricalColumn,
     CellCounts,
@@ -33,7 +34,6 @@ from secure_apfed.data.encoding import (
 from secure_apfed.data.files import is_idx, load_file, parse_idx
 from secure_apfed.data.frames import is_table, stream_blocks
 from secure_apfed.errors import DataError
-from secure_apfed.names import column_name
 
 _ROWS = 50_000  # of a table, read at a time
 FEWEST_ROWS = 30

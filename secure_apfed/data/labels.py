@@ -25,8 +25,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from apfed_protocols.ids import EMPTY
+from secure_apfed.base.faults import Fault, Remedy, SettingLine, TableError, describe_remedies
 from secure_apfed.errors import DataError, SuspectColumnWarning
-from secure_apfed.faults import Fault, Remedy, SettingLine, TableError, describe_remedies
 
 UNLABELLED = -100
 """In place of a label that is not known, or that training may not know."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.data.catalogue import check_data, find_dataset, labels_are_numbers, party_names
 from secure_apfed.data.encoding import (
     ColumnEncoding,
@@ -37,7 +38,6 @@ from secure_apfed.data.partition import (
 )
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.data.tables import load_tables
-from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.data.labels import UNLABELLED
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.data import BUILT_IN_ACTIVE
 
 Rows: TypeAlias = NDArray[np.int64]

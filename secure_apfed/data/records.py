@@ -17,12 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 
 from apfed_protocols.ids import require_comparable
+from secure_apfed.base.files import load_bytes
+from secure_apfed.base.names import check_parties
 from secure_apfed.data.encoding import FeatureEncoding, View, check_views, parse_encoding
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.files import load_bytes
-from secure_apfed.names import check_parties
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 _ABOUT = "party"

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.data.files import MADE_HERE, DataSet, TablePool
-from secure_apfed.seeds import derive_seed
 
 _Floats: TypeAlias = NDArray[np.float64]
 

@@ -25,6 +25,16 @@ from numpy.typing import NDArray
 from pyarrow import default_memory_pool
 
 from apfed_protocols.ids import EMPTY, JOINT, id_texts
+from secure_apfed.base.faults import (
+    Advice,
+    Fault,
+    FaultList,
+    Remedy,
+    SettingLine,
+    TableError,
+    describe_remedies,
+)
+from secure_apfed.base.files import load_json
 from secure_apfed.data.catalogue import labels_are_numbers, party_names
 from secure_apfed.data.databases import query_table
 from secure_apfed.data.encoding import (
@@ -71,16 +81,6 @@ from secure_apfed.data.partition import (
 )
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
-from secure_apfed.faults import (
-    Advice,
-    Fault,
-    FaultList,
-    Remedy,
-    SettingLine,
-    TableError,
-    describe_remedies,
-)
-from secure_apfed.files import load_json
 from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
 
 _FEWEST_ROWS = 20

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.peer_text import quote_text
+from secure_apfed.base.peer_text import quote_text
 
 _LENGTH_BYTES = 4
 _META_LIMIT = 1 << 16

@@ -11,7 +11,7 @@ from enum import StrEnum
 import msgpack
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
-from secure_apfed.peer_text import escape_text, quote_text
+from secure_apfed.base.peer_text import escape_text, quote_text
 
 BEFORE_TRAINING = -1
 

@@ -24,8 +24,8 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.seal import SealedLink
+from secure_apfed.base.peer_text import quote_text
 from secure_apfed.exchange.envelope import BEFORE_TRAINING, Envelope, Kind, quote_reason
-from secure_apfed.peer_text import quote_text
 
 IN_PARTS = frozenset({Kind.ALIGNMENT, Kind.SUM_SETUP, Kind.COIN, Kind.LOOKUP})
 """Kinds of messages that travel in parts, also where one part is enough."""

@@ -27,9 +27,9 @@ from apfed_protocols.seal import (
     fresh_run_key,
     verify_signature,
 )
+from secure_apfed.base.peer_text import quote_text
 from secure_apfed.exchange.envelope import quote_reason
 from secure_apfed.exchange.resumable_link import MOST_FRAME, Connection
-from secure_apfed.peer_text import quote_text
 
 MOST_SEALED = MOST_FRAME + SEAL_OVERHEAD_BYTES
 """Bytes of the longest frame on a sealed connection."""

@@ -17,8 +17,8 @@ from ipaddress import IPv6Address
 from typing import TypeAlias
 
 from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.base.peer_text import check_host, quote_text
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
-from secure_apfed.peer_text import check_host, quote_text
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""

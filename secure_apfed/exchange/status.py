@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from secure_apfed.exchange.drivers import BrokenLink
 from secure_apfed.exchange.envelope import Envelope, Kind
 from secure_apfed.exchange.links import Awaited
-from secure_apfed.promises import Figure, Promise, State, describe_epsilon
+from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon
 
 _SILENT_SHARE = 0.5  # of the patience: a computing peer may be silent for a while, too
 
@@ -92,8 +92,8 @@ class Status(_Frozen):
         waits: null while it computes; meets: null but while it waits for peers to connect.
         session: 1 of the first that this process began, 2 of the one after a restart.
         figure, epsilon, promise: what it promises of all that it let out over all sessions, by its
-            name in `secure_apfed.promises.FIGURES`: "bounded" by a finite epsilon, "no guarantee"
-            (infinite), or "nothing is sent" (null).
+            name in `secure_apfed.settings.promises.FIGURES`: "bounded" by a finite epsilon, "no
+            guarantee" (infinite), or "nothing is sent" (null).
         less_protected: a sentence of each setting that protects less than by default, and of each
             organisation that reads or alters more because it runs several parties.
     """

@@ -21,10 +21,10 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from secure_apfed.base.files import MOST_BYTES, PAYLOADS, PathLike, open_plain, open_regular
+from secure_apfed.base.formats import RECORDING
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.envelope import Envelope, Kind
-from secure_apfed.files import MOST_BYTES, PAYLOADS, PathLike, open_plain, open_regular
-from secure_apfed.formats import RECORDING
 from secure_apfed.settings.run import TranscriptSettings
 
 _SUM = "sum"

@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from secure_apfed.base.seeds import derive_seed, one_thread, usable_cores
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, gdp_mu
 from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.seeds import derive_seed, one_thread, usable_cores
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -16,11 +16,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError, ModelError
 from secure_apfed.learning.descent import Compute, make_eager_class
-from secure_apfed.models import Enriched, Shape, family_for, output_shape
-from secure_apfed.seeds import seed_draws
+from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.settings import THE_ACTIVE, Settings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.training import ModelSettings

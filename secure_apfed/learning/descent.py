@@ -17,8 +17,8 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.seeds import draws_nothing, may_draw, seed_draws
 from secure_apfed.settings.training import DEVICE, TrainSettings
 
 EVERY = slice(None)

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import DataError
 from secure_apfed.learning.descent import Compute, make_eager_class
-from secure_apfed.models import SequenceEncoder, check_layer_size, encoder_and_head
-from secure_apfed.seeds import seed_draws
+from secure_apfed.networks.models import SequenceEncoder, check_layer_size, encoder_and_head
 from secure_apfed.settings.training import ModelSettings
 
 _Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ class SequenceViews:
 
     Args:
         owner: whose; seed: its own, from which batches and dropout are drawn.
-        features_N: rows to learn from, flat (`secure_apfed.models.SequenceEncoder`).
+        features_N: rows to learn from, flat (`secure_apfed.networks.models.SequenceEncoder`).
         targets_N: their classes, int64, or shares of the classes, (N, K), not below 0. A row counts
             by the sum of its shares.
     """

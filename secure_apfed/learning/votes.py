@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.learning.descent import ActiveNetworks, Trainer
-from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.training import TrainSettings
 
 Floats = NDArray[np.float64]

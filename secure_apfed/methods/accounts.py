@@ -18,17 +18,17 @@ from apfed_protocols.seal import Identity, fresh_identity
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import USUAL_BITS
-from secure_apfed.defences import DEFENCES, GradientDefence, gradient_defences
+from secure_apfed.base.names import UPDATES, ReleaseFigure, log_file
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.method import CheckpointStore, PartyContext, PartySecrets
 from secure_apfed.methods.terms import clip_of, derive_limits, make_sum, objective_of
-from secure_apfed.models import Shape
-from secure_apfed.names import UPDATES, ReleaseFigure, log_file
-from secure_apfed.objectives import OBJECTIVES
+from secure_apfed.networks.models import Shape
+from secure_apfed.networks.objectives import OBJECTIVES
 from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
+from secure_apfed.privacy.defences import DEFENCES, GradientDefence, gradient_defences
 from secure_apfed.privacy.dp_sgd import (
     GradientGuard,
     PrivateUpdates,

@@ -27,10 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from secure_apfed.base.names import UPDATES
+from secure_apfed.base.seeds import draws_nothing, seed_draws
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.data.lazy_rows import score_in_parts, select_rows
-from secure_apfed.defences import GradientDefence, Leaving
 from secure_apfed.errors import ModelError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
@@ -44,6 +45,7 @@ from secure_apfed.learning.descent import (
     joint_loss,
     remove_prefix,
 )
+from secure_apfed.learning.own_code import FreshFamily, name_part
 from secure_apfed.learning.release import (
     Released,
     Releases,
@@ -53,7 +55,8 @@ from secure_apfed.learning.release import (
     spread_of,
 )
 from secure_apfed.learning.votes import fit_linear, last_layer
-from secure_apfed.measures import Scored, compute_balanced_weights, score_model
+from secure_apfed.measures.table import Scored, compute_balanced_weights, score_model
+from secure_apfed.measures.tasks import Classification, Task, score_rows
 from secure_apfed.methods.accounts import (
     defences_of,
     describe_sum,
@@ -94,15 +97,13 @@ from secure_apfed.methods.terms import (
     settings_of,
     task_of,
 )
-from secure_apfed.models import Shape, output_shape, projection_to, require_scores
-from secure_apfed.names import UPDATES
-from secure_apfed.objectives import OBJECTIVES, Objective
-from secure_apfed.own_code import FreshFamily, name_part
+from secure_apfed.networks.models import Shape, output_shape, projection_to, require_scores
+from secure_apfed.networks.objectives import OBJECTIVES, Objective
+from secure_apfed.networks.rank import count_columns, warn_if_narrow
+from secure_apfed.privacy.defences import GradientDefence, Leaving
 from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
 from secure_apfed.privacy.ledger import NOTHING_RELEASED
 from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
-from secure_apfed.rank import count_columns, warn_if_narrow
-from secure_apfed.seeds import draws_nothing, seed_draws
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
@@ -113,7 +114,6 @@ from secure_apfed.settings.training import (
     TrainSettings,
 )
 from secure_apfed.solo import SoloTask
-from secure_apfed.tasks import Classification, Task, score_rows
 
 _EVALUATION_ROWS = 1000
 _LOCAL_MODELS = "local models"

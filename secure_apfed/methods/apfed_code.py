@@ -32,12 +32,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.seeds import one_thread, seed_draws
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
-from secure_apfed.measures import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.methods.accounts import describe_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
@@ -52,10 +53,9 @@ from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
 from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms, settings_of
-from secure_apfed.models import CrossView, Projection, Shape
+from secure_apfed.networks.models import CrossView, Projection, Shape
+from secure_apfed.networks.rank import count_columns, most_numbers
 from secure_apfed.privacy.noise import clip_rows
-from secure_apfed.rank import count_columns, most_numbers
-from secure_apfed.seeds import one_thread, seed_draws
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import FOLDS, LocalModel, SoloTask, rank_of

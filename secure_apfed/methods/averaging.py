@@ -27,6 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data.catalogue import view_names
 from secure_apfed.errors import ConfigError
@@ -60,7 +61,6 @@ from secure_apfed.methods.sum_end import (
     SumMethod,
 )
 from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
-from secure_apfed.seeds import derive_seed
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import Identity, verify_signature
-from secure_apfed.formats import STATEMENT
-from secure_apfed.names import UPDATES, ReleaseFigure
+from secure_apfed.base.formats import STATEMENT
+from secure_apfed.base.names import UPDATES, ReleaseFigure
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 
 _MOST_BYTES = 4096
@@ -29,7 +29,7 @@ class ChargedAccount(BaseModel):
     """One account.
 
     Attributes:
-        figure: what epsilon is called, as in `secure_apfed.promises.FIGURES`.
+        figure: what epsilon is called, as in `secure_apfed.settings.promises.FIGURES`.
         epsilon: at delta, of `releases` of one row, the most of any; infinite without noise.
         mu: of Gaussian DP of those; infinite where it is not that.
     """

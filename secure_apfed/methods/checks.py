@@ -6,9 +6,9 @@ every method says of itself, by which the others are named that would take the s
 
 from collections.abc import Callable, Iterator
 
-from secure_apfed.defences import check_defences
-from secure_apfed.measures import THRESHOLDS
+from secure_apfed.measures.table import THRESHOLDS
 from secure_apfed.methods import METHODS
+from secure_apfed.privacy.defences import check_defences
 from secure_apfed.privacy.randomised_response import MultiStageResponse
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings

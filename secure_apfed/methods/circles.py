@@ -32,11 +32,11 @@ from typing import Any
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from apfed_protocols.sums.interface import FloatArray, StepBinding
 from apfed_protocols.sums.recoverable import AnsweredCircles
+from secure_apfed.base.files import add_line, open_plain
+from secure_apfed.base.names import log_file
 from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
-from secure_apfed.files import add_line, open_plain
 from secure_apfed.methods.method import PartyContext
-from secure_apfed.names import log_file
 
 __all__ = ["RunCircles", "keep_to_circle", "merge_answered_steps", "warn_of_steps_without"]
 

@@ -46,6 +46,7 @@ from apfed_protocols.svd import (
     SvdReceiver,
     SvdServer,
 )
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
@@ -69,7 +70,7 @@ from secure_apfed.learning.autoencoder import (
 from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.learning.votes import last_layer
-from secure_apfed.measures import Scored, score_model
+from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
 from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
@@ -94,9 +95,8 @@ from secure_apfed.methods.method import (
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.methods.sum_end import Allowance, blame_active_too
 from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
-from secure_apfed.models import Enriched, Shape, family_for, output_shape
+from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings import THE_ACTIVE
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import EVERYBODY, NOBODY, lower_is_less

@@ -51,9 +51,9 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.randomness import derive_key
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data.lazy_rows import select_rows
-from secure_apfed.defences import Leaving
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.labellers import (
@@ -65,8 +65,9 @@ from secure_apfed.labellers import (
 )
 from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks, MakeOptimizer, Trainer, joint_loss
+from secure_apfed.learning.own_code import name_part
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
-from secure_apfed.measures import Scored, score_model
+from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.accounts import defences_of, describe_sum, guard_for, ledger_for
 from secure_apfed.methods.alignment import positions_in, positions_of
 from secure_apfed.methods.method import (
@@ -103,13 +104,12 @@ from secure_apfed.methods.terms import (
     require_own_terms,
     settings_of,
 )
-from secure_apfed.models import Shape, family_for, output_shape, require_scores
-from secure_apfed.own_code import name_part
+from secure_apfed.networks.models import Shape, family_for, output_shape, require_scores
+from secure_apfed.privacy.defences import Leaving
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.measured import check_row_wise
 from secure_apfed.privacy.noise import clip_rows
 from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.method import FormSettings, MethodSettings, Side
 from secure_apfed.settings.privacy import LARGEST_LABEL_EPSILON
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less

@@ -27,14 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import one_thread
 from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import BLOCK
-from secure_apfed.measures import Scored
+from secure_apfed.measures.table import Scored
 from secure_apfed.methods.pupils import Pupil, teach_pupils
-from secure_apfed.models import WithFeatures
-from secure_apfed.seeds import one_thread
+from secure_apfed.networks.models import WithFeatures
 from secure_apfed.settings.training import LAST_INPUTS, LastInput
 from secure_apfed.solo import (
     MOST_APART,

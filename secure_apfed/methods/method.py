@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
 from apfed_protocols.seal import Identity
+from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
+from secure_apfed.learning.own_code import FreshFamily, OwnCode
 from secure_apfed.learning.votes import Help
-from secure_apfed.measures import Scored
+from secure_apfed.measures.table import Scored
 from secure_apfed.methods.charged import Statement, parse_statement
-from secure_apfed.models import NetworkFamily, Shape, family_for
-from secure_apfed.own_code import FreshFamily, OwnCode
+from secure_apfed.networks.models import NetworkFamily, Shape, family_for
 from secure_apfed.privacy.dp_sgd import WholeTraining
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.seeds import shuffle_rows
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings

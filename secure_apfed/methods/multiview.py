@@ -44,6 +44,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from secure_apfed.base.names import PartyName
+from secure_apfed.base.seeds import derive_seed, seed_draws
 from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError, ModelError
@@ -51,7 +53,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensor
 from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
-from secure_apfed.measures import Scored, score_model
+from secure_apfed.measures.table import Scored, score_model
 from secure_apfed.methods.accounts import describe_sum, guard_for
 from secure_apfed.methods.alignment import positions_of
 from secure_apfed.methods.method import ActiveRole, HelperRole, PartyContext, SessionTerms
@@ -72,9 +74,7 @@ from secure_apfed.methods.terms import (
     require_own_terms,
     settings_of,
 )
-from secure_apfed.models import encoder_and_head
-from secure_apfed.names import PartyName
-from secure_apfed.seeds import derive_seed, seed_draws
+from secure_apfed.networks.models import encoder_and_head
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings

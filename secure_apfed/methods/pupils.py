@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.measures import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.solo import FOLDS, Baseline, Predictor, SoloTask, list_local_models
 from secure_apfed.solo.classical import fit_ridges
 from secure_apfed.solo.fitted import View

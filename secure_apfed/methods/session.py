@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.overlap import CommonPeople
+from secure_apfed.base.phases import begin_phase
 from secure_apfed.contract import AGGREGATOR, Contract, Participant, PartyRole, Resumption
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import CheckpointError, ConfigError
@@ -32,7 +33,8 @@ from secure_apfed.exchange import (
     Transcript,
     agree_on_contract,
 )
-from secure_apfed.measures import ACCURACY
+from secure_apfed.learning.own_code import CodeSettings, OwnCode, split_code
+from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.accounts import fresh_secrets, require_no_releases
 from secure_apfed.methods.alignment import (
     DEALER,
@@ -60,10 +62,8 @@ from secure_apfed.methods.method import (
     meet_all,
 )
 from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack
-from secure_apfed.own_code import CodeSettings, OwnCode, split_code
-from secure_apfed.phases import begin_phase
+from secure_apfed.networks.rank import count_columns, describe_opened_numbers
 from secure_apfed.privacy.ledger import PrivacyLedger
-from secure_apfed.rank import count_columns, describe_opened_numbers
 from secure_apfed.settings import SilentPassive
 from secure_apfed.settings.run import RunSettings
 

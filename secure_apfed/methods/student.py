@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
 from secure_apfed.labellers import MOST_JUDGES, Labeller
@@ -34,13 +35,13 @@ from secure_apfed.learning.votes import (
     last_layer,
     pool_opinions,
 )
-from secure_apfed.measures import Scored, probabilities_of
+from secure_apfed.measures.table import Scored, probabilities_of
+from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.local_models import networks_of, restore_networks
 from secure_apfed.methods.method import ActiveRole, PartyContext, StepCounter
 from secure_apfed.methods.terms import outputs_of, task_of
-from secure_apfed.models import RandomFeatures, encoder_and_head
-from secure_apfed.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
+from secure_apfed.networks.models import RandomFeatures, encoder_and_head
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
     FOLDS,
@@ -61,7 +62,6 @@ from secure_apfed.solo.fitted import (
     scores_of_network,
 )
 from secure_apfed.solo.interface import cache_fits, split_folds
-from secure_apfed.tasks import LOSSES, Regression, score_rows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

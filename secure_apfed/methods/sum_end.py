@@ -37,10 +37,11 @@ from apfed_protocols.errors import (
 from apfed_protocols.sums import SecureSum, SumCombiner, SumContributor, SumReceiver
 from apfed_protocols.sums.interface import StepBinding
 from apfed_protocols.sums.recoverable import RecoverableSum
+from secure_apfed.base.files import MOST_JSON_BYTES, add_line, open_plain
+from secure_apfed.base.names import log_file
 from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.files import MOST_JSON_BYTES, add_line, open_plain
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import NoisePlan, contribution_noise, sum_and_noise
 from secure_apfed.methods.circles import RunCircles, keep_to_circle
@@ -56,8 +57,7 @@ from secure_apfed.methods.method import (
     Save,
     save_or_end,
 )
-from secure_apfed.models import Shape
-from secure_apfed.names import log_file
+from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
 
 Floats = NDArray[np.floating]

@@ -15,14 +15,14 @@ from apfed_protocols.sums.recoverable import usual_threshold
 from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.measures.tasks import TASKS, Task
 from secure_apfed.methods.method import PartyContext
-from secure_apfed.models import Shape
+from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
-from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, PassiveSettings
-from secure_apfed.tasks import TASKS, Task
 
 ROWS_AT_ONCE = 4096
 _PROJECTION = 64

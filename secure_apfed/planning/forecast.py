@@ -25,6 +25,7 @@ from apfed_protocols.conversation import Conversation, converse
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.ids import id_rules
+from secure_apfed.base.phases import PhaseName
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.catalogue import labels_are_numbers
@@ -32,6 +33,7 @@ from secure_apfed.data.encoding import ColumnEncoding, View
 from secure_apfed.data.labels import TargetScale
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.exchange.transcript import MOST_CONTRIBUTED, free_megabytes
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
 from secure_apfed.methods.alignment import require_labels
@@ -44,18 +46,16 @@ from secure_apfed.methods.terms import (
     rows_of_a_step,
     steps_of,
 )
-from secure_apfed.models import threads_for
-from secure_apfed.phases import PhaseName
+from secure_apfed.networks.models import threads_for
+from secure_apfed.networks.rank import count_columns, describe_opened_numbers
 from secure_apfed.privacy.accountants import EXACT, GaussianRelease, compose_mu, gdp_epsilon
 from secure_apfed.privacy.dp_sgd import calibrate_updates
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
-from secure_apfed.promises import Promise, promises_of
-from secure_apfed.rank import count_columns, describe_opened_numbers
-from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
+from secure_apfed.settings.promises import Promise, promises_of
 from secure_apfed.settings.run import TranscriptSettings
 from secure_apfed.settings.training import ContrastiveSettings, ModelSettings
 

@@ -44,9 +44,9 @@ import torch
 from numpy.typing import NDArray
 
 from apfed_protocols.errors import LocalProtocolError
+from secure_apfed.base.files import PathLike, open_regular
+from secure_apfed.base.names import ReleaseFigure
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError
-from secure_apfed.files import PathLike, open_regular
-from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import EXACT, Mechanism, NoPrivacy, compose_mu
 from secure_apfed.privacy.contributions import SummedRelease
@@ -382,7 +382,7 @@ class PrivacyLedger:
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
             differ by no noise at all, so that nothing is claimed after the second.
-        figure: by which of `secure_apfed.promises.FIGURES` what it counts is called.
+        figure: by which of `secure_apfed.settings.promises.FIGURES` what it counts is called.
 
     Attributes:
         charges: batches that this object allowed to be sent, repeats included.

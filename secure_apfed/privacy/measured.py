@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError
 from apfed_protocols.randomness import fresh_key
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.errors import PromiseError
-from secure_apfed.seeds import seed_draws
 
 __all__ = [
     "Movement",

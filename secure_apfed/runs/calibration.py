@@ -19,22 +19,22 @@ import numpy as np
 import torch
 from torch import nn
 
+from secure_apfed.base.seeds import one_thread
 from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.calibration import SKEWED, PlattLine, is_rare, standardise_scores
 from secure_apfed.learning.descent import ActiveNetworks, predictor_of
 from secure_apfed.learning.votes import last_layer
-from secure_apfed.measures import outputs_of
+from secure_apfed.measures.table import outputs_of
+from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import Session
 from secure_apfed.methods.terms import task_of
-from secure_apfed.models import RandomFeatures
+from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import Calibration
-from secure_apfed.seeds import one_thread
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import BASELINES, FOLDS, SoloTask
 from secure_apfed.solo.interface import FloatArray, IntArray, split_folds
-from secure_apfed.tasks import Classification
 
 _LEAST_SHARE = 1e-12
 _FEWEST = 30

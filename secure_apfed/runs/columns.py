@@ -11,11 +11,11 @@ features, one a category, has the norm of all their rows together.
 from collections.abc import Mapping
 from pathlib import Path
 
+from secure_apfed.base.files import load_json, to_json, write_atomically
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, OwnData
 from secure_apfed.data.catalogue import check_data, party_names
 from secure_apfed.errors import ConfigError, ModelError
-from secure_apfed.files import load_json, to_json, write_atomically
 from secure_apfed.methods import Role
 from secure_apfed.runs.folder import PartyFolder
 from secure_apfed.runs.outcome import Written

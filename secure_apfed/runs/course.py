@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RunStoppedError
+from secure_apfed.base.files import own_subfolder, write_atomically
+from secure_apfed.base.formats import MODEL_CARD
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
 from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import score_in_parts
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import Kind, Links, Transcript
-from secure_apfed.files import own_subfolder, write_atomically
-from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.calibration import SKEWED, is_rare
 from secure_apfed.learning.descent import add_prefix, find_device, predictor_of, remove_prefix
-from secure_apfed.measures import (
+from secure_apfed.measures.table import (
     ACCURACY,
     MEASURES,
     Measure,
@@ -41,12 +41,11 @@ from secure_apfed.measures import (
     explain_undefined_measures,
     measure_all,
 )
+from secure_apfed.measures.tasks import score_rows
 from secure_apfed.methods import METHODS, PartyCheckpoint, Session, train_epochs
 from secure_apfed.methods.method import end_all, pick_held_out_rows, save_all, split_batches
 from secure_apfed.methods.terms import task_of
-from secure_apfed.past_sessions import NONE_BEFORE
 from secure_apfed.privacy.ledger import PrivacySpent
-from secure_apfed.promises import Promise, promises_of, worst_promise
 from secure_apfed.runs.calibration import calibrate_networks
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder, describe_contract, save_scores, save_tensors
@@ -59,9 +58,10 @@ from secure_apfed.runs.outcome import (
     RunResult,
     write_outcome,
 )
+from secure_apfed.runs.past_sessions import NONE_BEFORE
 from secure_apfed.runs.spending import add_cross_checks, guarantee_text, spent_in
 from secure_apfed.runs.training_labels import TrainingLabels, restore_older_state
-from secure_apfed.tasks import score_rows
+from secure_apfed.settings.promises import Promise, promises_of, worst_promise
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

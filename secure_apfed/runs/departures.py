@@ -1,13 +1,13 @@
 """Settings that protect less than by default, in sentences for results, status and reports.
 
 Run by: each party on its own settings and folder. The screens before a run list the same as a
-table (`secure_apfed.settings.protection`, `secure_apfed.coalitions`); these sentences show it
-during the run and afterwards.
+table (`secure_apfed.settings.protection`, `secure_apfed.organisations.coalitions`); these sentences
+show it during the run and afterwards.
 """
 
 from pathlib import Path
 
-from secure_apfed.peer_text import quote_text
+from secure_apfed.base.peer_text import quote_text
 from secure_apfed.settings.protection import find_departures
 from secure_apfed.settings.run import RunSettings
 
@@ -32,7 +32,7 @@ def describe_shared_organisations(folder: Path) -> tuple[str, ...]:
         DataError, RemoteProtocolError: the sealed project there cannot be read.
     """
     # Projects are read by party files, which play sessions, which write results.
-    from secure_apfed.runs.project import SEALED, SealedProject, SignedFile
+    from secure_apfed.organisations.project import SEALED, SealedProject, SignedFile
 
     path = folder / SEALED
     if not path.is_file():

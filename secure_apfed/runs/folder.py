@@ -26,11 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from apfed_protocols.seal import Identity, fresh_identity
-from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text
-from secure_apfed.contract import Contract
-from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.files import (
+from secure_apfed.base.files import (
     PAYLOADS,
     VERSIONS,
     describe_origin,
@@ -44,9 +40,13 @@ from secure_apfed.files import (
     to_json,
     write_atomically,
 )
-from secure_apfed.formats import CONTRACT
-from secure_apfed.measures import Scored
-from secure_apfed.names import own_file
+from secure_apfed.base.formats import CONTRACT
+from secure_apfed.base.names import own_file
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.contract import Contract
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.measures.table import Scored
 
 ContractT = TypeVar("ContractT")
 _TESTED = "tested"

@@ -14,18 +14,19 @@ from pydantic import BaseModel, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from secure_apfed.audit_log import AuditLog
+from secure_apfed.base.files import load_bytes, write_atomically
+from secure_apfed.base.formats import CHECKPOINT, JOINT_NETWORK, find_installed_version
+from secure_apfed.base.working import working_on
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.data import OwnData
 from secure_apfed.data.encoding import FeatureEncoding
 from secure_apfed.errors import CheckpointError, ModelError
-from secure_apfed.files import load_bytes, write_atomically
-from secure_apfed.formats import CHECKPOINT, JOINT_NETWORK, find_installed_version
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Role, fresh_secrets
 from secure_apfed.methods.alignment import forget_alignment
 from secure_apfed.methods.serving import collect_network_states
 from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.runs.audit_log import AuditLog
 from secure_apfed.runs.columns import save_column_scores
 from secure_apfed.runs.folder import (
     PartyFolder,
@@ -37,7 +38,6 @@ from secure_apfed.runs.outcome import Contributions, Privacy, Written
 from secure_apfed.runs.spending import ReleaseMeter, find_worst_spent
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import list_keys
-from secure_apfed.working import working_on
 
 _KEPT = "joint"
 _MOST_BYTES = 2**30
@@ -103,11 +103,11 @@ class PartyCheckpointStore:
 
     Its checkpoints are all that it needs to resume exactly, and they hold nothing of another party.
     They have private state (model, momenta, noise key, seed), so only their owner may read them.
-    Random generators need no state (see `secure_apfed.seeds`). Keys of links and sums are not kept:
-    a resumed run is a new session under a new contract. The active saves last, so the others hold a
-    checkpoint of the same step as its newest one; they keep the one before, too. A party without
-    data needs no checkpoint. Layout: msgpack, tensors as safetensors inside, and a SHA-256 of it
-    all at the end.
+    Random generators need no state (see `secure_apfed.base.seeds`). Keys of links and sums are not
+    kept: a resumed run is a new session under a new contract. The active saves last, so the others
+    hold a checkpoint of the same step as its newest one; they keep the one before, too. A party
+    without data needs no checkpoint. Layout: msgpack, tensors as safetensors inside, and a SHA-256
+    of it all at the end.
     """
 
     def __init__(

@@ -20,23 +20,23 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from secure_apfed.alignment.overlap import CommonPeople
+from secure_apfed.base.files import PathLike, load_bytes, load_json
+from secure_apfed.base.formats import RECORDING, RUN_RESULT
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import OwnData, VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Transcript
-from secure_apfed.files import PathLike, load_bytes, load_json
-from secure_apfed.formats import RECORDING, RUN_RESULT
-from secure_apfed.intervals import Estimate, estimate_measures, proportion_interval
 from secure_apfed.learning.descent import ActiveNetworks, remove_prefix
 from secure_apfed.learning.votes import Help
-from secure_apfed.measures import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
+from secure_apfed.measures.intervals import Estimate, estimate_measures, proportion_interval
+from secure_apfed.measures.table import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import VoteAgreement
 from secure_apfed.privacy.ledger import PrivacySpent
-from secure_apfed.promises import Figure, Promise, State, describe_epsilon, promises_of
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
+from secure_apfed.settings.promises import Figure, Promise, State, describe_epsilon, promises_of
 
 RANKED = ("auc", "average_precision", "ks")
 """What a ranking of two classes is told by."""
@@ -101,7 +101,7 @@ class Contributions(Written):
 
 
 class Promised(Written):
-    """One promise of the run, for programs; see `secure_apfed.promises.Promise`."""
+    """One promise of the run, for programs; see `secure_apfed.settings.promises.Promise`."""
 
     state: State
     figure: Figure

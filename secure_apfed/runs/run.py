@@ -13,21 +13,24 @@ from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from weakref import ReferenceType, ref
 
 import msgpack
 from torch import Tensor
 
 from secure_apfed.alignment.ids import id_rules
+from secure_apfed.base.files import PathLike, own_subfolder
+from secure_apfed.base.formats import RECORDING
+from secure_apfed.base.phases import begin_phase
+from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.transcript import free_megabytes
-from secure_apfed.files import PathLike, own_subfolder
-from secure_apfed.formats import RECORDING
 from secure_apfed.learning.descent import predictor_of
+from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import (
     METHODS,
     PartyCheckpoint,
@@ -39,17 +42,13 @@ from secure_apfed.methods import (
     fresh_secrets,
 )
 from secure_apfed.methods.alignment import needs_dealer
-from secure_apfed.models import threads_for
-from secure_apfed.own_code import OwnCode
-from secure_apfed.past_sessions import load_broken_sessions, save_broken_sessions
-from secure_apfed.phases import begin_phase
+from secure_apfed.networks.models import threads_for
 from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
 from secure_apfed.runs.folder import PartyFolder, RunFolder
 from secure_apfed.runs.keeper import PartyCheckpointStore
-from secure_apfed.runs.local import WAYS, run_locally
 from secure_apfed.runs.outcome import Progress, Recording, RunResult
+from secure_apfed.runs.past_sessions import load_broken_sessions, save_broken_sessions
 from secure_apfed.runs.training_labels import load_training_labels
-from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings import unknown_name
 
 
@@ -287,9 +286,22 @@ class _SimulationCallbacks(RunCallbacks):
         )
 
 
+Way: TypeAlias = Literal["tcp", "grpc", "relay", "nvflare"]
+"""How parties in processes of their own reach each other."""
+WAYS: Mapping[str, Way] = {"local": "tcp", "grpc": "grpc", "relay": "relay"}
+"""By transport, how its parties reach each other."""
+
+
+def _run_in_processes(over: Way, *args: Any, **options: Any) -> RunResult:
+    """Start a process for each party; what organisations need is loaded here and not before."""
+    from secure_apfed.organisations.local import run_locally
+
+    return run_locally(*args, over=over, **options)
+
+
 TRANSPORTS: Mapping[str, Callable[..., RunResult]] = {
     "memory": run_in_memory,
-    **{name: partial(run_locally, over=way) for name, way in WAYS.items()},
+    **{name: partial(_run_in_processes, way) for name, way in WAYS.items()},
 }
 
 

@@ -22,24 +22,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from secure_apfed.base.files import PathLike, load_bytes, load_json, refuse_replacing_input, to_csv
+from secure_apfed.base.formats import MODEL_CARD
+from secure_apfed.base.peer_text import quote_text
+from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config.plain_yaml import load_text, parse_yaml
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, TargetScale, load_blocks
 from secure_apfed.data.encoding import CellCounts
 from secure_apfed.data.frames import require_dense
 from secure_apfed.data.inputs import ColumnDrift, DriftMeter
 from secure_apfed.errors import DataError, ModelError
-from secure_apfed.files import PathLike, load_bytes, load_json, refuse_replacing_input, to_csv
-from secure_apfed.formats import MODEL_CARD
 from secure_apfed.learning.descent import remove_prefix
-from secure_apfed.models import family_for, output_shape
-from secure_apfed.own_code import ModuleSource, OwnCode, OwnFamily
-from secure_apfed.peer_text import quote_text
+from secure_apfed.learning.own_code import ModuleSource, OwnCode, OwnFamily
+from secure_apfed.measures.tasks import TASKS, Classification, Task
+from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.seeds import isolate_torch_modes
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.solo.fitted import FittedModel, modules_in
-from secure_apfed.tasks import TASKS, Classification, Task
 
 
 class _Parts(BaseModel):

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from secure_apfed.base.names import UPDATES
 from secure_apfed.config import Config
-from secure_apfed.defences import describe_defences
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.methods import Session
-from secure_apfed.names import UPDATES
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import contributions_statement
+from secure_apfed.privacy.defences import describe_defences
 from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger, PrivacySpent, cross_check
 from secure_apfed.privacy.randomised_response import LabelMechanism
-from secure_apfed.promises import Promise, promise_of_party
-from secure_apfed.secure_sums import sum_kind
+from secure_apfed.settings.promises import Promise, promise_of_party
 
 LABEL_ASSUMPTIONS = (
     "it covers training labels in whatever this run computed from them, the finished model and the "

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from apfed_protocols.randomness import derive_key
+from secure_apfed.base.files import load_text, open_regular
+from secure_apfed.base.names import log_file
+from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, OwnData
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import load_text, open_regular
 from secure_apfed.learning.descent import ActiveNetworks, Compute, remove_prefix
 from secure_apfed.methods import PartyCheckpoint, PartySecrets, Session
-from secure_apfed.names import log_file
 from secure_apfed.privacy.randomised_response import first_epoch_of, make_label_mechanism
-from secure_apfed.seeds import shuffle_rows
 
 _OPEN = -1
 _BATCH = 1000

@@ -21,13 +21,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from secure_apfed.base.names import PartyName
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.intervals import gain_between
-from secure_apfed.measures import find_measure
+from secure_apfed.measures.intervals import gain_between
+from secure_apfed.measures.table import find_measure
 from secure_apfed.methods.terms import make_sum, settings_of
-from secure_apfed.names import PartyName
 from secure_apfed.runs.outcome import Count, RunResult, Written
 from secure_apfed.runs.run import run
 from secure_apfed.settings.run import TranscriptSettings

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from secure_apfed.names import ByParty, ColumnName, DateFormat, Name, PartyName
+from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 

@@ -10,7 +10,7 @@ import math
 from abc import ABC
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias
 
-from secure_apfed.names import ReleaseFigure
+from secure_apfed.base.names import ReleaseFigure
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, other_is_less
 from secure_apfed.settings.training import NoiseSettings, ObjectiveSettings
@@ -67,7 +67,7 @@ class MethodSettings(Settings, ABC):
         takes_pairwise: takes `alignment.mode: pairwise`, where passives do not know everybody.
         stops_early: takes `train.patience`: the active can tell the loss of held-out rows.
         weighs_classes: takes `train.class_weights`: the active descends on its own labels.
-        tasks: that the active's model may learn, keys of `secure_apfed.tasks.TASKS`.
+        tasks: that the active's model may learn, keys of `secure_apfed.measures.tasks.TASKS`.
         own_objective: of every passive that contributes; None: each says its own.
     """
 
@@ -130,7 +130,7 @@ class MethodSettings(Settings, ABC):
         the active opens over the run, at most.
 
         Where that reaches the rank of these columns, whoever knows a few people reads everybody's
-        (`secure_apfed.rank`). 0: what it opens is no such image, which
+        (`secure_apfed.networks.rank`). 0: what it opens is no such image, which
         tests/secure_apfed/test_rank.py measures. Infinite, unless a method says less: nobody has
         counted.
         """
@@ -185,7 +185,7 @@ class MethodSettings(Settings, ABC):
 
     @property
     def figure(self) -> ReleaseFigure:
-        """The figure that covers what leaves a party, of `secure_apfed.promises.FIGURES`."""
+        """The figure that covers what leaves a party, one of `promises.FIGURES`."""
         sends_representations = self.representations_from is not None or not self.has_passives
         return "epsilon_x" if sends_representations else self.passives_figure
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from secure_apfed.names import RunName
+from secure_apfed.base.names import RunName
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
@@ -105,8 +105,9 @@ class RunSettings(Settings, ABC):
             joint_teacher_sum; apc_vfl, vfedtrans (distil once); tvfl, split_nn, split_nn_sum
             (predict together); mmvfl, v_fedmv (agree on pseudo-labels); h_fedmv, s_fedmv (average
             weights).
-        task: what the active's model learns, of `secure_apfed.tasks.TASKS`.
-        measure: what the run is judged by, of `secure_apfed.measures.MEASURES`; the task's own
+        task: what the active's model learns, of `secure_apfed.measures.tasks.TASKS`.
+        measure: what the run is judged by, of `secure_apfed.measures.table.MEASURES`; the task's
+        own
             unless given. The display, the report, the choice of the best baseline and studies go by
             it. All measures are written.
         threshold: of two classes, the probability of the positive one (`data.positive`) from which

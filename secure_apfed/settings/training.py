@@ -93,8 +93,8 @@ class ModelSettings(Settings):
     Attributes:
         network: a key of `NETWORKS`, or "auto": the paper's convolutions for images, else a
             perceptron. Images have at least 7 (grey) or 8 (colour) rows and columns. Or code of the
-            party's own, as my_nets:resnet (`secure_apfed.own_code`); "own": each party hands it in,
-            or names it in its own file.
+            party's own, as my_nets:resnet (`secure_apfed.learning.own_code`); "own": each party
+            hands it in, or names it in its own file.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output; of its part that is not the row itself
             (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
@@ -231,7 +231,8 @@ class ContrastiveSettings(Settings):
 
 
 class ClusteringSettings(Settings):
-    """Ours, a third beside the paper's two examples; see `secure_apfed.objectives.Clustering`.
+    """Ours, a third beside the paper's two examples; see
+    `secure_apfed.networks.objectives.Clustering`.
 
     Attributes:
         clusters: K', centres of the passive's own features; it needs as many different rows.
@@ -242,7 +243,7 @@ class ClusteringSettings(Settings):
 
 
 class OwnLossSettings(Settings):
-    """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.own_code`).
+    """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.learning.own_code`).
 
     Attributes:
         code: as my_losses:cosine; null: the party hands it in, or names it in its own file.

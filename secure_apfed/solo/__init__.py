@@ -24,9 +24,9 @@ from typing import Self, TypeVar
 import numpy as np
 from torch import nn
 
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.errors import ModelError
-from secure_apfed.measures import Measure, Scored, probabilities_of
-from secure_apfed.seeds import derive_seed
+from secure_apfed.measures.table import Measure, Scored, probabilities_of
 from secure_apfed.solo.classical import (
     ExtraTrees,
     GradientBoosting,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import add_prefix, remove_prefix
-from secure_apfed.models import WithFeatures
+from secure_apfed.networks.models import WithFeatures
 
 LEAST = 1e-12
 """Probability of a class that a model never saw."""

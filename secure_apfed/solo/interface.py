@@ -27,12 +27,12 @@ from numpy.typing import ArrayLike, NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import Draws, derive_seed, seed_draws
 from secure_apfed.data import OwnData
 from secure_apfed.errors import DataError
 from secure_apfed.learning.votes import BLOCK
-from secure_apfed.measures import ACCURACY, MEASURES, Measure
-from secure_apfed.models import NetworkFamily, Shape
-from secure_apfed.seeds import Draws, derive_seed, seed_draws
+from secure_apfed.measures.table import ACCURACY, MEASURES, Measure
+from secure_apfed.networks.models import NetworkFamily, Shape
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings, TrainSettings
 

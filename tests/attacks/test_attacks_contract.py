@@ -29,6 +29,7 @@ from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.recorded import truth_of
 from apfed_attacks.run import Trial, run_attacks
 from apfed_attacks.view import PlayedAttack, iter_batches
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.config import AttackChoice
 from secure_apfed.contract import RepresentationTerms
 from secure_apfed.data import VerticalData, load_data
@@ -36,7 +37,6 @@ from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.alignment import AlignmentSettings
 from tests.attacks import test_attacks_features as on_features
 from tests.attacks import test_attacks_people as on_people

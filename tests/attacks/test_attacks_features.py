@@ -23,11 +23,11 @@ from apfed_attacks.run import Trial
 from apfed_attacks.scoring import DECOY
 from apfed_attacks.view import AgreedTerms, Knowledge, KnownRows
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
-from secure_apfed.objectives import contrastive_loss
+from secure_apfed.networks.objectives import contrastive_loss
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.training import ContrastiveSettings
 from tests.attacks.recordings import ask, attacked, attacked_by, live_config, normal, with_opened
 

@@ -8,7 +8,7 @@ from apfed_attacks.own import measure_own
 from secure_apfed.config import AttackChoice
 from secure_apfed.contract import PartyRole
 from secure_apfed.data import load_data
-from secure_apfed.runs.own_record import OwnRecord
+from secure_apfed.organisations.own_record import OwnRecord
 from tests.secure_apfed.small_runs import small_config
 
 ACTIVE = "active"

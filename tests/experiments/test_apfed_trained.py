@@ -11,8 +11,8 @@ from apfed_experiments.tables.apfed_trained import give_active_view, hold_out, j
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import DataError
+from secure_apfed.runs.simulation import begin_simulation, finish_simulation, train_simulation
 from secure_apfed.settings.data import DataSettings
-from secure_apfed.simulation import begin_simulation, finish_simulation, train_simulation
 
 HELD_OUT = 40
 SETTINGS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from apfed_experiments.several import _format_interval
 from apfed_experiments.summary import Interval, Leakage, cut_difference
 from apfed_experiments.tables.table import PaperTable, _cut_limits
 from apfed_experiments.tradeoff import _SPENT
-from secure_apfed.measures import MEASURES, Measure, Scored, names_of
+from secure_apfed.measures.table import MEASURES, Measure, Scored, names_of
 
 ENDS = re.compile(r"\[([^,]*), ([^\]]*)\]|(\S+) to (\S+)")
 WIDE = Interval(0.98, -9.0, 9.0)

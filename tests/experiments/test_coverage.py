@@ -15,8 +15,8 @@ import pytest
 from scipy.stats import norm
 
 from apfed_experiments.summary import Interval, estimate_covariance
-from secure_apfed.intervals import gain_between
-from secure_apfed.measures import ACCURACY, Scored
+from secure_apfed.measures.intervals import gain_between
+from secure_apfed.measures.table import ACCURACY, Scored
 
 F = 8
 SHIFT = 0.45

@@ -20,7 +20,7 @@ from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError
-from secure_apfed.secure_sums import sum_kind
+from secure_apfed.exchange.secure_sums import sum_kind
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")
 STORED = json.loads((Path(__file__).parents[2] / "docs" / "leaks.json").read_bytes())

@@ -19,25 +19,25 @@ import torch
 from apfed_experiments.report.contents import accounting_of, privacy_document, tiles_of, trace_of
 from apfed_experiments.report.run import ReportedRun
 from apfed_experiments.run_list import ListedRun, State
-from secure_apfed import progress as shown
+from secure_apfed.base.files import to_json
+from secure_apfed.base.names import ReleaseFigure
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
+from secure_apfed.console import progress as shown
+from secure_apfed.console.progress import Board
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, StatusTracker
-from secure_apfed.files import to_json
 from secure_apfed.methods import METHODS
-from secure_apfed.names import ReleaseFigure
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.privacy.ledger import PrivacyLedger, PrivacySpent
 from secure_apfed.privacy.randomised_response import make_label_mechanism
-from secure_apfed.progress import Board
-from secure_apfed.promises import FIGURES, Promise, promises_of, worst_promise
 from secure_apfed.runs import spending
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Progress, Promised
 from secure_apfed.runs.run import run
 from secure_apfed.runs.spending import ReleaseMeter, spent_in
+from secure_apfed.settings.promises import FIGURES, Promise, promises_of, worst_promise
 from tests.secure_apfed.small_runs import small_config
 
 GUARDS: Mapping[str, dict[str, Any]] = {

@@ -35,7 +35,7 @@ from apfed_experiments.study import figures_of
 from apfed_experiments.variants import describe_tested_rows
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
-from secure_apfed.measures import ACCURACY, MEASURES, Scored
+from secure_apfed.measures.table import ACCURACY, MEASURES, Scored
 from secure_apfed.runs.folder import RunFolder, load_tested_rows, save_scores
 from secure_apfed.runs.outcome import Outcome, count_measured_rows
 from secure_apfed.runs.run import run

@@ -14,10 +14,10 @@ from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import settings_of
 from apfed_experiments.run_list import HEADER, ListedRun, State, list_runs
 from apfed_experiments.solo import BaselineResult, SoloRecord, settings_digest, solo_file
+from secure_apfed.base.files import MOST_JSON_BYTES, own_subfolder
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.errors import CheckpointError, DataError
-from secure_apfed.files import MOST_JSON_BYTES, own_subfolder
 from secure_apfed.runs.run import run
 from tests.attacks.test_attacks_live import config_of as voting
 from tests.experiments.run_folder import Page, attack_result, config_of, write_run

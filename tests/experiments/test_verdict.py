@@ -21,8 +21,8 @@ from apfed_experiments.verdict import (
 from secure_apfed.config import Config
 from secure_apfed.learning.votes import Help
 from secure_apfed.methods import METHODS
-from secure_apfed.promises import FIGURES
 from secure_apfed.runs.outcome import Outcome, promises_in
+from secure_apfed.settings.promises import FIGURES
 from tests.experiments.run_folder import attacked, config_of
 from tests.secure_apfed.small_runs import small_config
 

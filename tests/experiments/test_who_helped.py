@@ -27,6 +27,7 @@ from apfed_experiments.worth import (
 )
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed import measure_worth, run_frames
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings
@@ -45,7 +46,6 @@ from secure_apfed.runs.worth import (
     leave_out,
     leave_out_settings,
 )
-from secure_apfed.seeds import seed_draws
 from tests.experiments.run_folder import on_few_labels, own_tables
 from tests.secure_apfed.small_runs import said_to_people, small_config, told
 

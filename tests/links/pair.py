@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from apfed_protocols.seal import Identity, fresh_identity
-from secure_apfed.between.certificates import Authority, Credentials, make_authority
-from secure_apfed.between.grpc_link import dial
-from secure_apfed.between.relay import Relay
 from secure_apfed.exchange import Awaited, Kind, Transport, sockets
+from secure_apfed.exchange.certificates import Authority, Credentials, make_authority
+from secure_apfed.exchange.grpc_link import dial
+from secure_apfed.exchange.relay import Relay
 from secure_apfed.exchange.sealed_connection import Carrier
 from secure_apfed.exchange.sockets import parse_address, spell_address
-from secure_apfed.runs.local import free_addresses
-from secure_apfed.runs.party import PartyFile, Peer, Tls, connect_peers
+from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.party import PartyFile, Peer, Tls, connect_peers
 from tests.waiting import LONG_S, wait_until
 
 _CHUNK = 65536

@@ -15,13 +15,13 @@ import pytest
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.between.calls import Calls, Carry
-from secure_apfed.between.certificates import Credentials, load_revocations, make_authority
 from secure_apfed.config.file import load_settings_text
 from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.calls import Calls, Carry
+from secure_apfed.exchange.certificates import Credentials, load_revocations, make_authority
 from secure_apfed.exchange.resumable_link import Connection, LinkTransport
 from secure_apfed.exchange.sealed_connection import MOST_SEALED, LocalEnd
-from secure_apfed.runs.party import PartyFile
+from secure_apfed.organisations.party import PartyFile
 from tests.docs.pages import ROOT, text_of
 from tests.links.pair import awaiting
 from tests.secure_apfed.small_runs import told

@@ -10,15 +10,15 @@ import pytest
 from cryptography import x509
 
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.audit_log import FILE_NAME, AuditLog, verify_log
-from secure_apfed.between.certificates import Credentials, hash_certificate
 from secure_apfed.cli import execute
-from secure_apfed.counters import ANSWER_BOOK, CounterFiles, NothingReleased
-from secure_apfed.runs import ending, project, renewal
+from secure_apfed.exchange.certificates import Credentials, hash_certificate
+from secure_apfed.organisations import ending, project, renewal
+from secure_apfed.organisations.counters import ANSWER_BOOK, CounterFiles, NothingReleased
+from secure_apfed.organisations.party import PartyFile, ServeSettings
+from secure_apfed.organisations.revocation import RevocationWatch, find_revoked_names
+from secure_apfed.organisations.served import AnswerBook, serve_party
+from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, verify_log
 from secure_apfed.runs.folder import PROJECT_ENDED, PartyFolder, load_ending, require_open_project
-from secure_apfed.runs.party import PartyFile, ServeSettings
-from secure_apfed.runs.revocation import RevocationWatch, find_revoked_names
-from secure_apfed.runs.served import AnswerBook, serve_party
 from tests.links.test_project import OTHERS, PARTIES, Organisations, certificate_findings
 from tests.secure_apfed.small_runs import told
 
@@ -216,7 +216,7 @@ def test_who_runs_is_told_how_to_stop_and_nothing_is_deleted(is_trained: bool, s
 
 
 def test_a_server_ends_before_its_next_session(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from secure_apfed.runs import served
+    from secure_apfed.organisations import served
 
     file = PartyFile.from_file(shop / "party.yaml")
     stub: Any = type("Stub", (), {"file": file, "folder": PartyFolder(shop), "card": None})()

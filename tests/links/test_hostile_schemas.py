@@ -23,18 +23,18 @@ from rich.console import Console
 from apfed_experiments.report import write_report
 from apfed_protocols.errors import ApfedError, RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
-from secure_apfed import terminal
-from secure_apfed.between.certificates import make_authority, require_caller
-from secure_apfed.between.grpc_link import _describe_error
-from secure_apfed.between.relay import _Entry
 from secure_apfed.cli import execute
+from secure_apfed.console import terminal
+from secure_apfed.console.progress import Board, _line_of, _Lines
 from secure_apfed.exchange import Kind
+from secure_apfed.exchange.certificates import make_authority, require_caller
 from secure_apfed.exchange.codec import TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.exchange.envelope import Envelope
+from secure_apfed.exchange.grpc_link import _describe_error
+from secure_apfed.exchange.relay import _Entry
 from secure_apfed.exchange.sealed_connection import LocalEnd, _Hello, _require_expected_peer
 from secure_apfed.exchange.status import LinkBreak, PeerStatus, Status
-from secure_apfed.progress import Board, _line_of, _Lines
-from secure_apfed.runs import project
+from secure_apfed.organisations import project
 from secure_apfed.runs.outcome import Outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import _Parts, load_model

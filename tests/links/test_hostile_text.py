@@ -11,15 +11,15 @@ import pytest
 
 from apfed_experiments.report.page import _make_environment
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed import terminal
+from secure_apfed.base.files import to_json
+from secure_apfed.base.peer_text import check_version
 from secure_apfed.cli import execute
+from secure_apfed.console import terminal
 from secure_apfed.errors import DataError
 from secure_apfed.exchange.envelope import plain_text, quote_reason
 from secure_apfed.exchange.sockets import parse_address
-from secure_apfed.files import to_json
-from secure_apfed.peer_text import check_version
+from secure_apfed.organisations import project
 from secure_apfed.planning import forecast as planning
-from secure_apfed.runs import project
 from tests.links.test_project import Organisations, signed
 
 EVIL = "http://203.0.113.9/evil"

@@ -25,10 +25,10 @@ from apfed_protocols.errors import (
     UnsafeChoiceWarning,
 )
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.between.certificates import Credentials, make_authority
-from secure_apfed.between.grpc_link import GrpcConnection, Port, dial
-from secure_apfed.between.relay import Relay, enter_room, room_of
 from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials, make_authority
+from secure_apfed.exchange.grpc_link import GrpcConnection, Port, dial
+from secure_apfed.exchange.relay import Relay, enter_room, room_of
 from secure_apfed.exchange.resumable_link import Connection
 from secure_apfed.exchange.sealed_connection import (
     MOST_SEALED,

@@ -20,13 +20,13 @@ from safetensors.torch import load
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
+from secure_apfed.base.files import make_private
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_own
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import make_private
-from secure_apfed.runs.local import prepare_parties
-from secure_apfed.runs.party import PartyFile, run_party
+from secure_apfed.organisations.local import prepare_parties
+from secure_apfed.organisations.party import PartyFile, run_party
 from secure_apfed.runs.run import run
 from tests.docs.pages import text_of
 from tests.local.processes import model_digests
@@ -44,7 +44,7 @@ SHORT = {"epochs": 2, "batch_size": 128, "learning_rate": 0.05, "device": "cpu"}
 WAIT = {"silent_passive": "wait", "patience_s": 60.0, "restarts": 2}
 JOB = (
     "import json, sys; from pathlib import Path;"
-    "from secure_apfed.contrib.nvflare_job import simulate;"
+    "from secure_apfed.organisations.nvflare_job import simulate;"
     "files, workspace, resume = json.loads(sys.argv[1]);"
     "simulate({name: Path(file) for name, file in files.items()}, Path(workspace), resume=resume)"
 )
@@ -236,9 +236,9 @@ def test_all_wait_for_a_site_that_was_frozen_and_end_with_memorys_models(tmp_pat
 def test_without_nvflare_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvflare", None)
     for name in ("nvflare_site", "nvflare_job"):
-        forget_modules(monkeypatch, f"secure_apfed.contrib.{name}")
+        forget_modules(monkeypatch, f"secure_apfed.organisations.{name}")
         with pytest.raises(ConfigError, match=r"pip install 'nvflare<3,>=2\.9'"):
-            importlib.import_module(f"secure_apfed.contrib.{name}")
+            importlib.import_module(f"secure_apfed.organisations.{name}")
 
 
 def test_outside_a_job_such_a_party_says_where_it_belongs(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_pages_project_gives_kits_that_allow_parties_and_no_code(tmp_path: P
     kits = tmp_path / "kits/trial/prod_00"
     for owner in ("server.example", "bank", "shop", "clinic", "aggregator"):
         resources = json.loads((kits / owner / "local/resources.json.default").read_bytes())
-        assert "secure_apfed.contrib.nvflare_site." in resources["class_allow_list"]
+        assert "secure_apfed.organisations.nvflare_site." in resources["class_allow_list"]
         assert len(resources["class_allow_list"]) > 50  # its own, too
         assert resources["allow_log_streaming"] is False
         told = json.loads((kits / owner / "local/authorization.json.default").read_bytes())
@@ -298,7 +298,7 @@ class _Named:
 
 def site_of(job: Job, caller: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Facade]:
     """The active's, called by somebody."""
-    site = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    site = importlib.import_module("secure_apfed.organisations.nvflare_site")
     facade = Facade(job, caller)
     monkeypatch.setattr(site, "collab", facade)
     monkeypatch.setenv(site.PARTY_FILE, str(job.files["active"]))
@@ -359,7 +359,7 @@ def meet_twice(meet: Callable[..., Any], told: PartyFile) -> None:
 
 @needs_nvflare
 def test_a_job_has_no_site_of_the_servers_name() -> None:
-    made = importlib.import_module("secure_apfed.contrib.nvflare_job").PartyRecipe
+    made = importlib.import_module("secure_apfed.organisations.nvflare_job").PartyRecipe
     with pytest.raises(ConfigError, match="server is the name of NVFlare's own"):
         made(["active", "server"])
 
@@ -401,7 +401,7 @@ class Sites(list[Any]):
 def test_the_server_waits_for_whoever_goes_on(
     later: tuple[str, float] | None, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    module = importlib.import_module("secure_apfed.organisations.nvflare_site")
     ends = {"shop": ("PartyLeftError: out", 0.1)}
     sites = Sites({**ends, "bank": later}, {"bank"} if later else set())
     monkeypatch.setattr(module, "_GRACE_S", 0.4)
@@ -412,7 +412,7 @@ def test_the_server_waits_for_whoever_goes_on(
 
 @needs_nvflare
 def test_the_servers_log_takes_one_line_from_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("secure_apfed.contrib.nvflare_site")
+    module = importlib.import_module("secure_apfed.organisations.nvflare_site")
     sites = Sites({"shop": ("DataError: \n\x1b[2Jall is well" + "!" * 5000, 0.1)}, set())
     monkeypatch.setattr(module, "collab", SimpleNamespace(clients=sites, is_aborted=False))
     with pytest.raises(RuntimeError, match=r"^shop: DataError: \?\?\[2Jall is well!{50}") as raised:

@@ -18,18 +18,18 @@ import pytest
 
 from apfed_protocols.errors import PartyLeftError
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.between.certificates import Authority, make_authority
+from secure_apfed.base.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
 from secure_apfed.cli import execute
 from secure_apfed.commands.check import _Checks
 from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml, parse_yaml
 from secure_apfed.errors import ConfigError
-from secure_apfed.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
-from secure_apfed.runs import project
+from secure_apfed.exchange.certificates import Authority, make_authority
+from secure_apfed.organisations import project
+from secure_apfed.organisations.local import free_addresses
+from secure_apfed.organisations.party import PartyFile
+from secure_apfed.organisations.revocation import RevocationWatch
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.local import free_addresses
-from secure_apfed.runs.party import PartyFile
-from secure_apfed.runs.revocation import RevocationWatch
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import TableShape
 from tests.docs.pages import blocks
@@ -142,7 +142,7 @@ def test_words_are_of_a_key_and_need_no_two_letters_more() -> None:
     words = format_as_words(bytes(32), 255).split()
     assert words[:IDENTITY_WORDS] == format_as_words(bytes(32), IDENTITY_WORDS).split()
     assert words[:IDENTITY_WORDS] != format_as_words(b"\1" * 32, IDENTITY_WORDS).split()
-    from secure_apfed.fingerprints import _WORDS
+    from secure_apfed.base.fingerprints import _WORDS
 
     assert len(_WORDS) == len({word[:3] for word in _WORDS}) == 256
     assert 8 * IDENTITY_WORDS >= 64

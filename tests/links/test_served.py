@@ -20,23 +20,23 @@ from cryptography import x509
 from apfed_protocols.errors import PartyLeftError, RemoteProtocolError, RunStoppedError
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from apfed_protocols.psi.lookup import Asker, Holder
-from secure_apfed.between.certificates import Authority, hash_certificate, make_authority
+from secure_apfed.base.files import load_json, make_private
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
 from secure_apfed.data import load_blocks, load_own_tables
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Links
+from secure_apfed.exchange.certificates import Authority, hash_certificate, make_authority
 from secure_apfed.exchange.resumable_link import LinkTransport, Refusal
-from secure_apfed.files import load_json, make_private
 from secure_apfed.methods.joint import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
-from secure_apfed.runs import served
+from secure_apfed.organisations import served
+from secure_apfed.organisations.local import free_addresses, prepare_parties
+from secure_apfed.organisations.party import PartyFile, ServeSettings, run_party
+from secure_apfed.organisations.revocation import FilesReplacedError, SessionFiles
+from secure_apfed.organisations.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.folder import PROJECT_ENDED
-from secure_apfed.runs.local import free_addresses, prepare_parties
-from secure_apfed.runs.party import PartyFile, ServeSettings, run_party
-from secure_apfed.runs.revocation import FilesReplacedError, SessionFiles
-from secure_apfed.runs.served import AnswerBook, predict_jointly, serve_party
 from secure_apfed.runs.solo import load_model
 from tests.refusals import list_unrefused
 from tests.waiting import wait_until
@@ -227,7 +227,9 @@ def test_who_was_asked_about_as_often_as_allowed_is_left_out_and_nobody_else(
     new = tmp_path / "new.csv"
     rows = pd.read_csv(trained["new"], dtype=str)
     pd.concat([rows[:20], rows[:3], rows[20:]]).to_csv(new, index=False)
-    monkeypatch.setattr("secure_apfed.runs.served.load_blocks", partial(load_blocks, rows=20))
+    monkeypatch.setattr(
+        "secure_apfed.organisations.served.load_blocks", partial(load_blocks, rows=20)
+    )
     said, told = asked(files, new, tmp_path / "one.csv")
     assert [*told["by"]] == ["jointly"] * 20 + ["alone"] * 3 + ["jointly"] * 15 + ["alone"] * 5
     assert (said.jointly, said.refused, said.alone, said.is_failure) == (NEW - 5, 3, 8, False)

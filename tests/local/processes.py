@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from secure_apfed.base.files import make_private
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
 from secure_apfed.exchange import (
@@ -25,10 +26,10 @@ from secure_apfed.exchange import (
     Transport,
     resumable_link,
 )
-from secure_apfed.files import make_private
+from secure_apfed.organisations.local import prepare_parties, run_relay
+from secure_apfed.organisations.party import PartyFile, run_party
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.local import Way, prepare_parties, run_relay
-from secure_apfed.runs.party import PartyFile, run_party
+from secure_apfed.runs.run import Way
 from tests.secure_apfed.small_runs import small_config
 from tests.waiting import LONG_S, wait_until
 
@@ -186,7 +187,7 @@ def _by_command(
     """As the command does it, which minds SIGTERM."""
     from apfed_experiments import solo
     from secure_apfed import cli
-    from secure_apfed.runs import party
+    from secure_apfed.organisations import party
     from secure_apfed.solo import BASELINES
 
     # As few as this test's own process measures.

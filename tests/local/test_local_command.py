@@ -19,7 +19,7 @@ from secure_apfed.cli import TransportName, execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
-from secure_apfed.runs import local
+from secure_apfed.organisations import local
 from secure_apfed.runs.outcome import load_recording
 from secure_apfed.runs.run import TRANSPORTS, run
 from tests.local.processes import Parties, model_digests, nobody_failed

@@ -12,8 +12,7 @@ from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.config import Config
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.local import Way
-from secure_apfed.runs.run import run
+from secure_apfed.runs.run import Way, run
 from secure_apfed.runs.solo import load_model
 from tests.links.pair import Proxy
 from tests.local import processes

@@ -11,15 +11,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from secure_apfed.audit_log import compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config
-from secure_apfed.counters import restart_in
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Kind
-from secure_apfed.runs.local import Way
-from secure_apfed.runs.run import run
+from secure_apfed.organisations.counters import restart_in
+from secure_apfed.runs.audit_log import compare_logs, verify_log
+from secure_apfed.runs.run import Way, run
 from secure_apfed.runs.solo import load_model
 from tests.local.processes import (
     PHASES,

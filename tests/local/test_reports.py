@@ -9,11 +9,11 @@ import pytest
 
 from apfed_attacks.interface import AttackResult
 from apfed_experiments.report import write_report
-from secure_apfed.audit_log import verify_log
+from secure_apfed.base.files import load_json
 from secure_apfed.cli import execute
 from secure_apfed.commands import finished
 from secure_apfed.errors import CheckpointError
-from secure_apfed.files import load_json
+from secure_apfed.runs.audit_log import verify_log
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import load_outcome
 from tests.local.processes import Parties

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 
-from secure_apfed.formats import FORMATS
+from secure_apfed.base.formats import FORMATS
 
 STORED = Path(__file__).parents[1] / "data" / "formats"
 NUMBERS = tuple(sorted(int(path.name) for path in STORED.iterdir()))

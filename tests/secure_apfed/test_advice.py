@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 
 from secure_apfed import run_frames
+from secure_apfed.base.faults import Advice, SettingLine, TableError, format_settings, format_value
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import ConfigError, DataError, SuspectColumnWarning
-from secure_apfed.faults import Advice, SettingLine, TableError, format_settings, format_value
 
 ROWS = 400
 SETTING = re.compile(r"(data\.[\w.]+): (\[[^\]]*\]|\{[^}]*\}|\w+)")

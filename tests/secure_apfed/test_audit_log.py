@@ -14,12 +14,12 @@ import pytest
 
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.audit_log import AuditLog, Parting, compare_logs, verify_log
 from secure_apfed.cli import execute
 from secure_apfed.commands.apart import _describe_ending
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.promises import Promise
+from secure_apfed.runs.audit_log import AuditLog, Parting, compare_logs, verify_log
+from secure_apfed.settings.promises import Promise
 from tests.memory import traced
 from tests.secure_apfed.seats import seal_all
 from tests.secure_apfed.small_runs import said_to_people, told

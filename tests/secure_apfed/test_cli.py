@@ -27,13 +27,13 @@ from apfed_protocols.errors import (
     RunStoppedError,
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
-from secure_apfed import progress, terminal
+from secure_apfed.base.phases import PhaseName
 from secure_apfed.cli import execute
 from secure_apfed.commands import Finding, project
 from secure_apfed.commands.doctor import is_healthy
+from secure_apfed.console import progress, terminal
 from secure_apfed.data import find_dataset
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
-from secure_apfed.phases import PhaseName
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.outcome import Progress
 from secure_apfed.settings.data import Missing
@@ -266,7 +266,7 @@ def test_a_part_does_not_load_what_comes_later(imported: str, spared: set[str]) 
 @pytest.mark.slow
 def test_one_thread_is_of_libraries_that_load_within(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import threadpoolctl, secure_apfed.seeds\nwith secure_apfed.seeds.one_thread():\n"
+        "import threadpoolctl\nfrom secure_apfed.base import seeds\nwith seeds.one_thread():\n"
         " import scipy.linalg, sklearn.ensemble\n"
         " print({pool['num_threads'] for pool in threadpoolctl.threadpool_info()})"
     )

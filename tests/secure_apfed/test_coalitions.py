@@ -7,10 +7,10 @@ import pytest
 
 from apfed_experiments.report.who_learns import COALITIONS as TABLE
 from apfed_protocols.sums import SECURE_SUMS
-from secure_apfed.coalitions import COALITIONS, facts_of, find_conflicts
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.methods import METHODS, assign_roles
+from secure_apfed.organisations.coalitions import COALITIONS, facts_of, find_conflicts
 
 NAMED = {(row.who, row.when) for row in TABLE}
 OURS = {(row.who, row.when): row for row in COALITIONS}

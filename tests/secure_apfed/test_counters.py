@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from secure_apfed.audit_log import AuditLog, verify_log
+from secure_apfed.base.files import add_line, make_private
 from secure_apfed.cli import execute
-from secure_apfed.counters import COUNTERS, WITNESS, open_counters
 from secure_apfed.errors import CheckpointError, ConfigError
-from secure_apfed.files import add_line, make_private
+from secure_apfed.organisations.counters import COUNTERS, WITNESS, open_counters
+from secure_apfed.organisations.party import ServeSettings
+from secure_apfed.organisations.served import AnswerBook
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
+from secure_apfed.runs.audit_log import AuditLog, verify_log
 from secure_apfed.runs.folder import PartyFolder
-from secure_apfed.runs.party import ServeSettings
-from secure_apfed.runs.served import AnswerBook
 from tests.secure_apfed.test_audit_log import FakeMeter
 
 
@@ -197,7 +197,7 @@ def test_a_counter_that_is_not_as_noted_is_refused_until_it_is_restarted_by_name
 
 
 def raise_of(command: list[str]) -> None:
-    from secure_apfed.counters import restart_in
+    from secure_apfed.organisations.counters import restart_in
 
     restart_in(Path(command[2]), command[3], party=command[5])
 

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from apfed_protocols.ids import EMPTY
-from secure_apfed.contrib.onnx_file import write_onnx
+from secure_apfed.base.names import column_name
 from secure_apfed.data import ColumnEncoding, FeatureEncoding, ImageEncoding
 from secure_apfed.data.encoding import (
     CategoricalColumn,
@@ -39,7 +39,7 @@ from secure_apfed.data.frames import as_pandas, convert_text_column, texts_of
 from secure_apfed.data.inputs import FEWEST_ROWS, ColumnDrift, DriftMeter
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, SuspectColumnWarning, UnseenCellsWarning
-from secure_apfed.names import column_name
+from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.solo import SoloModel
 from secure_apfed.settings.data import DataSettings, PartySettings
 from tests.memory import traced

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
+from secure_apfed.base.files import describe_missing
 from secure_apfed.data import DATASETS, catalogue, fetch_dataset, load_data
 from secure_apfed.data.files import (
     DataFile,
@@ -38,7 +39,6 @@ from secure_apfed.data.files import (
 )
 from secure_apfed.data.sessions import synthetic_sessions
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.files import describe_missing
 from secure_apfed.settings.data import DataSettings
 from tests.memory import traced
 

@@ -24,8 +24,8 @@ from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.data.labels import class_labels
 from secure_apfed.data.tables import load_own_tables
 from secure_apfed.errors import DataError, FewRowsWarning, SuspectColumnWarning
-from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.intervals import FEWEST_ROWS
+from secure_apfed.interfaces.estimator import VerticalClassifier
+from secure_apfed.measures.intervals import FEWEST_ROWS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.run import run
 from secure_apfed.settings.data import DataSettings

@@ -27,13 +27,13 @@ import torch
 from pyarrow import feather, parquet
 
 from secure_apfed.alignment import IdFile
+from secure_apfed.base.files import to_json
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import databases, files_digest, load_blocks
 from secure_apfed.data.frames import as_pandas
 from secure_apfed.data.tables import load_own_tables, open_table
 from secure_apfed.errors import ApfedError, ConfigError, DataError
-from secure_apfed.files import to_json
 from secure_apfed.settings.data import Database, DataSettings
 
 ROWS = 60

@@ -15,7 +15,10 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
-from secure_apfed.defences import (
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Kind
+from secure_apfed.methods import METHODS
+from secure_apfed.privacy.defences import (
     DEFENCES,
     GradientDefence,
     Leaving,
@@ -25,9 +28,6 @@ from secure_apfed.defences import (
     describe_runners,
     gradient_defences,
 )
-from secure_apfed.errors import ConfigError
-from secure_apfed.exchange import Kind
-from secure_apfed.methods import METHODS
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.runs.run import run
 from secure_apfed.settings.privacy import CompressionSettings, DefenceSettings, MarvellSettings

@@ -8,10 +8,10 @@ import pytest
 from apfed_experiments.report.contents import less_of
 from apfed_experiments.report.run import load_run
 from secure_apfed.exchange import StatusTracker
-from secure_apfed.promises import Promise
-from secure_apfed.runs import project
+from secure_apfed.organisations import project
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.run import run
+from secure_apfed.settings.promises import Promise
 from tests.links.test_project import OTHERS, Organisations
 from tests.secure_apfed.small_runs import small_config
 

@@ -36,8 +36,8 @@ from secure_apfed.errors import (
     ModelError,
     UnseenCellsWarning,
 )
-from secure_apfed.estimator import VerticalClassifier, VerticalRegressor
-from secure_apfed.frames import FramesResult
+from secure_apfed.interfaces.estimator import VerticalClassifier, VerticalRegressor
+from secure_apfed.interfaces.frames import FramesResult
 
 BRIEF: dict[str, Any] = {
     "train": {

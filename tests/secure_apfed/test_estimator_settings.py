@@ -18,8 +18,8 @@ from sklearn.preprocessing import StandardScaler
 import secure_apfed
 from secure_apfed import VerticalClassifier, VerticalRegressor, run_frames
 from secure_apfed.config import Config
+from secure_apfed.config.nested import list_settings, replace_setting
 from secure_apfed.errors import ConfigError, DataError
-from secure_apfed.nested_settings import list_settings, replace_setting
 
 TRAIN: dict[str, Any] = {
     "train": {"epochs": 1, "batch_size": 32, "learning_rate": 0.1, "device": "cpu"},

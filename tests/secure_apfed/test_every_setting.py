@@ -24,7 +24,7 @@ from secure_apfed.config.file import load_config_text
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.errors import ApfedError, ConfigError
 from secure_apfed.methods import METHODS, assign_roles
-from secure_apfed.runs import project
+from secure_apfed.organisations import project
 from secure_apfed.settings import Settings
 from secure_apfed.settings.run import RunSettings
 

@@ -18,11 +18,11 @@ from apfed_experiments.finished import load_finished_run
 from apfed_experiments.report import load_run
 from apfed_experiments.report.own import load_statements
 from apfed_protocols.installing import install_checkout
-from secure_apfed.audit_log import verify_log
+from secure_apfed.base.formats import FORMATS, find_installed_version, find_writer
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
-from secure_apfed.formats import FORMATS, find_installed_version, find_writer
 from secure_apfed.runs import keeper
+from secure_apfed.runs.audit_log import verify_log
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract, load_with_checksum
 from secure_apfed.runs.outcome import load_recording, promises_in
 from secure_apfed.runs.solo import load_model, predict_file

@@ -13,7 +13,7 @@ import apfed_protocols as ap
 import secure_apfed
 from apfed_attacks import Recorder
 from secure_apfed import LocalProtocolError, secure_sum
-from secure_apfed.defences import DEFENCES, Leaving
+from secure_apfed.privacy.defences import DEFENCES, Leaving
 from secure_apfed.privacy.guard import FrozenGaussianGuard, GaussianGuard, NoGuard
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.settings.privacy import CompressionSettings

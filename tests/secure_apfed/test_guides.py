@@ -17,11 +17,11 @@ from secure_apfed.config import AttackChoice, Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import load_data
 from secure_apfed.labellers import LABELLERS
+from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.tasks import TASKS
 from tests.docs.pages import blocks, program_of
 from tests.secure_apfed import test_labellers
 from tests.secure_apfed.small_runs import said_to_people

@@ -30,8 +30,8 @@ from secure_apfed.exchange.codec import TensorSpec, unpack_tensors
 from secure_apfed.exchange.envelope import Envelope
 from secure_apfed.learning import release
 from secure_apfed.methods import METHODS, votes_encrypted
-from secure_apfed.models import NETWORKS, Projection
-from secure_apfed.objectives import Clustering, contrastive_loss
+from secure_apfed.networks.models import NETWORKS, Projection
+from secure_apfed.networks.objectives import Clustering, contrastive_loss
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.settings import EACH_ALONE, Settings
 from secure_apfed.settings.data import TableShape

@@ -28,8 +28,8 @@ from secure_apfed.alignment.ids import id_rules
 from secure_apfed.data import ColumnEncoding
 from secure_apfed.data.tables import RawTable, load_raw_table
 from secure_apfed.errors import DataError
-from secure_apfed.estimator import VerticalClassifier
-from secure_apfed.frames import check_frames
+from secure_apfed.interfaces.estimator import VerticalClassifier
+from secure_apfed.interfaces.frames import check_frames
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from tests.secure_apfed.whole_files import load_features

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, TensorSpec, unpack_tensors
-from secure_apfed.measures import MEASURES
+from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import open_session
 from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
 from secure_apfed.methods.local_models import compute_representations, fit_local_models
 from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.training import LastInput
 from secure_apfed.solo import (
     FOLDS,

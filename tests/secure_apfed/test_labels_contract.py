@@ -30,7 +30,7 @@ from apfed_protocols import (
 from apfed_protocols.svd import SvdAgreement, SvdDealer, SvdOwner
 from secure_apfed import PrivateContributions, PrivateLabels, PrivateRelease, VerticalClassifier
 from secure_apfed.errors import ConfigError
-from secure_apfed.frames import check_frames
+from secure_apfed.interfaces.frames import check_frames
 
 ROWS = 24
 REFUSALS = (LocalProtocolError, DataError, AttackError, ConfigError, ValueError)

@@ -14,13 +14,13 @@ from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.descent import Descent, rate_after
+from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.method import pick_held_out_rows, split_batches
-from secure_apfed.models import RandomFeatures
+from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.settings.training import TrainSettings
-from secure_apfed.tasks import Classification
 from tests.secure_apfed.small_runs import interrupted, small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

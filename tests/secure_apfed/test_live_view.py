@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from apfed_protocols.errors import PartyLeftError
-from secure_apfed import progress as shown_progress
 from secure_apfed.cli import execute
 from secure_apfed.config.file import dump_settings
-from secure_apfed.events import build_schema
+from secure_apfed.console import progress as shown_progress
+from secure_apfed.console.progress import Board
 from secure_apfed.exchange import (
     Awaited,
     BrokenLink,
@@ -31,7 +31,7 @@ from secure_apfed.exchange import (
     StatusTracker,
     run_script,
 )
-from secure_apfed.progress import Board
+from secure_apfed.runs.events import build_schema
 from secure_apfed.runs.outcome import Progress
 from tests.secure_apfed.small_runs import small_config, told
 from tests.secure_apfed.test_audit_log import FakeMeter

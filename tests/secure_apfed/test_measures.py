@@ -14,7 +14,8 @@ from sklearn import metrics
 from sklearn.preprocessing import label_binarize
 
 from secure_apfed.errors import DataError
-from secure_apfed.intervals import (
+from secure_apfed.learning.calibration import PlattLine, slope_of, standardise_scores
+from secure_apfed.measures.intervals import (
     FEWEST_ROWS,
     REDRAWN,
     Resamples,
@@ -22,8 +23,7 @@ from secure_apfed.intervals import (
     compute_influence,
     estimate_measures,
 )
-from secure_apfed.learning.calibration import PlattLine, slope_of, standardise_scores
-from secure_apfed.measures import (
+from secure_apfed.measures.table import (
     ACCURACY,
     MEASURES,
     Scored,
@@ -213,8 +213,12 @@ def test_measures_of_resamples_are_those_of_their_rows(monkeypatch: pytest.Monke
             found = [each[name] for each in measured]
             assert REDRAWN[name](redrawn) == pytest.approx(found, rel=1e-8), (case, name)
     whole = estimate_measures(scored(50, 3))
-    monkeypatch.setattr("secure_apfed.intervals._CELLS", 333)  # blocks of resamples are the same
-    monkeypatch.setattr("secure_apfed.intervals._KEPT_CELLS", 0)  # and draws that are not kept
+    monkeypatch.setattr(
+        "secure_apfed.measures.intervals._CELLS", 333
+    )  # blocks of resamples are the same
+    monkeypatch.setattr(
+        "secure_apfed.measures.intervals._KEPT_CELLS", 0
+    )  # and draws that are not kept
     blocks = estimate_measures(scored(50, 3))
     assert {name: one.low for name, one in blocks.items()} == pytest.approx(
         {name: whole[name].low for name in blocks}

@@ -15,7 +15,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Kind, Links
-from secure_apfed.models import CrossView, Projection
+from secure_apfed.networks.models import CrossView, Projection
 from secure_apfed.runs.run import run
 from tests.secure_apfed.seats import altered
 from tests.secure_apfed.small_runs import small_config

@@ -15,11 +15,11 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.defences import describe_runners
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Kind
 from secure_apfed.methods import METHODS, method_settings
 from secure_apfed.methods.joint import TvflSettings
+from secure_apfed.privacy.defences import describe_runners
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, load_outcome
 from secure_apfed.runs.run import run

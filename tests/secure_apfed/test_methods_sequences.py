@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.config import Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import View
@@ -19,7 +20,6 @@ from secure_apfed.methods import Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.seeds import seed_draws
 from tests.secure_apfed.small_runs import Said, interrupted, small_config
 from tests.with_crypten import pair_of, usable_secure_sums
 

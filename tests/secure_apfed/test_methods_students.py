@@ -28,7 +28,7 @@ from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
 from secure_apfed.methods.joint import TeacherActive, TeacherSettings
 from secure_apfed.methods.student import StudentActive, side_by_side
-from secure_apfed.models import family_for, output_shape
+from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model

@@ -18,7 +18,7 @@ from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, Links, pack_tensors
 from secure_apfed.methods import METHODS, Simulation, multiview, open_session
 from secure_apfed.methods.averaging import LinearViews
-from secure_apfed.models import SequenceEncoder, encoder_and_head
+from secure_apfed.networks.models import SequenceEncoder, encoder_and_head
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.columns import pick_columns, restrict_columns
 from secure_apfed.runs.run import run

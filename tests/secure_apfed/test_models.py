@@ -14,8 +14,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
+from secure_apfed.base.seeds import limit_threads, usable_cores
 from secure_apfed.errors import ModelError
-from secure_apfed.models import (
+from secure_apfed.networks.models import (
     NETWORKS,
     RandomFeatures,
     Shape,
@@ -24,8 +25,7 @@ from secure_apfed.models import (
     projection_to,
     threads_for,
 )
-from secure_apfed.objectives import OBJECTIVES, contrastive_loss
-from secure_apfed.seeds import limit_threads, usable_cores
+from secure_apfed.networks.objectives import OBJECTIVES, contrastive_loss
 from secure_apfed.settings.training import (
     ClusteringSettings,
     ContrastiveSettings,

@@ -18,19 +18,19 @@ from apfed_protocols.noise import discrete_gaussian
 from apfed_protocols.products.ring import ProductAgreement
 from apfed_protocols.psi.interface import IntersectionAgreement
 from apfed_protocols.svd import SvdAgreement
+from secure_apfed.base.names import UPDATES, check_name, check_parties, log_file
+from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.contract import Participant
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Kind
-from secure_apfed.names import UPDATES, check_name, check_parties, log_file
 from secure_apfed.privacy.accountants import ACCOUNTANTS
 from secure_apfed.privacy.contributions import calibrate_noise
 from secure_apfed.privacy.dp_sgd import GradientGuard
 from secure_apfed.privacy.guard import FrozenGaussianGuard
 from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import LabelResponse
-from secure_apfed.seeds import derive_seed, shuffle_rows
 from tests.secure_apfed.small_runs import small_config
 
 BAD = [

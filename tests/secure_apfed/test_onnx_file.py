@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from secure_apfed.config import Config
-from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import ColumnEncoding, ImageEncoding, load_data
 from secure_apfed.data.encoding import CategoricalColumn, NumericColumn
 from secure_apfed.errors import ModelError
+from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.solo import SoloTask, convert_predictor, find_baseline

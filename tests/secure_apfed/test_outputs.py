@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from secure_apfed import progress
+from secure_apfed.base.files import refuse_replacing_input
 from secure_apfed.cli import execute, main
+from secure_apfed.console import progress
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import refuse_replacing_input
 from secure_apfed.runs.outcome import Progress
 
 CONFIG = """\

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from apfed_protocols.seal import fresh_identity
-from secure_apfed.audit_log import Agreed, AuditLog
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Flow, Kind, StatusTracker
-from secure_apfed.past_sessions import PastSessions, load_broken_sessions, load_logged_sessions
-from secure_apfed.runs.own_record import OwnRecord
+from secure_apfed.organisations.own_record import OwnRecord
+from secure_apfed.runs.audit_log import Agreed, AuditLog
+from secure_apfed.runs.past_sessions import PastSessions, load_broken_sessions, load_logged_sessions
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import interrupted, small_config
 from tests.secure_apfed.stored_formats import STORED

@@ -13,7 +13,7 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed import align_with, fresh_identity, open_link
 from secure_apfed.exchange import resumable_link, sealed_connection
 from secure_apfed.exchange.sealed_connection import PeerAcceptor
-from secure_apfed.runs.local import free_addresses
+from secure_apfed.organisations.local import free_addresses
 from tests.contracts.hostile import said_in_a_fork
 from tests.waiting import LONG_S
 

@@ -11,7 +11,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.contract import Contract
 from secure_apfed.errors import ConfigError
-from secure_apfed.runs.party import OwnLimits, list_protections
+from secure_apfed.organisations.party import OwnLimits, list_protections
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import (
     FollowsFrom,

@@ -19,6 +19,7 @@ from apfed_attacks.features.regression import LeastSquares
 from apfed_attacks.run import run_attacks
 from apfed_attacks.scoring import compute_r2
 from apfed_attacks.view import Knowledge, collect_opened_sums, list_opened_epochs
+from secure_apfed.base.seeds import seed_draws
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
 from secure_apfed.data.encoding import View
@@ -26,12 +27,11 @@ from secure_apfed.errors import ConfigError, ModelError, NarrowTableWarning
 from secure_apfed.labellers import LABELLERS
 from secure_apfed.methods import METHODS, open_session
 from secure_apfed.methods.apfed_code import ApfedCode
-from secure_apfed.models import Projection
+from secure_apfed.networks.models import Projection
+from secure_apfed.networks.rank import count_columns, describe_rank, most_numbers, warn_if_narrow
 from secure_apfed.planning.forecast import forecast
-from secure_apfed.rank import count_columns, describe_rank, most_numbers, warn_if_narrow
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.runs.run import run_in_memory
-from secure_apfed.seeds import seed_draws
 from secure_apfed.settings.data import TableShape
 from tests.secure_apfed.small_runs import small_config
 

@@ -14,7 +14,8 @@ from apfed_protocols.errors import PartyLeftError
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange.resumable_link import ALL_AGAIN
 from secure_apfed.methods.sum_end import Aggregator
-from secure_apfed.runs import keeper, party
+from secure_apfed.organisations import party
+from secure_apfed.runs import keeper
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_with_checksum
 from secure_apfed.runs.run import run
 from tests.secure_apfed.small_runs import small_config
@@ -34,7 +35,7 @@ RECOVERY = {
     ),
     "runs/keeper.py": ("_check_content",),
     "runs/run.py": ("run_in_memory", "prepare_loop"),
-    "runs/local.py": ("_refuse_another_run",),
+    "organisations/local.py": ("_refuse_another_run",),
     "runs/course.py": ("_readmit_passives",),
     "methods/session.py": ("_load_checkpoint",),
     "counters.py": ("_refuse", "list_changes"),

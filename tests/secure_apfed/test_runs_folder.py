@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report import run as audited
 from apfed_experiments.study import Point, finish_trial
-from secure_apfed import files
+from secure_apfed.base import files
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data

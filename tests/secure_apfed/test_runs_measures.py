@@ -18,7 +18,8 @@ from apfed_experiments.solo import RunGain, keep_solo
 from secure_apfed.config import Config
 from secure_apfed.data import UNLABELLED, load_data
 from secure_apfed.errors import CheckpointError, ConfigError, ModelError
-from secure_apfed.measures import ACCURACY, MEASURES, Scored, measure_all, names_of
+from secure_apfed.measures.table import ACCURACY, MEASURES, Scored, measure_all, names_of
+from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy import accountants
 from secure_apfed.privacy.accountants import ACCOUNTANTS, GaussianRelease, NoFigureError
@@ -26,7 +27,6 @@ from secure_apfed.runs.folder import RunFolder, can_resume, load_scores
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
-from secure_apfed.tasks import Classification
 from tests.secure_apfed.small_runs import small_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::apfed_protocols.errors.UnsafeChoiceWarning")

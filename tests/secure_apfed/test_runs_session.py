@@ -24,11 +24,11 @@ from torch import Tensor
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums.homomorphic import KeyHolder
+from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config
 from secure_apfed.errors import CheckpointError, ConfigError, NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, unpack_tensors
-from secure_apfed.files import to_json
 from secure_apfed.methods import METHODS, PartyCheckpoint
 from secure_apfed.methods.apfed import ApfedActive
 from secure_apfed.methods.joint import TvflActive, TvflPassive

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
 from secure_apfed.errors import ConfigError
 from secure_apfed.methods import Simulation
 from secure_apfed.methods.method import split_batches
 from secure_apfed.runs.run import run
-from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
-from secure_apfed.simulation import (
+from secure_apfed.runs.simulation import (
     begin_simulation,
     describe_obstacles,
     simulate_run,

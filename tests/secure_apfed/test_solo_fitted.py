@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load
 
 from secure_apfed.config import Config
-from secure_apfed.contrib.onnx_file import write_onnx
 from secure_apfed.data import load_data
 from secure_apfed.errors import ModelError, NoHelpWarning
 from secure_apfed.learning.votes import Help, pool_opinions
-from secure_apfed.measures import probabilities_of
+from secure_apfed.measures.table import probabilities_of
 from secure_apfed.methods import student
 from secure_apfed.methods.student import Student
 from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.onnx_file import write_onnx
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model

@@ -31,19 +31,19 @@ from secure_apfed.data import TargetScale, load_blocks, load_data, load_own, pac
 from secure_apfed.data.catalogue import labels_are_numbers
 from secure_apfed.data.encoding import ColumnEncoding
 from secure_apfed.errors import ConfigError, DataError, FewRowsWarning, ModelError
-from secure_apfed.estimator import VerticalClassifier
 from secure_apfed.exchange import Kind
-from secure_apfed.measures import MEASURES, names_of
+from secure_apfed.interfaces.estimator import VerticalClassifier
+from secure_apfed.measures.table import MEASURES, names_of
+from secure_apfed.measures.tasks import TASKS, Regression
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.student import RANGES, Bins
 from secure_apfed.runs import solo
 from secure_apfed.runs.folder import RunFolder, load_scores
 from secure_apfed.runs.outcome import load_outcome
 from secure_apfed.runs.run import run
+from secure_apfed.runs.simulation import describe_obstacles
 from secure_apfed.runs.solo import load_model, predict_file, predict_into, row_writer
 from secure_apfed.settings.data import DataSettings, PartySettings
-from secure_apfed.simulation import describe_obstacles
-from secure_apfed.tasks import TASKS, Regression
 from tests.memory import traced
 from tests.secure_apfed.small_runs import Said, interrupted, said_to_people, small_config, told
 from tests.secure_apfed.whole_files import load_features
@@ -243,7 +243,7 @@ def in_onnx(folder: Path) -> dict[str, Any]:
     """Return what the model's graph tells of the active's file, by output."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from secure_apfed.contrib.onnx_file import write_onnx
+    from secure_apfed.runs.onnx_file import write_onnx
 
     write_onnx(load_model(folder / "run"), folder / "model.onnx")
     session = onnxruntime.InferenceSession(folder / "model.onnx")

@@ -18,9 +18,15 @@ from secure_apfed.config import Config
 from secure_apfed.data.lazy_rows import LazyRows
 from secure_apfed.data.records import VerticalData
 from secure_apfed.errors import ConfigError, DataError, ModelError, PromiseError
-from secure_apfed.own_code import CodeSettings, OwnCode, import_code, refuse_code, split_code
+from secure_apfed.interfaces.training import _make_data, train
+from secure_apfed.learning.own_code import (
+    CodeSettings,
+    OwnCode,
+    import_code,
+    refuse_code,
+    split_code,
+)
 from secure_apfed.runs.run import run, run_in_memory
-from secure_apfed.training import _make_data, train
 from tests.secure_apfed.small_runs import small_config
 
 N = 120

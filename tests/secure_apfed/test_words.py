@@ -20,15 +20,16 @@ from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.roles import DescribedSum
 from secure_apfed import testing
 from secure_apfed.data.labels import TargetScale
-from secure_apfed.defences import DEFENCES, Compression, GradientDefence
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers import LABELLERS, Labeller, Logistic, Ridge, Spreading, harden_votes
 from secure_apfed.labellers.guarantee import build_vote_release, distance_in_steps
 from secure_apfed.labellers.kinds import PrivateLogistic, rows_of_norm_one
-from secure_apfed.models import NETWORKS
-from secure_apfed.objectives import OBJECTIVES, Objective, Reconstruction
+from secure_apfed.measures.tasks import TASKS, Classification, Regression
+from secure_apfed.networks.models import NETWORKS
+from secure_apfed.networks.objectives import OBJECTIVES, Objective, Reconstruction
 from secure_apfed.privacy.accountants import GaussianRelease, NoPrivacy
 from secure_apfed.privacy.contributions import sensitivity_in_steps
+from secure_apfed.privacy.defences import DEFENCES, Compression, GradientDefence
 from secure_apfed.privacy.dp_sgd import GradientGuard, sum_clipped_gradients
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard, NoGuard, RepresentationGuard
 from secure_apfed.privacy.measured import find_moved_gradient
@@ -46,7 +47,6 @@ from secure_apfed.settings.training import (
     ModelSettings,
     ReconstructionSettings,
 )
-from secure_apfed.tasks import TASKS, Classification, Regression
 
 Planted = Mapping[str, tuple[Any, str]]
 """By what is wrong: a liar, and what must be said of it."""

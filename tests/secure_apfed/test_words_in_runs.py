@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from secure_apfed import PrivateRelease
 from secure_apfed.config import Config
-from secure_apfed.defences import DEFENCES
 from secure_apfed.errors import PromiseError
 from secure_apfed.labellers import LABELLERS, Logistic, Ridge, Spreading
+from secure_apfed.measures.tasks import TASKS, Classification
 from secure_apfed.methods import METHODS, accounts
-from secure_apfed.models import NETWORKS, Linear, Perceptron, Selu
-from secure_apfed.objectives import OBJECTIVES, Reconstruction
+from secure_apfed.networks.models import NETWORKS, Linear, Perceptron, Selu
+from secure_apfed.networks.objectives import OBJECTIVES, Reconstruction
+from secure_apfed.privacy.defences import DEFENCES
 from secure_apfed.privacy.guard import GUARDS, GaussianGuard
 from secure_apfed.runs.run import run
-from secure_apfed.tasks import TASKS, Classification
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_guides import register
 

@@ -16,15 +16,8 @@ from apfed_attacks import run as attacks_run
 from apfed_experiments import leaks
 from apfed_experiments.solo import compare_baselines, compare_numbers
 from apfed_protocols.psi.interface import Progress as Aligning
-from secure_apfed import progress as shown_progress
 from secure_apfed.alignment.over_links import ProgressTo
-from secure_apfed.events import build_schema
-from secure_apfed.exchange import StatusTracker
-from secure_apfed.measures import MEASURES
-from secure_apfed.progress import Board, _Events, _Lines
-from secure_apfed.runs.outcome import Progress
-from secure_apfed.solo import BASELINES, SoloTask
-from secure_apfed.working import (
+from secure_apfed.base.working import (
     TimeLeft,
     Work,
     describe_time_left,
@@ -33,6 +26,13 @@ from secure_apfed.working import (
     report_work,
     working_on,
 )
+from secure_apfed.console import progress as shown_progress
+from secure_apfed.console.progress import Board, _Events, _Lines
+from secure_apfed.exchange import StatusTracker
+from secure_apfed.measures.table import MEASURES
+from secure_apfed.runs.events import build_schema
+from secure_apfed.runs.outcome import Progress
+from secure_apfed.solo import BASELINES, SoloTask
 
 LINE = jsonschema.Draft202012Validator(build_schema())
 

@@ -27,7 +27,7 @@ from apfed_attacks.features.opened import explain_missing_gradient_sums, list_op
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import Guess
 from apfed_attacks.view import AdversaryView, AgreedTerms, AttackError, Observed
-from secure_apfed.objectives import contrastive_loss
+from secure_apfed.networks.objectives import contrastive_loss
 from secure_apfed.settings.training import ContrastiveSettings
 
 _SMALLEST_BATCH = 2

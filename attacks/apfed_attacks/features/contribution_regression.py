@@ -24,7 +24,7 @@ from apfed_attacks.view import AdversaryView, AttackError, iter_contributions
 from apfed_protocols.sums import SECURE_SUMS
 from apfed_protocols.sums.frames import Frame
 from secure_apfed.exchange import Kind
-from secure_apfed.secure_sums import ciphertexts_of
+from secure_apfed.exchange.secure_sums import ciphertexts_of
 
 _ROW_BY_ROW = ("gradients", "representations", "pseudo-labels")
 _FLOATS: Mapping[int, np.dtype[Any]] = {4: np.dtype("<f4"), 8: np.dtype("<f8")}

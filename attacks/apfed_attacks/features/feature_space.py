@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from secure_apfed.models import Shape
+from secure_apfed.networks.models import Shape
 
 _IMAGE = 3  # channels, height, width
 

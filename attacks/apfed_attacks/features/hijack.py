@@ -38,9 +38,9 @@ from apfed_attacks.features.regression import predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.live.strategy import AnsweringAttack, notes_of
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge, collect_releases
+from secure_apfed.base.seeds import derive_seed, seed_draws
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.models import Shape
-from secure_apfed.seeds import derive_seed, seed_draws
+from secure_apfed.networks.models import Shape
 
 _AWAY_FROM_ZERO = 2.0
 _BETAS = 0.5, 0.999  # Adam's betas: a game between two learners wants little momentum

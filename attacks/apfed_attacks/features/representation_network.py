@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from apfed_attacks.features.regression import FeatureAttack, Regression
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, collect_releases
-from secure_apfed.seeds import seed_draws
+from secure_apfed.base.seeds import seed_draws
 
 _DRAWS = 8  # of the noise, whose rows are averaged
 

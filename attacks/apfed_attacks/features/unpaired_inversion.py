@@ -26,7 +26,7 @@ from apfed_attacks.features.feature_space import build_layers, energy_distance, 
 from apfed_attacks.features.regression import FeatureAttack, predict_by_ridge
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError, collect_releases
-from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
+from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
 
 _BETAS = 0.5, 0.9
 _SEEN = 1_000  # rows that the choice among starts compares

@@ -36,7 +36,7 @@ from apfed_attacks.columns import (
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
-from secure_apfed.seeds import seed_draws
+from secure_apfed.base.seeds import seed_draws
 
 IntArray: TypeAlias = NDArray[np.int64]
 # (most iterations, seed) -> an unfitted scikit-learn classifier.

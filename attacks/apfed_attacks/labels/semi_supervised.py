@@ -33,7 +33,7 @@ from apfed_attacks.labels.completion import (
 )
 from apfed_attacks.labels.label_gradients import explain_missing_gradients, gradients_over_time
 from apfed_attacks.view import AdversaryView, AttackError, collect_representations, combine_epochs
-from secure_apfed.seeds import derive_seed, seed_draws
+from secure_apfed.base.seeds import derive_seed, seed_draws
 
 _TRAINED_FURTHER = "own network, trained further"
 _FRESH = "own network, fresh weights"

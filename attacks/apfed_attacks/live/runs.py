@@ -33,10 +33,12 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.sums import PlainSum
 from apfed_protocols.sums.fixed_point import clip_rows
 from apfed_protocols.sums.interface import USUAL_BITS, FloatArray, StepBinding, SumAgreement
+from secure_apfed.base.seeds import derive_seed, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.contract import AGGREGATOR
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors, unpack_tensors
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.labellers import Labeller, harden_votes
 from secure_apfed.labellers.kinds import Features, Floats, Integers
 from secure_apfed.learning.release import (
@@ -52,10 +54,8 @@ from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
 from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
-from secure_apfed.objectives import Contrastive
+from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
-from secure_apfed.secure_sums import sum_kind
-from secure_apfed.seeds import derive_seed, shuffle_rows
 from secure_apfed.settings.run import TranscriptSettings
 
 OfMethod = TypeVar("OfMethod", bound=ActiveRole)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from apfed_attacks.interface import Attack
 from apfed_attacks.view import AdversaryView, AttackError, Knowledge
+from secure_apfed.base.seeds import derive_seed
 from secure_apfed.contract import RepresentationTerms
-from secure_apfed.seeds import derive_seed
 
 
 class ActiveSeat(Protocol):

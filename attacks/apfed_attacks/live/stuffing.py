@@ -29,8 +29,8 @@ from apfed_protocols.psi.interface import (
 from apfed_protocols.randomness import fresh_key
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.records import AlignmentHistory
+from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.errors import DataError
-from secure_apfed.seeds import shuffle_rows
 from secure_apfed.settings.alignment import AlignmentSettings
 
 _MOST = 2**24

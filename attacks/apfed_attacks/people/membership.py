@@ -25,8 +25,8 @@ from torch.func import functional_call, stack_module_state
 
 from apfed_attacks.interface import Attack, FloatArray, Guess, Prediction
 from apfed_attacks.view import AdversaryView, AttackError
-from secure_apfed.models import encoder_and_head
-from secure_apfed.seeds import derive_seed, seed_draws, shuffle_rows
+from secure_apfed.base.seeds import derive_seed, seed_draws, shuffle_rows
+from secure_apfed.networks.models import encoder_and_head
 from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:

@@ -29,14 +29,14 @@ from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from
 from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
 from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
+from secure_apfed.base.files import to_json
+from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
-from secure_apfed.files import to_json
 from secure_apfed.learning.descent import ActiveNetworks, joint_loss
-from secure_apfed.models import encoder_and_head, projection_to
-from secure_apfed.objectives import Reconstruction
+from secure_apfed.networks.models import encoder_and_head, projection_to
+from secure_apfed.networks.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu
 from secure_apfed.privacy.noise import onto_ball
-from secure_apfed.seeds import seed_draws, shuffle_rows
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.training import ModelSettings, ReconstructionSettings
 

@@ -41,8 +41,8 @@ from apfed_experiments.leaks.votes import (
     vote_membership,
 )
 from apfed_experiments.summary import Row
+from secure_apfed.base.files import to_json
 from secure_apfed.errors import ConfigError
-from secure_apfed.files import to_json
 
 __all__ = ["PARTS", "run_parts"]
 

@@ -34,8 +34,8 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.records import AlignmentHistory
 from secure_apfed.config import AttackChoice, Config
 from secure_apfed.data import VerticalData, load_data
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.runs.run import run
-from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.training import ReconstructionSettings
 

@@ -24,7 +24,7 @@ from apfed_experiments.leaks.live import VICTIM, Setting
 from apfed_experiments.summary import Row
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
-from secure_apfed.measures import ACCURACY
+from secure_apfed.measures.table import ACCURACY
 
 _SEEDS = range(5)
 _NEAR = 10

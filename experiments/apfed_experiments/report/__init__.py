@@ -5,7 +5,7 @@ from pathlib import Path
 
 from apfed_experiments.report.run import audit_of, load_run, measure_run
 from apfed_experiments.solo import SoloRecord, measure_gain
-from secure_apfed.files import make_private, to_json, write_atomically
+from secure_apfed.base.files import make_private, to_json, write_atomically
 from secure_apfed.runs.folder import RunFolder
 
 __all__ = ["load_run", "write_report"]

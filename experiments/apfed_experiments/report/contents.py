@@ -21,19 +21,19 @@ from secure_apfed.alignment import most_guesses
 from secure_apfed.alignment.overlap import CommonPeople
 from secure_apfed.data import find_dataset
 from secure_apfed.data.catalogue import view_count
-from secure_apfed.defences import DEFENCES, describe_runners
 from secure_apfed.exchange import Kind
-from secure_apfed.intervals import FEWEST_POSITIVES
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.learning.calibration import SKEWED
-from secure_apfed.measures import ACCURACY
-from secure_apfed.promises import worst_promise
+from secure_apfed.measures.intervals import FEWEST_POSITIVES
+from secure_apfed.measures.table import ACCURACY
+from secure_apfed.measures.tasks import TASKS, Classification
+from secure_apfed.privacy.defences import DEFENCES, describe_runners
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Ranking, describe_unpredicted_classes, load_common_people
-from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES
-from secure_apfed.tasks import TASKS, Classification
+from secure_apfed.settings.promises import worst_promise
 
 _BY_CLASS = "recall of class "
 _SHORT_TITLES = {

@@ -14,18 +14,18 @@ from apfed_experiments import words
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.alignment.overlap import CommonPeople
-from secure_apfed.audit_log import FILE_NAME, Summary, verify_log
+from secure_apfed.base.files import count_lines, load_json
+from secure_apfed.base.formats import STATEMENT
 from secure_apfed.config import Config
 from secure_apfed.contract import Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Flow
-from secure_apfed.files import count_lines, load_json
-from secure_apfed.formats import STATEMENT
 from secure_apfed.methods.charged import Statement
-from secure_apfed.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
+from secure_apfed.runs.audit_log import FILE_NAME, Summary, verify_log
 from secure_apfed.runs.folder import PartyFolder, RunFolder, load_contract
 from secure_apfed.runs.keeper import PartyEnd
 from secure_apfed.runs.outcome import Outcome, Written, load_common_people
+from secure_apfed.settings.promises import NO_ACCOUNT, Promise, promise_of_account, promise_of_party
 
 _KEEP: Mapping[str, str] = {
     "identity.pem": "always, with a copy, for nobody else's eyes: nobody can restore it",

@@ -22,10 +22,10 @@ from apfed_experiments.run_list import ListedRun, State, settings_in
 from apfed_experiments.several import SeveralSeeds
 from apfed_experiments.solo import LEFT_OUT
 from apfed_experiments.verdict import VerdictLine, describe_party, describe_run, describe_seeds
+from secure_apfed.base.files import write_atomically
+from secure_apfed.base.peer_text import escape_text
 from secure_apfed.config.file import dump_settings
-from secure_apfed.files import write_atomically
-from secure_apfed.measures import MEASURES
-from secure_apfed.peer_text import escape_text
+from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.outcome import RANKED
 
 # Line breaks and spaces of our own layout, which are no harm in a page.

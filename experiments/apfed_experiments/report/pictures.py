@@ -30,9 +30,9 @@ from apfed_experiments.drawing import (
 from apfed_experiments.report.run import ReportedRun, load_predictions
 from apfed_experiments.words import attack_title, format_difference, format_key
 from apfed_experiments.worth import CAPTION, draw_worth, interval_of
-from secure_apfed.files import own_subfolder
-from secure_apfed.intervals import proportion_interval
-from secure_apfed.measures import MEASURES, Measure, calibration_curve
+from secure_apfed.base.files import own_subfolder
+from secure_apfed.measures.intervals import proportion_interval
+from secure_apfed.measures.table import MEASURES, Measure, calibration_curve
 from secure_apfed.runs.outcome import Outcome
 
 _WIDTH = 8.0

@@ -15,10 +15,10 @@ from apfed_experiments.report.own import OwnSide, count_charges, list_statements
 from apfed_experiments.report.who_learns import Role, RunFacts
 from apfed_experiments.variants import describe_tested_rows, title_variant
 from apfed_protocols.randomness import fresh_key
+from secure_apfed.base.files import load_json, load_json_lines
 from secure_apfed.exchange import Flow
-from secure_apfed.files import load_json, load_json_lines
-from secure_apfed.intervals import estimate_measures
-from secure_apfed.measures import MEASURES, Scored, calibration_curve
+from secure_apfed.measures.intervals import estimate_measures
+from secure_apfed.measures.table import MEASURES, Scored, calibration_curve
 from secure_apfed.privacy.accountants import gdp_mu
 from secure_apfed.privacy.guard import make_guard
 from secure_apfed.runs.folder import RunFolder, load_contract, load_scores

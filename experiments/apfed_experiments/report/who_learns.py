@@ -13,8 +13,8 @@ from importlib import resources
 from apfed_protocols.sums import SECURE_SUMS
 from secure_apfed.errors import ApfedError
 from secure_apfed.exchange.envelope import Kind
+from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.methods import METHODS
-from secure_apfed.secure_sums import sum_kind
 from secure_apfed.settings.run import RunSettings
 
 

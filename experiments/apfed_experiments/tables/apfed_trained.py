@@ -25,13 +25,13 @@ import torch
 
 from apfed_experiments.tables.apfed import SINGLE, TITLES, Training, get_paper_result, run_of
 from apfed_experiments.tables.table import Figures, Job, Line, PaperTable, Printed, Size
+from secure_apfed.base.seeds import isolate_torch_modes
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import DataError
-from secure_apfed.measures import ACCURACY
+from secure_apfed.measures.table import ACCURACY
 from secure_apfed.methods.apfed import ApfedActive
-from secure_apfed.seeds import isolate_torch_modes
-from secure_apfed.simulation import begin_simulation, train_simulation
+from secure_apfed.runs.simulation import begin_simulation, train_simulation
 
 _TRAINED_ON = 5_000
 _HELD_OUT = 1_000

@@ -40,7 +40,7 @@ from apfed_experiments.summary import Interval, Row
 from secure_apfed.config import Config
 from secure_apfed.errors import ModelError
 from secure_apfed.runs.run import run
-from secure_apfed.simulation import describe_obstacles, simulate_run
+from secure_apfed.runs.simulation import describe_obstacles, simulate_run
 
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]

@@ -1,0 +1,390 @@
+"""Files: read within bounds and by shape, kept open or replaced in one step, written for others.
+
+Run by: whoever opens a run folder, which may have been sent to them, keeps an account over
+sessions, or writes what people and programs read. Only plain files are read, no further than a
+bound, and JSON becomes a type that is named; everything else is one error that says which file,
+what was expected, what was found and what to do.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from functools import partial
+from io import BufferedReader, FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from secure_apfed.base.formats import FileFormat, find_installed_version, find_writer
+from secure_apfed.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Of a recording or a checkpoint, which are held in memory: more than any run here has written.
+MOST_BYTES = 2**34
+# A byte of JSON may take twenty in memory.
+MOST_JSON_BYTES = 2**24
+# Of a run, of a study of runs, of a party.
+_OURS = ("config.yaml", "result.json", "study.yaml", "identity.pem", "party.yaml")
+_DIGITS = 20
+_CHUNK = 2**20
+PartT = TypeVar("PartT")
+PathLike = str | os.PathLike[str]
+"""What every public function takes for a file or folder."""
+PARQUET = (".parquet", ".pq")
+"""How names of Parquet files end."""
+ARROW = (".arrow", ".feather", ".ipc")
+"""How names of Arrow's files end, the uncompressed kind among them."""
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+# A run of what may separate or be skipped, taken whole, and the sign of a formula behind it; the
+# last signs are as wide as Chinese characters.
+_FORMULA = re.compile(r'(^[\s";]*|[\s";]+)([=+\-@\uff1d\uff0b\uff0d\uff20])?')
+_NO_SEPARATORS = ' "'
+_RESTORE = "restore it from a copy"
+VERSIONS = "versions.json"
+"""The file of a run that says which versions of all libraries wrote it."""
+PAYLOADS = "transcript-*.bin"
+"""How files of a run are named that hold the payloads of an epoch."""
+
+
+def _explain_missing(folder: Path) -> str:
+    """Return what to do about a missing file of a run's folder."""
+    if not folder.is_dir():
+        return "there is no such folder"
+    begun, finished = ((folder / name).is_file() for name in ("config.yaml", "result.json"))
+    if begun and not finished:
+        return f"the run in {folder} has not finished; continue it with --resume"
+    return "the folder is not complete, restore it from a copy"
+
+
+def describe_missing(path: Path) -> str:
+    """Say that there is no such file, and for a relative path where it was looked for."""
+    if path.is_absolute():
+        return f"there is no file {path}; check the path"
+    return (
+        f"there is no file {path} in {Path.cwd()}, where this command runs; check the path, or "
+        "give it from / on, which holds everywhere"
+    )
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a file that is no pipe, device or folder."""
+    try:
+        # Opening a pipe would wait for its writer.
+        file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; {_explain_missing(path.parent)}") from None
+    except IsADirectoryError:
+        raise _no_plain_file(path) from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _no_plain_file(path)
+    return file
+
+
+def load_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise CheckpointError(
+                f"{path}: is larger than {most} bytes, which no run writes; restore it from a copy"
+            )
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def load_text(path: Path) -> str:
+    try:
+        return _load_content(path).decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"{path}: is no text in UTF-8 (byte {error.start}); restore it from a copy"
+        ) from None
+
+
+def load_json(path: Path, kind: type[PartT], *, of: FileFormat | None = None) -> PartT:
+    """Read a file of JSON as this type.
+
+    Args:
+        of: its format, whose number is looked at before anything else of it is read.
+
+    Raises:
+        CheckpointError: missing, no JSON, another type, or a format that is not read.
+    """
+    content = _parse_json(path, _load_content(path))
+    if of is None:
+        return _validate_content(path, kind, content)
+    return _validate_content(
+        path, kind, content, remedy=of.describe_misfit(of.parse_format_number(path, content))
+    )
+
+
+def load_json_lines(path: Path, kind: type[PartT]) -> tuple[PartT, ...]:
+    lines = _load_content(path).splitlines()
+    return tuple(
+        _validate_content(path, kind, _parse_json(path, line, f"line {number}: "))
+        for number, line in enumerate(lines, start=1)
+        if line
+    )
+
+
+def count_lines(path: Path) -> int:
+    """Return how many lines a file has, however long it is."""
+    with open_plain(path) as file:
+        return sum(chunk.count(b"\n") for chunk in iter(partial(file.read, _CHUNK), b""))
+
+
+def _load_content(path: Path) -> bytes:
+    return load_bytes(path, most=MOST_JSON_BYTES)
+
+
+def _parse_json(path: Path, content: bytes, place: str = "") -> Any:
+    try:
+        return json.loads(content, parse_int=_parse_integer, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: is not JSON, so it was cut off or altered: {place}{error}; restore it from "
+            "a copy"
+        ) from None
+
+
+def _parse_integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name}, which is no JSON")
+
+
+def describe_origin(path: Path) -> str:
+    """Return what to do with a file of a run that another version wrote; "": this one did.
+
+    The run's versions.json, which lies beside it, says so.
+    """
+    writer = ""
+    with contextlib.suppress(CheckpointError):
+        writer = find_writer(_parse_json(path, _load_content(path.with_name(VERSIONS))))
+    if not writer:
+        return ""
+    return (
+        f"secure-apfed {writer} wrote it, and this is {find_installed_version()}: read it with "
+        "that version, or restore it from a copy"
+    )
+
+
+def _validate_content(
+    path: Path, kind: type[PartT], value: Any, *, remedy: str = _RESTORE
+) -> PartT:
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        position = f", at {place!r}" if place else ""
+        if remedy == _RESTORE:
+            remedy = describe_origin(path) or remedy
+        raise CheckpointError(
+            f"{path}: is not as this version writes it{position}: {first['msg'].lower()}; {remedy}"
+        ) from None
+
+
+def _no_plain_file(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path}: is no plain file; restore it from a copy")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, and shut an empty or an older one."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.stat().st_mode & 0o077:
+            return
+        if any(folder.iterdir()) and not any((folder / name).is_file() for name in _OURS):
+            raise CheckpointError(
+                f"{folder} cannot be a run folder: others may read it, and it holds other files, "
+                "so it is not shut for them; choose a new folder"
+            )
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be a run folder ({error.strerror}); choose another folder"
+        ) from error
+
+
+def own_subfolder(folder: Path) -> Path:
+    """Make a folder within one that somebody may have sent, or take the one that lies there.
+
+    What is written into it, or removed from it, would be so behind a link.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made ({error.strerror})") from error
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise CheckpointError(
+            f"{folder} is a link or a file in place of a folder; nothing is written behind it: "
+            "remove it"
+        )
+    return folder
+
+
+def open_regular(path: Path, *, create: bool) -> int:
+    """Return a descriptor that reads anywhere and writes at the end; the caller closes it.
+
+    It is of this very file, and of no other behind a link: a symbolic link in its place would have
+    the next session cut or extend a file of somebody else's choice; a pipe would have it wait for
+    ever.
+
+    Raises:
+        CheckpointError: a link, a folder, a pipe or a device; or the file is gone.
+        OSError: it may not be opened.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | (os.O_CREAT if create else 0), 0o600)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is gone, and this session wrote to it; restore it from a copy"
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise CheckpointError(
+                f"{path} is a symbolic link, which is not followed; put the file itself there"
+            ) from None
+        if error.errno in (errno.EISDIR, errno.ENXIO):
+            raise _make_irregular_error(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _make_irregular_error(path)
+    return descriptor
+
+
+def add_line(log: Path, fields: Mapping[str, Any], *, waits: bool = True) -> None:
+    """Write a line to the disk; it begins with a line's end, since the one before may be torn.
+
+    `waits`: until it is on the disk, and not with the operating system alone.
+    """
+    with FileIO(open_regular(log, create=True), "a") as lines:
+        lines.write(f"\n{json.dumps(fields)}\n".encode())
+        if waits:
+            os.fsync(lines.fileno())
+
+
+def _make_irregular_error(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is not a regular file; remove what stands in its place")
+
+
+# No file of a run folder ends with one of these, so that predictions and models may lie in it.
+_FREE_SUFFIXES = (".csv", ".parquet", ".onnx")
+
+
+def refuse_replacing_input(output: Path, option: str, *inputs: Path) -> None:
+    """Raise `ConfigError` if `output` is one of the files that the same command reads.
+
+    Args:
+        output: file that the command is going to write, which may exist already.
+        option: what the user calls it, such as `--output`.
+        inputs: files that are read, and run folders, all of whose files count as read.
+    """
+    if not output.exists():
+        return
+    for path in inputs:
+        inside = path.is_dir() and path.resolve() in output.resolve().parents
+        is_part = inside and output.suffix not in _FREE_SUFFIXES
+        if is_part or (path.exists() and path.samefile(output)):
+            raise ConfigError(
+                f"{option} {output}: expected a file that this command does not read, but it is "
+                f"read from {path} and would be replaced; give {option} another name"
+            )
+
+
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Replace `path` in one step; `private` files are readable by their owner only."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(path)
+    except BaseException as error:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.filename is None:  # such as on a full disk
+            error.filename = str(path)
+        raise
+
+
+def to_json(content: Any, *, indent: int | None = None) -> str:
+    """Write JSON for programs of any language: infinity and NaN as "inf" and "nan", paths as text.
+
+    What a terminal would obey is written as an escape, which every reader of JSON takes back.
+    """
+    text = json.dumps(
+        _replace_non_finite(content), indent=indent, allow_nan=False, ensure_ascii=False
+    )
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
+
+
+def _replace_non_finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _replace_non_finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_replace_non_finite(value) for value in content]
+    if isinstance(content, Path):
+        return str(content)
+    if isinstance(content, float) and not math.isfinite(content):
+        return str(content)
+    return content
+
+
+def escape_cell(value: object) -> object:
+    """Return the value, or a text that no spreadsheet reads as a formula."""
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return _FORMULA.sub(_add_apostrophe, value)
+    return value
+
+
+def _add_apostrophe(match: re.Match[str]) -> str:
+    run, sign = match.groups(default="")
+    begins = match.start() == 0 or run.strip(_NO_SEPARATORS)
+    return f"{run}'{sign}" if sign and begins else f"{run}{sign}"
+
+
+def to_csv(frame: "pd.DataFrame", *, header: bool = True) -> str:
+    """Return the frame as CSV without its index, each cell and column name by `escape_cell`.
+
+    For people who open it in a spreadsheet, which takes some texts for formulas; and IDs and class
+    names come from tables that somebody else may have written. As OWASP recommends (CSV Injection),
+    a text that begins as a formula does gets an apostrophe before it, and so does what stands
+    behind a semicolon, a tab or a new line in it: where a comma is the decimal mark, a spreadsheet
+    takes semicolons for separators, and quotes within such a cell end no other. Numbers, negative
+    ones too, stay as they are.
+    """
+    text: str = (
+        frame.map(escape_cell).rename(columns=escape_cell).to_csv(index=False, header=header)
+    )
+    return text

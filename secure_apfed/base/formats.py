@@ -1,0 +1,216 @@
+"""Formats of the files that people keep over an upgrade: what each is called, and its number.
+
+Run by: whoever reads a model, a run or a party's folder that another version may have written. A
+format that this version can read is read; any other is refused by its name, with what to do. A
+number rises when files that are written cannot be read as those before them: a field has another
+meaning, or one is needed that was not there. `tests/data/formats` holds a file of each.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from apfed_protocols.installing import install_checkout
+from secure_apfed.base.peer_text import check_version, quote_text
+from secure_apfed.errors import CheckpointError
+
+__all__ = [
+    "AUDIT_LOG",
+    "CHECKPOINT",
+    "CONTRACT",
+    "FORMATS",
+    "JOINT_NETWORK",
+    "MODEL_CARD",
+    "RECORDING",
+    "RUN_RESULT",
+    "STATEMENT",
+    "FileFormat",
+    "find_installed_version",
+    "find_writer",
+]
+
+_DISTRIBUTION = "secure-apfed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """One kind of file that people keep.
+
+    Attributes:
+        title: what it is called in messages.
+        key: the field that holds the number of its format.
+        number: that this version writes; oldest: that it still reads.
+        unnumbered: the format of a file without the field; None: there is no such file.
+        remedy: what to do with a file that is too old to be read.
+    """
+
+    title: str
+    key: str
+    number: int
+    oldest: int
+    unnumbered: int | None = None
+    remedy: str
+
+    def parse_format_number(self, path: Path | str, content: Any) -> int:
+        """Return the format of a file's content.
+
+        Args:
+            path: where it lies, for messages.
+            content: its fields by name.
+
+        Raises:
+            CheckpointError: a newer format, one that is too old, or no number at all.
+        """
+        fields = content if isinstance(content, Mapping) else {}
+        number = fields.get(self.key, self.unnumbered)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise CheckpointError(
+                f"{path}: {self.key} of a {self.title}: expected a whole number from 1 to "
+                f"{self.number}, got {quote_text(number)}; restore the file from a copy"
+            )
+        if number > self.number:
+            raise CheckpointError(
+                f"{path}: {self.title} of format {number}, written by a newer version of "
+                f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
+                f"{self._readable}; install the newer version, in a checkout of it: "
+                f"{install_checkout()}"
+            )
+        if number < self.oldest:
+            raise CheckpointError(
+                f"{path}: {self.title} of format {number}, written by an earlier version of "
+                f"{_DISTRIBUTION} than this one ({find_installed_version()}), which reads "
+                f"{self._readable}; {self.remedy}"
+            )
+        return number
+
+    def describe_misfit(self, number: int) -> str:
+        """Return what to do with a file of a readable format whose fields do not fit."""
+        if number == self.number:
+            return "restore it from a copy"
+        return (
+            f"it is a {self.title} of format {number} (this version writes {self.number}), and not "
+            f"as any version wrote it that this one can read: {self.remedy}, or restore it from a "
+            "copy"
+        )
+
+    @property
+    def _readable(self) -> str:
+        if self.oldest == self.number:
+            return f"format {self.number}"
+        return f"formats {self.oldest} to {self.number}"
+
+
+MODEL_CARD = FileFormat(
+    title="model card",
+    key="card_version",
+    number=2,
+    oldest=1,
+    remedy="predict with the version that versions.json beside it names, or train anew",
+)
+"""model.json; format 1 has no `promises`."""
+
+RUN_RESULT = FileFormat(
+    title="run result",
+    key="format",
+    number=2,
+    oldest=1,
+    unnumbered=1,
+    remedy="read the run with the version that its versions.json names, or play it anew",
+)
+"""result.json; format 1 has no number, no `promises`, and bytes of the last session alone where
+parties ran apart."""
+
+CONTRACT = FileFormat(
+    title="contract",
+    key="schema_version",
+    number=2,
+    oldest=2,
+    remedy="read it with the version that signed it",
+)
+"""contract.json, under `document`."""
+
+STATEMENT = FileFormat(
+    title="statement",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
+    remedy="verify it with the version that signed it",
+)
+"""An entry of statements.json."""
+
+CHECKPOINT = FileFormat(
+    title="checkpoint",
+    key="version",
+    number=6,
+    oldest=6,
+    remedy="finish the run with the version that began it (versions.json in the run folder names "
+    "it), or begin a new run in another folder",
+)
+"""checkpoint-STEP.bin; since format 6 it says which settings there were."""
+
+RECORDING = FileFormat(
+    title="recording",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
+    remedy="attack the run with the version that played it, or play it anew",
+)
+"""transcript.msgpack, and recording-STEP.bin of a run under way."""
+
+JOINT_NETWORK = FileFormat(
+    title="joint network",
+    key="format",
+    number=1,
+    oldest=1,
+    unnumbered=1,
+    remedy="serve it with the version that trained it, or train anew",
+)
+"""joint.safetensors, in its header."""
+
+AUDIT_LOG = FileFormat(
+    title="audit log",
+    key="format",
+    number=1,
+    oldest=1,
+    remedy="verify it with the version that wrote it",
+)
+"""audit.log, in the line `opened`."""
+
+FORMATS: Mapping[str, FileFormat] = {
+    "model.json": MODEL_CARD,
+    "result.json": RUN_RESULT,
+    "contract.json": CONTRACT,
+    "statements.json": STATEMENT,
+    "checkpoint-STEP.bin": CHECKPOINT,
+    "transcript.msgpack": RECORDING,
+    "joint.safetensors": JOINT_NETWORK,
+    "audit.log": AUDIT_LOG,
+}
+"""By the name of the file."""
+
+
+def find_installed_version() -> str:
+    """Return the version of this library; of sources that nobody installed "unknown"."""
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def find_writer(versions: Any) -> str:
+    """Return which other version of this library wrote a run, or "" where it was this one.
+
+    Args:
+        versions: the content of versions.json, which anybody may have written.
+    """
+    version = versions.get(_DISTRIBUTION) if isinstance(versions, Mapping) else None
+    if not isinstance(version, str):
+        return ""
+    try:
+        return "" if check_version(version) == find_installed_version() else version
+    except ValueError:
+        return ""

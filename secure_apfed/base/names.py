@@ -1,0 +1,114 @@
+"""Names of parties, runs and studies: one rule for all, since names become file names.
+
+Read by: settings, where names are given; the tables of a run; whatever makes a path of a name.
+Letters, digits, "_", "-" and "." alone, a letter or digit first: no folder, no hidden file, no
+control character. Names that differ in capitals alone are one, as on many file systems. What
+this program adds to a name, it sets apart by "+", which no name has.
+
+Example:
+    >>> log_file(Path("run"), "ledger", "bank" + UPDATES, "jsonl").name
+    'ledger-bank+updates.jsonl'
+    >>> check_parties(["bank", "Bank"])
+    Traceback (most recent call last):
+    ValueError: 'bank' and 'Bank' differ in capitals at most, and would share files; rename one
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+from pydantic import AfterValidator
+
+from apfed_protocols.date_formats import check_date_format
+from secure_apfed.errors import ConfigError
+
+_T = TypeVar("_T")
+_FORM = "[A-Za-z0-9][A-Za-z0-9._-]*"
+_PARTY_LETTERS = 64
+_RUN_LETTERS = 200
+
+# Of a party's ledger of private updates.
+UPDATES = "+updates"
+# What a party's account of its releases is called; see `secure_apfed.settings.promises.FIGURES`.
+ReleaseFigure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c"]
+# Roles that are parties of every contract, and the passives' settings for those not named.
+RESERVED = ("aggregator", "dealer", "default")
+
+
+DateFormat: TypeAlias = Annotated[str, AfterValidator(check_date_format)]
+"""How dates are written, such as %d.%m.%Y."""
+
+
+def check_name(name: str, *, at_most: int = _PARTY_LETTERS) -> str:
+    """Return the name; ValueError: of another form, or too long."""
+    if len(name) > at_most or not re.fullmatch(_FORM, name):
+        shortened = repr(name if len(name) <= at_most else f"{name[:at_most]}...")
+        raise ValueError(
+            f"expected a name of 1 to {at_most} letters (a-z, A-Z), digits, '_', '-' and '.', a "
+            f"letter or digit first, since files are named after it; got {shortened}"
+        )
+    return name
+
+
+def check_parties(names: Iterable[str]) -> None:
+    """Check the names of a run's parties.
+
+    Raises ValueError: names of another form, reserved, or alike.
+    """
+    name_by_key: dict[str, str] = {}
+    for name in names:
+        _check_party_name(name)
+        if (other := name_by_key.get(name.casefold())) is not None:
+            raise ValueError(
+                f"{other!r} and {name!r} differ in capitals at most, and would share files; "
+                "rename one"
+            )
+        name_by_key[name.casefold()] = name
+
+
+def column_name(name: object) -> str:
+    """Return a column's name as text, in Unicode's form NFC: a number is its digits."""
+    return unicodedata.normalize("NFC", str(name))
+
+
+def _check_party_name(name: str) -> str:
+    if check_name(name).casefold() in RESERVED:
+        raise ValueError(
+            f"a party cannot be called {name!r}, which stands for something else in every run; "
+            "rename it"
+        )
+    return name
+
+
+def _check_party_keys(by_party: dict[str, _T]) -> dict[str, _T]:
+    check_parties(by_party)
+    return by_party
+
+
+Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
+PartyName: TypeAlias = Annotated[str, AfterValidator(_check_party_name)]
+ColumnName: TypeAlias = Annotated[str, AfterValidator(column_name)]
+"""As settings have it, compared with those of files."""
+RunName: TypeAlias = Annotated[str, AfterValidator(partial(check_name, at_most=_RUN_LETTERS))]
+ByParty: TypeAlias = Annotated[dict[str, _T], AfterValidator(_check_party_keys)]
+
+
+def log_file(folder: Path, kind: str, name: str, suffix: str) -> Path:
+    """Return `folder/KIND-NAME.SUFFIX` for a party's name, or one with `UPDATES` behind it.
+
+    Raises:
+        ConfigError: the name could reach another file than its own.
+    """
+    own_file(folder, name.removesuffix(UPDATES))
+    return folder / f"{kind}-{name}.{suffix}"
+
+
+def own_file(folder: Path, name: str) -> Path:
+    """Return `folder/NAME` for a party's name; ConfigError: it could reach another file."""
+    try:
+        return folder / check_name(name)
+    except ValueError as error:
+        raise ConfigError(f"no file of {folder} can be named so: {error}") from None

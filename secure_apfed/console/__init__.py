@@ -1,0 +1,1 @@
+"""What a terminal shows: questions, live progress, events as JSON lines."""

@@ -1,0 +1,584 @@
+"""How far a run is, and where its parties stand: bars, panels, plain lines, or JSON for programs.
+
+A terminal shows a line or a panel that is redrawn. A log gets a line a minute for training and
+other long work, and a line of a party when something changed that a person would want to know.
+`--json-events` prints one JSON object a line on stdout. Nothing about a party is printed more often
+than once a second. Each line says how long the rest takes (`secure_apfed.base.working.TimeLeft`). A
+name or number that a peer chose is checked before it gets here. No other text of a peer is shown,
+except why it refuses this party.
+"""
+
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from secure_apfed.base.files import to_json, write_atomically
+from secure_apfed.base.peer_text import escape_text
+from secure_apfed.base.working import TimeLeft, Work, describe_time_left, observing_work
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
+
+    from secure_apfed.exchange import Status, Waiting
+    from secure_apfed.exchange.status import LinkBreak, Meeting
+    from secure_apfed.runs.outcome import Progress
+
+_PERIOD_S = 1.0
+_AGAIN_S = 30.0  # an event although nothing changed
+_DRAWN_PER_S = 4
+_LINE_S = 60.0
+_BAR_WIDTH = 24
+_PRESENT = ("connected", "awaited", "silent")  # states of a peer that is here
+_OVER = ("connecting", "ended", "failed")  # phases in which no link is back
+
+
+@contextmanager
+def show_run(
+    name: str, *, quiet: bool, console: Console | None = None
+) -> Iterator["Callable[[Progress], None]"]:
+    """Show a run in this process on stderr; yield what `run` calls with each `Progress`."""
+    board = Board(name=name)
+    with observing_work(board.update_work), show_board(board, as_json=quiet, console=console):
+        yield board.update_progress
+
+
+@contextmanager
+def show_work(
+    party: str = "", *, as_json: bool, json_events: bool = False, console: Console | None = None
+) -> Iterator[None]:
+    """Show the long work that this block reports, see `show_board`; `party` does that work."""
+    board = Board()
+
+    def update_work(work: Work) -> None:
+        board.update_work(work, party)
+
+    with (
+        observing_work(update_work),
+        show_board(board, as_json=as_json, json_events=json_events, console=console),
+    ):
+        yield
+
+
+@contextmanager
+def show_downloads(*, quiet: bool) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Show downloads on stderr; yield what `fetch_dataset` calls with (file, bytes, total)."""
+    from rich.progress import DownloadColumn
+
+    tasks: dict[str, Any] = {}
+    with _make_bars(DownloadColumn(), quiet=quiet) as bars:
+
+        def update_bar(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bars.add_task(file, total=total)
+            bars.update(tasks[file], completed=done, total=total)
+
+        yield update_bar
+
+
+@contextmanager
+def show_count(
+    name: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a count on stderr, and how long the rest takes (see `TimeLeft`): a bar, or a line a
+    minute; yield what is called with (done, total).
+    """
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    time_left = TimeLeft(clock)
+    printed_at = -math.inf
+
+    def format_time_left(done: int, total: int) -> str:
+        time_left.note_progress(done)
+        return describe_time_left(time_left.estimate_seconds(total))
+
+    def print_line(done: int, total: int) -> None:
+        nonlocal printed_at
+        text = f"{name}: {done} of {total}  {format_time_left(done, total)}"
+        if clock() - printed_at >= _LINE_S or done == total:
+            printed_at = clock()
+            console.print(text.strip(), highlight=False)
+
+    if not quiet and not console.is_terminal:
+        yield print_line
+        return
+    columns = MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}")
+    with _make_bars(*columns, quiet=quiet) as bars:
+        task = bars.add_task(name, total=None, left="")
+        yield lambda done, total: bars.update(
+            task, completed=done, total=total, left=format_time_left(done, total)
+        )
+
+
+def _make_bars(*columns: "ProgressColumn", quiet: bool = False) -> "Bars":
+    """Make bars on stderr, with these columns behind; their module is loaded where one is shown."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *columns,
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+
+
+def describe_figures(progress: "Progress") -> str:
+    """Return loss, accuracy, epsilon and bytes in a line, where each is known."""
+    from secure_apfed.measures.table import MEASURES
+
+    measure = MEASURES[progress.measure]
+    score = progress.accuracy if progress.score is None else progress.score
+    accuracy = "" if score is None else f"  {measure.title} {measure.format_value(score)}"
+    promise = "" if progress.promise is None else f"  {progress.promise_text}"
+    loss = "" if progress.loss is None else f"loss {progress.loss:.4f}"
+    return f"{loss}{accuracy}{promise}  {progress.wire_bytes / 1e6:.1f} MB sent".strip()
+
+
+def _progress_of(progress: "Progress") -> str:
+    return f"epoch {progress.epoch}/{progress.epochs}  {describe_figures(progress)}"
+
+
+class Board:
+    """The displayed facts: the parties' states, the progress of the active's training, and other
+    long work.
+
+    Args:
+        source: returns the states of the parties of this process; read for each display.
+        name: of the run, shown before its epochs.
+    """
+
+    def __init__(
+        self,
+        source: "Callable[[], Sequence[Status]]" = tuple,
+        *,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._clock = clock
+        self._reported: dict[str, Status] = {}
+        self.progress: Progress | None = None
+        self._training = TimeLeft(clock)
+        self._work: dict[tuple[str, str], tuple[Work, TimeLeft]] = {}
+
+    @property
+    def statuses(self) -> "tuple[Status, ...]":
+        own_statuses = {status.party: status for status in self._source() if status.party}
+        statuses = {**self._reported, **own_statuses}
+        return tuple(statuses[name] for name in sorted(statuses))
+
+    def update_status(self, status: "Status") -> None:
+        self._reported = {**self._reported, status.party: status}
+
+    def update_progress(self, progress: "Progress") -> None:
+        if self.progress is None:  # the time before the first step belongs to no step
+            self._training = TimeLeft(self._clock)
+        self._training.note_progress(progress.step)
+        self.progress = progress
+
+    def update_work(self, work: Work, party: str = "") -> None:
+        """Note how far some work of a party is; finished work is no longer shown."""
+        key = (party, work.name)
+        works = dict(self._work)
+        previous = works.pop(key, None)
+        if not work.is_over:
+            time_left = TimeLeft(self._clock) if previous is None else previous[1]
+            time_left.note_progress(work.done)
+            works[key] = work, time_left
+        self._work = works  # replaced whole: another thread reads it
+
+    def forget_work(self) -> None:
+        """Show no work that a session left unfinished."""
+        self._work = {}
+
+    @property
+    def works(self) -> "tuple[WorkLeft, ...]":
+        """All long work in progress, with the estimate of the time left."""
+        return tuple(
+            WorkLeft(work=work, party=party, seconds_left=time_left.estimate_seconds(work.total))
+            for (party, _), (work, time_left) in self._work.items()
+        )
+
+    @property
+    def training_seconds_left(self) -> float | None:
+        """The estimated seconds until all epochs are done; None: too early to say."""
+        return (
+            None if self.progress is None else self._training.estimate_seconds(self.progress.steps)
+        )
+
+    @property
+    def progress_line(self) -> str:
+        """Epoch, figures and time left, for a line; empty before training."""
+        if self.progress is None:
+            return ""
+        time_left = describe_time_left(self.training_seconds_left)
+        name = f"{self._name}: " if self._name else ""
+        return f"{name}{_progress_of(self.progress)}  {time_left}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkLeft:
+    """The long work of a party (empty: of this process), and how long its rest takes at this
+    pace.
+    """
+
+    work: Work
+    party: str
+    seconds_left: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in plain values, as an event."""
+        return {"party": self.party, **asdict(self.work), "seconds_left": self.seconds_left}
+
+    @property
+    def line(self) -> str:
+        """The line for people."""
+        work = self.work
+        count = "" if work.total == 1 else f"{work.done:,} of {work.total:,}"
+        current = f"now {work.part}" if work.part and count else work.part
+        facts = ", ".join(filter(None, (count, current, describe_time_left(self.seconds_left))))
+        name = f"{self.party}: {work.name}" if self.party else work.name
+        return f"{name}: {facts}" if facts else name
+
+
+@contextmanager
+def show_board(
+    board: Board,
+    *,
+    as_json: bool = False,
+    json_events: bool = False,
+    console: Console | None = None,
+) -> Iterator[Board]:
+    """Show the board while the block runs, and once more when it ends: not at all with `as_json`,
+    as events with `json_events`, else to people.
+    """
+    console = console or Console(stderr=True)
+    if json_events:
+        events = _Events(board)
+        with _tick_periodically(events.tick):
+            yield board
+    elif as_json:
+        yield board
+    elif console.is_terminal:
+        live = Live(
+            console=console,
+            get_renderable=lambda: _render_board(board),
+            refresh_per_second=_DRAWN_PER_S,
+        )
+        with live:
+            yield board
+    else:
+        lines = _Lines(board, console)
+        try:
+            with _tick_periodically(lines.tick):
+                yield board
+        finally:
+            lines.print_last()
+
+
+@contextmanager
+def _tick_periodically(tick: Callable[[], None]) -> Iterator[None]:
+    """Call `tick` each period from a thread of its own, and once at the end."""
+    done = threading.Event()
+
+    def go_on() -> None:
+        is_over = False
+        while not is_over:
+            is_over = done.wait(_PERIOD_S)
+            # The reader may be gone, or the disk full; the run continues anyway.
+            with contextlib.suppress(OSError, ValueError):
+                tick()
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def write_metrics(board: Board, path: Path | None) -> Iterator[None]:
+    """Keep a file for Prometheus while the block runs, which the node exporter's textfile collector
+    reads; no file for None. A disk that fills up later does not end the run.
+
+    Raises:
+        OSError: it cannot be written when the block begins.
+    """
+    if path is None:
+        yield
+        return
+
+    def write_file() -> None:
+        write_atomically(path, _format_metrics(board).encode())
+
+    write_file()
+    with _tick_periodically(write_file):
+        yield
+
+
+def _format_metrics(board: Board) -> str:
+    """Return the text format of Prometheus, in which no character of a name has to be escaped."""
+    lines: dict[str, list[str]] = {}
+
+    def add_samples(labels: Mapping[str, str], **values: float | None) -> None:
+        label_text = ",".join(f'{key}="{label}"' for key, label in labels.items())
+        for name, value in values.items():
+            if value is not None:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                value_text = "+Inf" if value == math.inf else f"{value:.15g}"
+                first = lines.setdefault(name, [f"# TYPE secure_apfed_{name} {kind}\n"])
+                first.append(f"secure_apfed_{name}{{{label_text}}} {value_text}\n")
+
+    for status in board.statuses:
+        party = {"party": status.party}
+        add_samples(party, session=status.session, step=status.step)
+        add_samples({**party, "phase": status.phase}, phase=1)
+        add_samples(
+            {**party, "figure": status.figure}, epsilon=status.epsilon
+        )  # none where nothing is sent
+        for name, peer in status.peers.items():
+            add_samples(
+                {**party, "peer": name},
+                sent_bytes_total=peer.sent_bytes,
+                received_bytes_total=peer.received_bytes,
+                peer_last_sign_seconds=peer.sign_s,
+            )
+    progress = board.progress
+    if progress is not None:
+        add_samples(
+            {},
+            epochs_done=progress.epoch,
+            epochs=progress.epochs,
+            steps_done=progress.step,
+            steps=progress.steps,
+        )
+    return "".join(line for metric in lines.values() for line in metric)
+
+
+class _Events:
+    """One JSON object a line: `{"progress": {...}}`, `{"work": {...}}`, and `{"status": {...}}` of
+    each party that changed.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._progress: Progress | None = None
+        self._works: dict[tuple[str, str], Work] = {}
+        self._last: dict[str, tuple[object, float]] = {}
+
+    def tick(self) -> None:
+        board = self._board
+        progress = board.progress
+        if progress is not None and progress != self._progress:
+            self._progress = progress
+            seconds_left = board.training_seconds_left
+            _write_event({"progress": {**asdict(progress), "seconds_left": seconds_left}})
+        works = {(work_left.party, work_left.work.name): work_left for work_left in board.works}
+        for key, work_left in works.items():
+            if self._works.get(key) != work_left.work:
+                _write_event({"work": work_left.as_json()})
+        for key in self._works.keys() - works.keys():
+            ended = replace(self._works[key], done=self._works[key].total)
+            _write_event({"work": WorkLeft(work=ended, party=key[0], seconds_left=0.0).as_json()})
+        self._works = {key: work_left.work for key, work_left in works.items()}
+        for status in board.statuses:
+            counts = status.sent_bytes, status.received_bytes, status.step
+            facts = _list_facts(status), _broken_links(status), *counts
+            past, written_at = self._last.get(status.party, (None, 0.0))
+            now = time.monotonic()
+            if facts != past or now - written_at >= _AGAIN_S or status.list_peers("silent"):
+                self._last[status.party] = facts, now
+                _write_event({"status": {"at": time.time(), **status.model_dump(mode="python")}})
+        sys.stdout.flush()
+
+
+class _Lines:
+    """The lines of a log: one for a party when its phase or its peers change, and one a minute for
+    each party, for the training and for each long work.
+    """
+
+    def __init__(
+        self, board: Board, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._board = board
+        self._console = console
+        self._clock = clock
+        self._last: dict[object, tuple[object, float]] = {}
+        self._progress: Progress | None = None
+        self._broken: dict[str, dict[str, float]] = {}  # by party and peer, since when
+
+    def tick(self) -> None:
+        if self._board.progress is not None and self._is_due("epoch", None):
+            self._print_progress()
+        works = self._board.works
+        for work_left in works:
+            if self._is_due((work_left.party, work_left.work.name), None):
+                self._print_text(work_left.line)
+        self._forget_all_but({(work_left.party, work_left.work.name) for work_left in works})
+        for status in self._board.statuses:
+            self._print_breaks(status)
+            if self._is_due(status.party, _list_facts(status)):
+                self._print_text(_line_of(status))
+
+    def print_last(self) -> None:
+        """Print the newest progress, if no line showed it."""
+        with contextlib.suppress(OSError, ValueError):
+            if self._board.progress != self._progress:
+                self._print_progress()
+
+    def _print_breaks(self, status: "Status") -> None:
+        """Print a line for each link that broke since the last call, and for each that is back."""
+        now = self._clock()
+        previous = self._broken.get(status.party, {})
+        broken = dict[str, float]()
+        for name, peer in status.peers.items():
+            link = f"{status.party}: the link to {name} is"
+            if peer.broken is not None:
+                broken[name] = previous.get(name, now - peer.broken.since_s)
+                if name not in previous:
+                    self._print_text(
+                        f"{link} {_describe_break(peer.broken)}; nothing to do: it is connected "
+                        f"again by itself; waits {peer.broken.patience_s:g} s, then {name} has left"
+                    )
+            elif name in previous and peer.state in _PRESENT and status.phase not in _OVER:
+                self._print_text(f"{link} back, after {now - previous[name]:.0f} s")
+        self._broken[status.party] = broken
+
+    def _is_due(self, key: object, facts: object) -> bool:
+        now = self._clock()
+        past = self._last.get(key)
+        is_due = past is None or past[0] != facts or now - past[1] >= _LINE_S
+        if is_due:
+            self._last[key] = facts, now
+        return is_due
+
+    def _forget_all_but(self, works: "set[tuple[str, str]]") -> None:
+        """Forget finished work, so that it gets a line at once when it restarts."""
+        for key in [*self._last]:
+            if isinstance(key, tuple) and key not in works:
+                del self._last[key]
+
+    def _print_progress(self) -> None:
+        self._progress = self._board.progress
+        self._print_text(self._board.progress_line)
+
+    def _print_text(self, text: str) -> None:
+        self._console.print(Text(escape_text(text)), soft_wrap=True)
+
+
+def _write_event(event: Mapping[str, Any]) -> None:
+    sys.stdout.write(to_json(event) + "\n")
+
+
+def _broken_links(status: "Status") -> tuple[str, ...]:
+    return tuple(name for name, peer in status.peers.items() if peer.broken is not None)
+
+
+def _describe_break(broken: "LinkBreak") -> str:
+    why = f" ({broken.why})" if broken.why else ""
+    return f"broken since {broken.since_s:.0f} s{why}"
+
+
+def _list_facts(status: "Status") -> tuple[object, ...]:
+    peers = tuple(tuple(status.list_peers(state)) for state in ("expected", "silent", "left"))
+    return status.phase, peers, tuple(peer.refusal for peer in status.peers.values())
+
+
+def _line_of(status: "Status") -> str:
+    phase = status.phase if status.step is None else f"{status.phase}, step {status.step}"
+    parts = [f"{status.party}: {phase}", *_list_troubles(status)]
+    if status.meets:
+        parts.append(_describe_meeting(status, status.meets))
+    if status.waits:
+        parts.append(f"waits for {_describe_wait(status.waits)}")
+    return "; ".join([*parts, _describe_counts(status)])
+
+
+def _describe_meeting(status: "Status", meets: "Meeting") -> str:
+    """Say whom a party waits for before a session, since when, and how many are present."""
+    missing = " and ".join(status.list_peers("expected"))
+    parties = len(status.peers) + 1
+    present = parties - len(status.list_peers("expected"))
+    return (
+        f"waits for {missing} since {meets.since_s:.0f} s, gives up after {meets.patience_s:g} s; "
+        f"{present} of {parties} parties are here"
+    )
+
+
+def _list_troubles(status: "Status") -> list[str]:
+    troubles = []
+    refused = dict[str, list[str]]()
+    for name, peer in status.peers.items():
+        if peer.broken is not None:
+            troubles.append(f"the link to {name} is {_describe_break(peer.broken)}")
+        if peer.state == "silent" and peer.silent_s is not None:
+            troubles.append(f"{name} silent for {peer.silent_s:.0f} s")
+        elif peer.state == "left":
+            troubles.append(f"{name} left")
+        elif peer.state == "expected":
+            if peer.refusal:
+                refused.setdefault(peer.refusal, []).append(name)
+            elif status.meets is None:
+                troubles.append(f"{name} is expected")
+    for refusal, names in refused.items():
+        verb = "is" if len(names) == 1 else "are"
+        troubles.append(f"{' and '.join(names)} {verb} expected: {refusal}")
+    return troubles
+
+
+def _describe_wait(waits: "Waiting") -> str:
+    step = "" if waits.step is None or waits.step < 0 else f" of step {waits.step}"
+    kinds = " or ".join(waits.kinds)
+    senders = " or ".join(waits.senders)
+    return (
+        f"{kinds}{step} from {senders} since {waits.since_s:.0f} s, gives up after "
+        f"{waits.patience_s:g} s"
+    )
+
+
+def _describe_counts(status: "Status") -> str:
+    sent = status.sent_bytes / 1e6
+    received = status.received_bytes / 1e6
+    return f"{status.promise_text}  {sent:.1f} MB sent  {received:.1f} MB received"
+
+
+def _render_board(board: Board) -> Group:
+    """Return the progress of training and other work, and each party's line, built on each call."""
+    return Group(
+        *_bar_of(board),
+        *(Text(escape_text(work_left.line)) for work_left in board.works),
+        *(Text(escape_text(_line_of(status))) for status in board.statuses),
+    )
+
+
+def _bar_of(board: Board) -> "Sequence[RenderableType]":
+    """Return a bar of all steps, and epoch, figures and time left in a line; nothing before
+    training.
+    """
+    progress = board.progress
+    if progress is None:
+        return ()
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    bar = ProgressBar(total=max(progress.steps, 1), completed=progress.step, width=_BAR_WIDTH)
+    row = Table.grid(padding=(0, 1))
+    row.add_row(bar, Text(board.progress_line))
+    return (row,)

@@ -1,0 +1,266 @@
+"""Connections made of calls between sites, as a job of NVFlare gives them.
+
+Run by: every party of such a job, beneath `sealed_connection` and `resumable_link`. Each frame is
+one call, which returns when the other end has taken it. A few are under way at once, in any order,
+and are sorted by their numbers. The carrier of the calls learns who speaks to whom, when and how
+much. Protects from: calls of strangers, who replace nobody until they have proved who they are, and
+from frames that are too large, repeated, ahead of their turn, or that nobody reads: only a few wait
+here. No module of NVFlare's is used here.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import fresh_key
+from secure_apfed.exchange.envelope import quote_reason
+from secure_apfed.exchange.pipe import MOST_QUEUED, Pipe
+from secure_apfed.exchange.resumable_link import Connection
+from secure_apfed.exchange.sealed_connection import (
+    MOST_SEALED,
+    MOST_UNPROVED,
+    LocalEnd,
+    PeerAcceptor,
+    prove_identity,
+)
+
+Carry = Callable[[str, bytes, int, bytes], bool]
+"""Calls `Calls.take_frame` at a peer: its name, then name of the connection, number and frame.
+
+Returns what that returned; raises ConnectionAbortedError where the job is over, OSError where the
+call failed."""
+
+_NAME_BYTES = 32
+_AT_ONCE = 4  # frames under way on a connection; one at a time took half as long again
+_MOST_COMING = 4  # connections in one peer's name that have not proved yet; then the oldest goes
+_ROOM_S = 10.0
+
+
+class Calls:
+    """One party's connections to all its peers; of two, the one whose name comes later dials."""
+
+    def __init__(self, me: LocalEnd, carry: Carry) -> None:
+        self._me = me
+        self._carry = carry
+        dialling = tuple(name for name in me.known if name > me.name)
+        self._door = PeerAcceptor(me, dialling, absent="its party did not begin")
+        self._lock = threading.Lock()
+        self._standing: dict[str, _Called] = {}
+        self._coming: dict[str, dict[bytes, _Called]] = {name: {} for name in dialling}
+        self._failing: set[str] = set()
+        self._stopped: dict[str, str] = {}
+        self._ended = ""
+
+    def make_connectors(self) -> Mapping[str, Callable[[], Connection]]:
+        """Return, by peer, a function that makes a connection to it; see `LinkTransport`."""
+        return {name: partial(self._connect_peer, name) for name in self._me.known}
+
+    def _connect_peer(self, peer: str) -> Connection:
+        if (reason := self._stopped.get(peer)) is not None:
+            raise RemoteProtocolError(f"{peer} stopped: {reason}")
+        if self._ended:
+            raise RemoteProtocolError(self._ended)
+        if peer > self._me.name:
+            return self._door.take_connection(peer)
+        connection = self._make_connection(peer, fresh_key())
+        self._replace_connection(peer, connection)
+        try:
+            return prove_identity(connection, self._me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
+
+    def take_frame(self, caller: str, name: bytes, number: int, frame: bytes) -> bool:
+        """Take one frame of a peer, and wait while many do already; False: the connection is over.
+
+        Args:
+            caller: the caller's name, by the carrier; the peer proves its identity afterwards.
+            name: of the connection, drawn by the dialling end.
+            number: of the frame, from 0; -1 - n: none follows the first n.
+        """
+        if type(name) is not bytes or type(number) is not int or type(frame) is not bytes:
+            return False
+        called = self._find_connection(caller, name, number)
+        if called is None:
+            return False
+        if number < 0:
+            called.over_after(-1 - number)
+            return True
+        return called.take_frame(number, frame)
+
+    def _find_connection(self, caller: str, name: bytes, number: int) -> "_Called | None":
+        """Return the connection of this name; make a new one where the peer may dial and begins."""
+        with self._lock:
+            standing = self._standing.get(caller)
+            coming = self._coming.get(caller, {})
+            if standing is not None and standing.name == name:
+                return standing
+            if name in coming:
+                return coming[name]
+            may_come = caller in self._coming and not self._ended
+            if not may_come or number != 0 or len(name) != _NAME_BYTES:
+                return None
+            fresh = coming[name] = self._make_connection(caller, name)
+            crowded = coming.pop(next(iter(coming))) if len(coming) > _MOST_COMING else None
+        if crowded is not None:
+            crowded.close()
+        threading.Thread(target=self._welcome_peer, args=(caller, fresh), daemon=True).start()
+        return fresh
+
+    def _welcome_peer(self, peer: str, fresh: "_Called") -> None:
+        """Let a dialling peer prove its identity; only then it replaces the standing connection."""
+        self._door.admit_stranger(fresh, b"")
+        if fresh.over:
+            with self._lock:
+                self._coming[peer].pop(fresh.name, None)
+        else:
+            self._replace_connection(peer, fresh)
+
+    def _replace_connection(self, peer: str, fresh: "_Called") -> None:
+        """Replace the peer's former connection by a new one."""
+        with self._lock:
+            self._coming.get(peer, {}).pop(fresh.name, None)
+            former = self._standing.get(peer)
+            self._standing[peer] = fresh
+            ended = self._ended
+        if former is not None:
+            former.close()
+        if ended:
+            fresh.close()
+
+    def _make_connection(self, peer: str, name: bytes) -> "_Called":
+        return _Called(name, partial(self._carry_frame, peer, name))
+
+    def _carry_frame(self, peer: str, name: bytes, number: int, frame: bytes) -> bool:
+        try:
+            is_taken = self._carry(peer, name, number, frame)
+        except ConnectionAbortedError:  # by the end of the job, which says nothing of the peer
+            raise
+        except OSError:
+            with self._lock:
+                self._failing.add(peer)
+            raise
+        with self._lock:
+            self._failing.discard(peer)
+        return is_taken
+
+    def end_connections(self, why: str) -> None:
+        """End all connections with this reason, and name the peers whose calls failed before."""
+        with self._lock:
+            failing = " and ".join(sorted(self._failing))
+            self._ended = self._ended or (
+                f"{why}; calls to {failing} failed before" if failing else why
+            )
+            connections = [*self._standing.values()]
+            connections += [
+                called for coming in self._coming.values() for called in coming.values()
+            ]
+        for called in connections:
+            called.close()
+
+    def note_stop(self, peer: str, reason: str) -> None:
+        """Record that a known peer's party has ended and makes no more connections."""
+        if peer in self._me.known:
+            self._stopped[peer] = quote_reason(reason.encode("utf-8", "replace"))
+
+
+class _Called(Pipe):
+    """One connection of numbered calls, a few of them under way at once."""
+
+    def __init__(self, name: bytes, carry: Callable[[int, bytes], bool]) -> None:
+        super().__init__()
+        self.name = name
+        self._carry = carry
+        self._calling = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="call")
+        self._room = threading.Semaphore(_AT_ONCE)
+        self._early: dict[int, bytes] = {}
+        self._sent_frames = self._came = 0
+        self._most_bytes = MOST_UNPROVED
+        self._last: int | None = None
+
+    def trust_peer(self) -> None:
+        self._most_bytes = MOST_SEALED
+
+    def take_frame(self, number: int, frame: bytes) -> bool:
+        """Take a frame when its turn comes and there is room; return False if it is not among the
+        next `_AT_ONCE`, as many as a caller has under way.
+        """
+        with self._changed:
+            if self._ended is not None or len(frame) > self._most_bytes:
+                return False
+            ahead = _AT_ONCE + min(0, MOST_QUEUED - len(self._frames))
+            if number in self._early or not self._came <= number < self._came + ahead:
+                return False
+            self._early[number] = frame
+            while self._came in self._early:
+                self._frames.append(self._early.pop(self._came))
+                self._came += 1
+            self._end_if_over()
+            self._changed.notify_all()
+            return self._changed.wait_for(
+                lambda: (
+                    self._ended is not None
+                    or (number < self._came and len(self._frames) <= MOST_QUEUED)
+                ),
+                _ROOM_S,
+            )
+
+    @property
+    def over(self) -> bool:
+        return self._ended is not None
+
+    def over_after(self, count: int) -> None:
+        """Note that the other end closed after so many frames."""
+        with self._changed:
+            self._last = count
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._last is not None and self._came >= self._last:
+            self.end("the other end closed the connection")
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        self._room.acquire()
+        try:
+            with self._changed:
+                if self._ended is not None:
+                    raise BrokenPipeError(self._ended)
+                number = self._sent_frames
+                self._sent_frames = self._sent_frames + 1
+                self._calling.submit(self._send_frame, number, buf)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def _send_frame(self, number: int, frame: bytes) -> None:
+        """Make one call; if it fails, the connection is over."""
+        try:
+            if not self._carry(number, frame):
+                self._fail_connection("it is not there yet, or has another connection by now")
+        except OSError as error:
+            self._fail_connection(str(error))
+        finally:
+            self._room.release()
+
+    def close(self) -> None:
+        """End the connection here, and at the other end after all frames have arrived."""
+        self._fail_connection("the connection was closed", sent_frames=self._sent_frames)
+
+    def _fail_connection(self, why: str, *, sent_frames: int = 0) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._calling.submit(self._say_over, sent_frames)
+            self.end(why)
+
+    def _say_over(self, sent_frames: int) -> None:
+        with contextlib.suppress(OSError):  # it finds out by the silence
+            self._carry(-1 - sent_frames, b"")
+
+    def end(self, why: str = "") -> None:
+        with self._changed:
+            if self._ended is None:
+                self._calling.shutdown(wait=False)
+            super().end(why)

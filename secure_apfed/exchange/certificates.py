@@ -1,0 +1,324 @@
+"""Certificates for TLS between parties: checked at both ends, and made for a project or a trial.
+
+Run by: every party, on its own files and on a caller's certificate; and by whoever makes them. An
+organisation may use its own authority: a party's certificate has the party's name as a DNS name
+among its subject alternative names, for clients and servers. Protects from: strangers, and lost
+keys that are listed as revoked. A party is authenticated by its identity, not by these.
+"""
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.peer_text import quote_text
+from secure_apfed.errors import ConfigError
+
+RENEWAL = (
+    "have another one made: in a project the party runs `secure-apfed certs request`, the "
+    "organiser `certs renew`, and the party `certs accept`; no words are compared again"
+)
+_MOST_BYTES = 2**20
+_MOST_NAMES = 8
+_CLOCKS_APART = dt.timedelta(minutes=5)
+_HEX = frozenset("0123456789abcdef")
+_OTHER_USES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+def hash_certificate(certificate: x509.Certificate) -> str:
+    """Return the SHA-256 of a certificate, hex."""
+    return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+def certificate_names(certificate: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return ()
+    return tuple(names.value.get_values_for_type(x509.DNSName))
+
+
+def _quote_names(names: Sequence[str]) -> str:
+    """Return the names of a peer's certificate, quoted as text of somebody else."""
+    return ", ".join(map(quote_text, names[:_MOST_NAMES])) or "nobody"
+
+
+def _list_entries(certificate: x509.Certificate) -> set[str]:
+    """Return the entries by which a list of revoked certificates may name it."""
+    return {hash_certificate(certificate), f"{certificate.serial_number:x}"}
+
+
+def list_entries(pem: bytes) -> set[str]:
+    """Return the entries that may revoke a certificate in PEM; none if it is no certificate."""
+    try:
+        return _list_entries(x509.load_pem_x509_certificate(pem))
+    except ValueError:
+        return set()
+
+
+def load_revocations(path: Path | None) -> frozenset[str]:
+    """Read the certificates and identities that a list revokes; without a list, none.
+
+    Each line holds, in hex, a certificate's SHA-256 or serial number, or an identity (a public
+    key). Text behind a `#` is a note.
+    """
+    if path is None:
+        return frozenset()
+    entries = set()
+    lines = _load_file(path, "revoked").decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines, start=1):
+        entry = line.partition("#")[0].strip().lower().replace(":", "")
+        if entry and not set(entry) <= _HEX:
+            raise ConfigError(
+                f"{path}, line {number}: expected a certificate's SHA-256 or serial number, or "
+                f"an identity, in hex, got {entry[:80]!r}"
+            )
+        entries.add(entry.lstrip("0") if len(entry) < 64 else entry)
+    return frozenset(entries - {""})
+
+
+class RevokedList:
+    """A list of what is revoked, which is read again whenever its file changes.
+
+    Args:
+        path: of the file; None: nothing is revoked.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._revoked: frozenset[str] = frozenset()
+
+    def load_entries(self) -> frozenset[str]:
+        """Return what is revoked now. Raises ConfigError: the file is gone, or cannot be read."""
+        if self._path is None:
+            return self._revoked
+        try:
+            status = self._path.stat()
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read ({error.strerror})") from error
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if stamp != self._stamp:
+            self._revoked = load_revocations(self._path)
+            self._stamp = stamp
+        return self._revoked
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The certificates and the key that a party uses in TLS, in PEM; the key is never printed."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    @classmethod
+    def from_files(
+        cls,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        *,
+        name: str | None,
+        revoked: frozenset[str] = frozenset(),
+    ) -> "Credentials":
+        """Load the files and check them as the peers will."""
+        loaded = cls(
+            _load_file(ca, "ca"), _load_file(certificate, "certificate"), _load_file(key, "key")
+        )
+        try:
+            leaf, *chain = x509.load_pem_x509_certificates(loaded.certificate)
+            secret = serialization.load_pem_private_key(loaded.key, password=None)
+            authorities = x509.load_pem_x509_certificates(loaded.ca)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise ConfigError(
+                f"tls: {ca}, {certificate} or {key} is not what it should be in PEM ({error}); a "
+                "key has no password, and a certificate comes before those that signed it"
+            ) from error
+        names = certificate_names(leaf)
+        now = dt.datetime.now(dt.UTC)
+        wrong = ""
+        if secret.public_key() != leaf.public_key():
+            raise ConfigError(f"tls.key: {key} is not the key of {certificate}; name its own")
+        if now > leaf.not_valid_after_utc:
+            wrong = f"has expired at {leaf.not_valid_after_utc:%Y-%m-%d}; {RENEWAL}"
+        elif now < leaf.not_valid_before_utc:
+            wrong = f"is valid from {leaf.not_valid_before_utc} on; set the clock, or wait"
+        # TLS itself checks each certificate between this one and its authority.
+        elif not chain and not any(_has_issuer(leaf, authority) for authority in authorities):
+            wrong = (
+                f"is of another authority than those in {ca}; have one made by the authority that "
+                "all parties believe"
+            )
+        elif name is not None and name not in names:
+            wrong = (
+                f"is for {_quote_names(names)}, not for {name}; a party's certificate has "
+                "the party's name as a DNS name"
+            )
+        elif _list_entries(leaf) & revoked:
+            wrong = "is revoked; have another one made"
+        if wrong:
+            raise ConfigError(f"tls.certificate: {certificate} {wrong}")
+        return loaded
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the party's own certificate, hex."""
+        return hash_certificate(x509.load_pem_x509_certificate(self.certificate))
+
+
+def _has_issuer(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def require_caller(name: str, pem: bytes, revoked: frozenset[str]) -> None:
+    """Refuse a caller whose certificate, which TLS has verified, is not the named party's."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise RemoteProtocolError(f"{name} came without a certificate that can be read") from error
+    names = certificate_names(certificate)
+    if name not in names:
+        raise RemoteProtocolError(
+            f"{name} came with a certificate for {_quote_names(names)}; where a proxy "
+            f"calls for {name}, say behind_proxy: true of {name} in the party's file"
+        )
+    if _list_entries(certificate) & revoked:
+        raise RemoteProtocolError(
+            f"the certificate of {name} is revoked; {name} has another one made (secure-apfed "
+            "certs request)"
+        )
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An authority, which makes the parties' certificates."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+    def issue_certificate(self, name: str, *, days: float = 365) -> Credentials:
+        """Make a new key and certificate for a party of this name, as a server and as a client."""
+        request, key = certificate_request(name)
+        made = self.sign_request(request, name, days=days)
+        return Credentials(self.certificate, made, key)
+
+    def sign_request(self, request: bytes, name: str, *, days: float = 365) -> bytes:
+        """Return a certificate in PEM for the key of a request; ignore its other content.
+
+        Raises RemoteProtocolError: it is no request, or not signed by its own key.
+        """
+        try:
+            csr = x509.load_pem_x509_csr(request)
+            public = csr.public_key()
+            if not csr.is_signature_valid or not isinstance(public, ec.EllipticCurvePublicKey):
+                raise ValueError("its key is of another kind, or did not sign it")
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+            raise RemoteProtocolError(
+                f"{name} sent no certificate request in PEM ({error}); it has to answer anew"
+            ) from error
+        authority = x509.load_pem_x509_certificate(self.certificate)
+        signer = serialization.load_pem_private_key(self.key, password=None)
+        if not isinstance(signer, ec.EllipticCurvePrivateKey):
+            raise ConfigError("the authority's key is of another kind than is made here")
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        return _encode_pem(
+            _make_builder(name, public, days)
+            .issuer_name(authority.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(signed_by, critical=False)
+            .sign(signer, hashes.SHA256())
+        )
+
+
+def certificate_request(name: str, key: bytes | None = None) -> tuple[bytes, bytes]:
+    """Return a request for an authority to sign, and its key, both in PEM.
+
+    Raises ConfigError: `key` is none that could have been made here; None: a new one is made.
+    """
+    secret = ec.generate_private_key(ec.SECP256R1())
+    if key is not None:
+        loaded_key = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(loaded_key, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"the key of {name} is of another kind than is made here")
+        secret = loaded_key
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    request = made.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    return request, _secret_pem(secret)
+
+
+def make_authority(name: str = "secure-apfed authority", *, days: float = 3650) -> Authority:
+    secret = ec.generate_private_key(ec.SECP256R1())
+    made = (
+        _make_builder(name, secret.public_key(), days)
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.KeyUsage(key_cert_sign=True, crl_sign=True, **dict.fromkeys(_OTHER_USES, False)),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(secret.public_key()), False)
+        .sign(secret, hashes.SHA256())
+    )
+    return Authority(_encode_pem(made), _secret_pem(secret))
+
+
+def _make_builder(
+    name: str, public: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + dt.timedelta(days=days)) - _CLOCKS_APART)
+        .not_valid_after(now + dt.timedelta(days=days))
+    )
+
+
+def _encode_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _secret_pem(secret: ec.EllipticCurvePrivateKey) -> bytes:
+    return secret.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _load_file(path: Path, setting: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"tls.{setting}: {path} cannot be read ({error.strerror}); name the file, or have "
+            "secure-apfed project make it"
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"tls.{setting}: {path} has more than {_MOST_BYTES} bytes")
+    return content

@@ -1,0 +1,289 @@
+"""Connections over gRPC: one stream of bytes each way, in one call, with TLS at both ends.
+
+Run by: every party (extra `grpc`), beneath `sealed_connection` and `resumable_link`. Whoever can
+be reached listens, the others dial; a proxy that ends TLS may stand between. Protects from:
+strangers without a certificate, and from calls and frames that are too many or too large. No
+message of gRPC's is parsed here: frames are bytes of at most `MOST_SEALED`, and of at most
+`MOST_UNPROVED`, of which one waits, until the other end has proved who it is.
+
+A frame travels in messages of at most 128 KiB, each with a byte before it that says whether more of
+the frame follows: gRPC takes a whole message into memory before anybody here may refuse it.
+"""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
+from typing import Any
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.installing import install_extra
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials
+from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.pipe import MOST_QUEUED, Pipe
+from secure_apfed.exchange.sealed_connection import MOST_SEALED, MOST_UNPROVED, refuse_long_frame
+from secure_apfed.exchange.sockets import Address, spell_address
+
+try:
+    import grpc
+except ImportError:  # an extra
+    grpc = None
+
+_SERVICE = "secure_apfed.Link"
+_METHOD = "Carry"
+_PATH = f"/{_SERVICE}/{_METHOD}"
+_MOST_STREAMS = 512
+_PIECE = 2**17 - 1
+# whether more of the frame follows
+_MORE = b"\1"
+_LAST = b"\0"
+_FLUSH_S = 2.0
+_EVERYWHERE = (
+    ("grpc.max_receive_message_length", 1 + _PIECE),
+    ("grpc.max_send_message_length", 1 + _PIECE),
+    ("grpc.max_metadata_size", 8192),
+    ("grpc.absolute_max_metadata_size", 16384),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+_CLIENT = (
+    *_EVERYWHERE,
+    ("grpc.use_local_subchannel_pool", 1),  # each attempt is its own, without gRPC's back-off
+)
+_SERVER = (
+    *_EVERYWHERE,
+    # A stranger's connection takes as much memory as is read of it at once.
+    ("grpc.experimental.tcp_read_chunk_size", 2**14),
+    ("grpc.experimental.tcp_max_read_chunk_size", 2**16),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 128),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Without these two a link that is idle dies of "too_many_pings".
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def require_grpc() -> None:
+    """Refuse to go on without the extra."""
+    if grpc is None:
+        raise ConfigError(
+            f"links between machines need grpcio, which is missing; run: {install_extra('grpc')}"
+        )
+
+
+class GrpcConnection(Pipe):
+    """One stream as a `Carrier`."""
+
+    def __init__(self, cancel: Callable[[], None] = lambda: None) -> None:
+        super().__init__(room=1)
+        self._outgoing = Pipe()
+        self._cancel = cancel
+        self._most_bytes = MOST_UNPROVED
+
+    def trust_peer(self) -> None:
+        self._most_bytes = MOST_SEALED
+        self.room = MOST_QUEUED
+
+    def receive_pieces(self, pieces: Iterator[bytes]) -> None:
+        why = ""
+        frame = bytearray()
+        try:
+            for piece in pieces:
+                frame += memoryview(piece)[1:]
+                if len(frame) > self._most_bytes:
+                    why = refuse_long_frame(self, self._most_bytes)
+                    self.close()
+                    break
+                if piece[:1] == _MORE:
+                    continue
+                with contextlib.suppress(BrokenPipeError):  # closed here; what was sent still goes
+                    self.push_frame(bytes(frame))
+                frame.clear()
+        except grpc.RpcError as error:
+            why = _describe_error(error)
+        self.end_streams(why)
+
+    def iter_pieces(self) -> Iterator[bytes]:
+        """Yield the outgoing frames in pieces, until the end."""
+        with contextlib.suppress(EOFError):
+            while True:
+                frame = self._outgoing.recv_bytes()
+                for start in range(0, max(1, len(frame)), _PIECE):
+                    end = start + _PIECE
+                    yield (_MORE if end < len(frame) else _LAST) + frame[start:end]
+
+    def end_streams(self, why: str = "") -> None:
+        """End both directions: the stream is over."""
+        self.end(why)
+        self._outgoing.end(why)
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        self._outgoing.push_frame(buf)
+
+    def close(self) -> None:
+        """Let what was sent go, and end; nobody waits for an end that does not take it."""
+        self.end_streams()
+        timer = threading.Timer(_FLUSH_S, self._cancel)
+        timer.daemon = True
+        timer.start()
+
+
+def dial(
+    address: Address, credentials: Credentials | None, *, name: str | None, proxy: str | None = None
+) -> GrpcConnection:
+    """Call who listens there; whether anybody does shows when something is read.
+
+    Args:
+        address: host and port.
+        credentials: for TLS; None: plaintext, which `warn_of_plaintext` allows on loopback alone.
+        name: that the certificate there must have; None: the host's, as behind a proxy.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; None: as the environment
+            says, where the address is not of this machine.
+    """
+    require_grpc()
+    host, _ = address
+    options: list[tuple[str, Any]] = [*_CLIENT]
+    if proxy is not None:
+        options.append(("grpc.http_proxy", proxy))
+    elif is_loopback(host):
+        options.append(("grpc.enable_http_proxy", 0))
+    if name is not None and credentials is not None:
+        options.append(("grpc.ssl_target_name_override", name))
+    target = spell_address(address)
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options)
+    else:
+        tls = grpc.ssl_channel_credentials(credentials.ca, credentials.key, credentials.certificate)
+        channel = grpc.secure_channel(target, tls, options)
+    connection = GrpcConnection(channel.close)
+    call = channel.stream_stream(_PATH)(connection.iter_pieces())
+
+    def carry_call() -> None:
+        connection.receive_pieces(call)
+        channel.close()
+
+    threading.Thread(target=carry_call, daemon=True).start()
+    return connection
+
+
+class Port:
+    """A server that others dial; each stream is handed over as it comes."""
+
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None,
+        welcome: Callable[[GrpcConnection, bytes], None],
+    ) -> None:
+        require_grpc()
+        self._welcome = welcome
+        self._open = set[GrpcConnection]()
+        self._lock = threading.Lock()
+        self._server = grpc.server(
+            ThreadPoolExecutor(_MOST_STREAMS, thread_name_prefix="grpc"),
+            options=_SERVER,
+            maximum_concurrent_rpcs=_MOST_STREAMS,
+        )
+        handler = grpc.stream_stream_rpc_method_handler(self._carry_stream)
+        handlers = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: handler})
+        self._server.add_generic_rpc_handlers((handlers,))
+        place = spell_address(address)
+        try:
+            if credentials is None:
+                self.port = int(self._server.add_insecure_port(place))
+            else:
+                pairs = [(credentials.key, credentials.certificate)]
+                tls = grpc.ssl_server_credentials(pairs, credentials.ca, require_client_auth=True)
+                self.port = int(self._server.add_secure_port(place, tls))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen at {place}; end who does, or name another port there and in the "
+                "others' files"
+            ) from error
+        self._server.start()
+
+    def _carry_stream(self, frames: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Carry one stream until it ends; in a thread of the server's."""
+        connection = GrpcConnection(context.cancel)
+        with self._lock:
+            self._open.add(connection)
+        if not context.add_callback(connection.end_streams):
+            connection.end_streams()
+        certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        for task in (
+            lambda: connection.receive_pieces(frames),
+            lambda: self._welcome(connection, certificate),
+        ):
+            threading.Thread(target=task, daemon=True).start()
+        try:
+            yield from connection.iter_pieces()
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    def close(self) -> None:
+        stopped = self._server.stop(_FLUSH_S)
+        with self._lock:
+            standing = list(self._open)
+        for connection in standing:
+            connection.end_streams()
+        stopped.wait()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the host is this machine, by its address or as "localhost"."""
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def warn_of_plaintext(*hosts: str) -> None:
+    """Allow plaintext on loopback alone."""
+    beyond = [host for host in hosts if not is_loopback(host)]
+    if beyond:
+        raise ConfigError(
+            f"insecure_plaintext_on_loopback is for loopback alone, not for {', '.join(beyond)}; "
+            "give `tls` with ca, certificate and key (secure-apfed project makes them)"
+        )
+    warnings.warn(
+        "links without TLS: whoever runs on this machine sees who speaks to whom and may cut them",
+        UnsafeChoiceWarning,
+        stacklevel=2,
+    )
+
+
+_FOREIGN = "its certificate is of an authority that is not in tls.ca"
+_CAUSES = {
+    "certificate has expired": "its certificate has expired: it needs a new one",
+    "CERTIFICATE_EXPIRED": "it says that this party's certificate has expired: get a new one",
+    "Hostname Verification Check failed": (
+        "its certificate has another name than the peer's in this party's file; where a proxy "
+        "ends TLS there, say behind_proxy: true of that peer"
+    ),
+    "CERTIFICATE_REQUIRED": "it wants a certificate of this party",
+    "unable to get local issuer": _FOREIGN,
+    "self signed certificate": _FOREIGN,
+    "certificate signature failure": _FOREIGN,
+    "self-signed certificate": _FOREIGN,
+    "WRONG_VERSION_NUMBER": "it speaks no TLS",
+    "Connection refused": "nobody listens there",
+    "Socket closed": (
+        "it ended the connection; where this is so each time, it refuses this party's certificate, "
+        "which may have expired or be of an authority that is foreign there"
+    ),
+}
+
+
+def _describe_error(error: Exception) -> str:
+    """Return why a call ended, in words for people."""
+    details = getattr(error, "details", lambda: "")() or ""
+    code = getattr(getattr(error, "code", lambda: None)(), "name", "")
+    cause = next((explanation for phrase, explanation in _CAUSES.items() if phrase in details), "")
+    return f"{cause or 'the connection broke'} ({code}: {plain_text(details.encode())[-160:]})"

@@ -1,0 +1,241 @@
+"""A relay: it joins the streams of parties that may only dial out, and forwards what they seal.
+
+Run by: anybody whom the parties can reach; it holds no key of theirs. A party that enters proves an
+identity of its room. A room is the set of a session's public identities, named by their digest, so
+nobody enters the room of others. The relay learns who speaks to whom, when and how much. What it
+forwards is sealed between the two ends from their first proof on; it can only cut connections.
+Protects itself from: rooms, streams and frames that are too many or too large, and idle streams. It
+reads a list of revoked keys, as every party does: a listed certificate or identity is refused, and
+its stream ends with the next frame after it is listed. Without a list that is safe, too, since each
+party refuses by its own; the relay's list keeps a stolen key from learning who is there, and from
+replacing its owner.
+"""
+
+import hashlib
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import msgpack
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import fresh_key
+from apfed_protocols.seal import SIGNATURE_BYTES, verify_signature
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange.certificates import Credentials, RevokedList, list_entries
+from secure_apfed.exchange.grpc_link import GrpcConnection, Port
+from secure_apfed.exchange.resumable_link import Connection, RelayAbsentError
+from secure_apfed.exchange.sealed_connection import (
+    LocalEnd,
+    StrangerQueue,
+    receive_before,
+    refuse_connection,
+)
+from secure_apfed.exchange.sockets import Address
+
+_PURPOSE = b"relay v1"
+_KEY_BYTES = 32
+_READY = b"ready"
+_MOST_PARTIES = 64
+_HELLO_BYTES = 128 + _MOST_PARTIES * (_KEY_BYTES + 2) + SIGNATURE_BYTES
+_MOST_ROOMS = 64
+_MOST_IN_ROOM = 256
+_PROOF_S = 10.0
+_IDLE_S = 120.0
+PARTNER_S = 20.0
+"""Seconds that a relay lets a party wait for another."""
+
+_LOOK_S = 1.0
+_MALFORMED = (ValueError, TypeError, msgpack.UnpackException, RecursionError)
+
+
+def room_of(identities: list[bytes]) -> bytes:
+    """Return the name of a session's room: a digest of its parties' public identities."""
+    return hashlib.sha256(b"secure-apfed room v1" + b"".join(sorted(identities))).digest()
+
+
+def enter_room(
+    connection: Connection, me: LocalEnd, peer: str, *, wait_s: float = PARTNER_S
+) -> None:
+    """Enter the session's room at a relay, and wait there for a peer."""
+    try:
+        challenge = receive_before(connection, time.monotonic() + _PROOF_S)
+    except ConnectionRefusedError:
+        raise
+    except (OSError, EOFError) as error:
+        raise RelayAbsentError(
+            f"the relay is not reached ({error}); start secure-apfed relay, or correct `relay`"
+        ) from error
+    parties = sorted((*me.known.values(), me.identity.public))
+    own_key = me.identity.public
+    peer_key = me.known[peer]
+    signature = me.identity.sign(_PURPOSE, challenge, room_of(parties), own_key, peer_key)
+    connection.send_bytes(msgpack.packb([parties, own_key, peer_key, signature]))
+    try:
+        if receive_before(connection, time.monotonic() + wait_s) != _READY:
+            raise ConnectionError("the relay sent something else than that the peer is there")
+    except TimeoutError:
+        raise TimeoutError("it did not come to the relay") from None
+
+
+class _Entry(NamedTuple):
+    room: bytes
+    own: bytes
+    other: bytes
+
+    @classmethod
+    def parse(cls, message: bytes, challenge: bytes) -> "_Entry":
+        """Read a hello that proves an identity of its room."""
+        try:
+            if len(message) > _HELLO_BYTES:
+                raise ValueError("too long")
+            parties, own, other, signature = msgpack.unpackb(message)
+            keys = [*parties, own, other]
+            if len(parties) > _MOST_PARTIES or any(type(key) is not bytes for key in keys):
+                raise TypeError("no list of identities")
+            if any(len(key) != _KEY_BYTES for key in keys) or type(signature) is not bytes:
+                raise ValueError("keys of another size")
+            distinct = sorted(set(parties)) == parties
+            if own == other or not {own, other} <= set(parties) or not distinct:
+                raise ValueError("parties that are not of the room")
+        except _MALFORMED as error:
+            raise RemoteProtocolError("no hello to a relay") from error
+        room = room_of(parties)
+        verify_signature(own, signature, _PURPOSE, challenge, room, own, other, signer="who comes")
+        return cls(room, own, other)
+
+
+@dataclass(eq=False)
+class _Stream:
+    """A stream that proved its entry, and the one that it is joined to, once that is there.
+
+    Attributes:
+        marks: the entries that may revoke its party.
+    """
+
+    connection: GrpcConnection
+    entry: _Entry
+    marks: frozenset[str]
+    partner: "_Stream | None" = None
+
+
+class Relay:
+    """A relay that joins streams by room, sender and receiver.
+
+    Args:
+        allowed: identities that may enter; None: any.
+        revoked: a list of certificates and identities that may not, which is read again whenever it
+            changes; while it cannot be read, nobody may. None: there is none.
+
+    Raises ConfigError: nobody can listen there, or the list cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None,
+        allowed: frozenset[bytes] | None = None,
+        *,
+        revoked: Path | None = None,
+    ) -> None:
+        self._allowed = allowed
+        self._crowd = StrangerQueue()
+        self._list = RevokedList(revoked)
+        self._list.load_entries()
+        self._changed = threading.Condition()
+        self._rooms: dict[bytes, dict[_Entry, _Stream]] = {}
+        self._port = Port(address, credentials, self._welcome_stranger)
+        self.port = self._port.port
+
+    def close(self) -> None:
+        self._port.close()
+
+    def _welcome_stranger(self, stranger: GrpcConnection, certificate: bytes) -> None:
+        """Carry one stream until it ends."""
+        self._crowd.add(stranger)
+        try:
+            challenge = fresh_key()
+            stranger.send_bytes(challenge)
+            entry = _Entry.parse(receive_before(stranger, time.monotonic() + _PROOF_S), challenge)
+            if self._allowed is not None and entry.own not in self._allowed:
+                raise RemoteProtocolError("this identity is not among those that may enter")
+            marks = frozenset({entry.own.hex(), *list_entries(certificate)})
+            self._require_valid(marks)
+            stranger.trust_peer()
+            stream = _Stream(stranger, entry, marks)
+            self._admit_stream(stream)
+        except (OSError, EOFError, RemoteProtocolError) as error:
+            if isinstance(error, RemoteProtocolError):
+                refuse_connection(stranger, f"the relay refuses this connection: {error}")
+            stranger.close()
+            return
+        finally:
+            self._crowd.remove(stranger)
+        try:
+            self._forward_frames(stream)
+        finally:
+            with self._changed:
+                self._remove_stream(stream)
+
+    def _require_valid(self, marks: frozenset[str]) -> None:
+        """Refuse whom the list names as it is now. Raises RemoteProtocolError."""
+        try:
+            revoked = self._list.load_entries()
+        except ConfigError as error:
+            raise RemoteProtocolError(
+                "its list of what is revoked cannot be read; ask who runs it"
+            ) from error
+        if marks & revoked:
+            raise RemoteProtocolError(
+                "this certificate or identity is revoked by its list; have another one made, or "
+                "ask who runs it"
+            )
+
+    def _admit_stream(self, stream: _Stream) -> None:
+        """Register a stream; disconnect the former one of the same ends, and its partner."""
+        entry = stream.entry
+        with self._changed:
+            room = self._rooms.get(entry.room, {})
+            if (former := room.get(entry)) is not None:
+                for standing in (former, former.partner):
+                    if standing is not None:
+                        self._remove_stream(standing)
+            elif len(room) >= _MOST_IN_ROOM or (not room and len(self._rooms) >= _MOST_ROOMS):
+                raise RemoteProtocolError("it is full; come again, or ask who runs it")
+            room = self._rooms.setdefault(entry.room, {})
+            room[entry] = stream
+            stream.partner = room.get(_Entry(entry.room, own=entry.other, other=entry.own))
+            if stream.partner is not None:
+                stream.partner.partner = stream
+            self._changed.notify_all()
+
+    def _remove_stream(self, stream: _Stream) -> None:
+        stream.connection.close()
+        room = self._rooms.get(stream.entry.room, {})
+        if room.get(stream.entry) is stream:
+            del room[stream.entry]
+        if not room:
+            self._rooms.pop(stream.entry.room, None)
+
+    def _forward_frames(self, stream: _Stream) -> None:
+        """Wait until the partner is there, and forward all its frames to this stream."""
+        deadline = time.monotonic() + PARTNER_S
+        with self._changed:
+            while stream.partner is None:
+                # It sends nothing before the partner is there: input means that it disconnected.
+                if time.monotonic() > deadline or stream.connection.poll(0):
+                    return
+                self._changed.wait(_LOOK_S)
+            partner = stream.partner.connection
+            marks = stream.marks | stream.partner.marks
+        try:
+            stream.connection.send_bytes(_READY)
+            while partner.poll(_IDLE_S):
+                frame = partner.recv_bytes()
+                self._require_valid(marks)
+                stream.connection.send_bytes(frame)
+        except (OSError, EOFError, RemoteProtocolError):
+            pass
+        partner.close()  # nothing is left of a pair when one is gone

@@ -1,0 +1,1 @@
+"""Ways in from Python: own networks, scikit-learn estimators, data frames."""

@@ -1,0 +1,492 @@
+"""The active's model as a scikit-learn estimator: `fit` trains with the others, `predict` alone.
+
+Run by: who has all parties' frames in one process, to try a method out or to compare it with other
+estimators; parties that keep their frames to themselves take part in a run (`secure-apfed party`).
+People are matched by the frames' index. After `fit` nothing of a passive is needed any more: what
+is shown of an estimator, and a pickle of one or of a search over it, hold none of their rows.
+"""
+
+import copy
+import numbers
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.ids import id_texts
+from apfed_protocols.labels import order_by_position
+from secure_apfed.base.names import column_name
+from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.config import Config
+from secure_apfed.config.nested import (
+    list_declared_names,
+    list_given,
+    list_settings,
+    name_nearest,
+    plain_values,
+    replace_setting,
+)
+from secure_apfed.data import ColumnEncoding, PartyTable, VerticalData
+from secure_apfed.data.encoding import fit_columns
+from secure_apfed.data.frames import as_pandas, has_measures, plain_cells, require_dense
+from secure_apfed.data.labels import TargetScale, require_one_spelling, warn_of_empty_words
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.measures.tasks import TASKS, Classification, Regression
+from secure_apfed.methods import ALONE
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import SoloModel
+
+_ACTIVE = "active"
+# Settings name two parties or more, also those of a method that has no passive.
+_NOBODY = ("nobody",)
+_SETTINGS = "settings__"
+_OTHERS = {
+    Classification.name: "VerticalRegressor for numbers",
+    Regression.name: "VerticalClassifier for classes",
+}
+
+
+class _HiddenFrames(dict[str, pd.DataFrame | None]):
+    """The frames by party, of which no text, page or pickle has the rows."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _HiddenFrames.fromkeys, (list(self),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_HiddenFrames":
+        return _HiddenFrames({name: copy.deepcopy(frame, memo) for name, frame in self.items()})
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self)}>"
+
+
+class _VerticalEstimator(BaseEstimator):  # type: ignore[misc]
+    """A base of estimators of the active's own columns, which other parties help to train.
+
+    Subclasses name their `task` and prepare its labels.
+    """
+
+    _task: ClassVar[str]
+
+    def __init__(
+        self,
+        passives: Mapping[str, pd.DataFrame] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.passives = passives
+        self.settings = settings
+        self.seed = seed
+
+    @property
+    def passives(self) -> Mapping[str, pd.DataFrame | None] | None:
+        """The passives as they were given; None for the rows that a pickle left out."""
+        passives: Mapping[str, pd.DataFrame | None] | None = self.__dict__["passives"]
+        return passives
+
+    @passives.setter
+    def passives(self, passives: Mapping[str, pd.DataFrame | None] | None) -> None:
+        if isinstance(passives, Mapping) and not isinstance(passives, _HiddenFrames):
+            passives = _HiddenFrames(passives)
+        self.__dict__["passives"] = passives
+
+    def __sklearn_tags__(self) -> Tags:
+        tags: Tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.input_tags.categorical = True
+        tags.input_tags.string = True
+        return tags
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters; `deep`: every setting of the run, too, as settings__train__epochs.
+
+        A setting that was not given has the value that holds then.
+        """
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            settings = list_settings(self.settings, self._build_defaults())
+            params |= {f"{_SETTINGS}{key}": value for key, value in settings.items()}
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; settings of the run by their flat names, as settings__train__epochs=3.
+
+        Raises:
+            ValueError: there is no such parameter; names the nearest.
+        """
+        nested = {name: value for name, value in params.items() if name.startswith(_SETTINGS)}
+        whole = {name: value for name, value in params.items() if name not in nested}
+        for name in whole.keys() - super().get_params(deep=False).keys():
+            raise self._build_parameter_error(name)
+        super().set_params(**whole)
+        for name in sorted(nested, key=lambda name: (name.count("__"), name)):
+            self._set_nested_setting(name, nested[name])
+        return self
+
+    def _set_nested_setting(self, name: str, value: Any) -> None:
+        key = name.removeprefix(_SETTINGS)
+        settings = self.settings if isinstance(self.settings, Mapping) else {}
+        # What holds already needs not be set: a default of today must not become a choice.
+        listed = list_settings(settings, self._build_defaults())
+        if key in listed and key not in list_given(settings) and _is_same(listed[key], value):
+            return
+        try:
+            self.settings = replace_setting({**self._section_default(key), **settings}, key, value)
+        except KeyError:
+            raise self._build_parameter_error(name) from None
+
+    def _section_default(self, key: str) -> dict[str, Any]:
+        """Return what holds of the section of a setting where the user says nothing of it."""
+        section = key.partition("__")[0]
+        defaults = self._build_defaults()
+        return {section: defaults[section]} if section in defaults else {}
+
+    def _build_parameter_error(self, name: str) -> ValueError:
+        declared = (f"{_SETTINGS}{key}" for key in list_declared_names())
+        nearest = name_nearest(name, [*self.get_params(), *declared])
+        guess = f"did you mean {nearest!r}? " if nearest else ""
+        is_from_frames = name.removeprefix(_SETTINGS).partition("__")[0] in ("data", "seed")
+        instead = "frames stand for settings.data, and the parameter seed for settings.seed; "
+        return ValueError(
+            f"Invalid parameter {name!r} for estimator {type(self).__name__}; {guess}"
+            f"{instead if is_from_frames else ''}get_params() lists all, those of the run as "
+            "settings__SECTION__KEY"
+        )
+
+    def _build_defaults(self) -> dict[str, Any]:
+        """Return the settings of the run where the user says none."""
+        is_alone = not isinstance(self.passives, Mapping) or not self.passives
+        return {
+            "name": "estimator",
+            "task": self._task,
+            "party_seeds": "shared_for_comparison",
+            "transcript": {"keep": "none"},
+            # Nothing is sent, so nothing needs a guard.
+            **({"method": ALONE.name, "guard": {"mechanism": "none"}} if is_alone else {}),
+        }
+
+    @isolate_torch_modes()
+    def fit(self, X: Any, y: Any) -> Self:
+        """Align by index, and train.
+
+        Args:
+            X: frame (N, columns) of the active, whose index names people; without passives also
+                an array.
+            y: labels (N,), in the order of X; the index of a Series is X's, or numbers of rows.
+
+        Raises:
+            ConfigError, DataError: as `secure_apfed.run`, and for labels that do not fit the task,
+                or are of people in another order.
+        """
+        y = self._labels_in_order(X, y)
+        X = _convert_frame(X)
+        raw, y_N = self._validate_inputs(X, y)
+        frame = _name_columns(X, raw)
+        self._named = isinstance(X, pd.DataFrame)
+        labels = self._prepare_labels(y_N)
+        config = self._build_config()
+        data = VerticalData(
+            table=_build_table(_ACTIVE, frame, labels.numbers),
+            passives=tuple(
+                _build_table(name, features)
+                for name, features in (self.passives or {}).items()
+                if features is not None
+            ),
+            classes=labels.classes,
+            targets=labels.targets,
+            train_rows=torch.arange(len(frame)),
+            test_rows=torch.empty(0, dtype=torch.int64),
+        )
+        with warnings.catch_warnings():
+            # This process holds all tables: a plain sum hides nothing from it anyway.
+            warnings.simplefilter("ignore", UnsafeChoiceWarning)
+            result = run(config, None, data=data)
+        network = result.recording.model
+        self.result_: RunResult = result
+        assert network is not None
+        encoding = data.active.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        task = TASKS[self._task].from_targets(labels.targets)
+        self.model_ = SoloModel(network, data.classes, encoding, {}, result.threshold, task)
+        return self
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> "_Labels":
+        """Return the labels as a run learns them."""
+        raise NotImplementedError
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        """Refuse labels of another kind than the task's."""
+        raise NotImplementedError
+
+    def _labels_in_order(self, X: Any, y: Any) -> Any:
+        """Return y in the order of X; raise where the frames do not say which row is whose."""
+        me = type(self).__name__
+        require_dense(X, party=_ACTIVE)
+        absent = [name for name, frame in (self.passives or {}).items() if frame is None]
+        if absent:
+            raise ConfigError(
+                f"{me}: the rows of {', '.join(absent)} are not here, since a pickle "
+                "of an estimator leaves them out; give the frames, set_params(passives=...), and "
+                'let a search run in threads, joblib.parallel_config(backend="threading")'
+            )
+        for name, frame in (self.passives or {}).items():
+            require_dense(frame, party=name)
+            if not isinstance(frame, pd.DataFrame):
+                raise ConfigError(
+                    f"{me}: the rows of {name} came as {type(frame).__name__}, which "
+                    "names nobody; give a pandas frame whose index names people"
+                )
+        if self.passives and not isinstance(X, pd.DataFrame):
+            raise ConfigError(
+                f"{me}: people are matched by the index of frames, and the active's "
+                f"rows came as {type(X).__name__}, which names nobody; give a pandas frame, and in "
+                'a Pipeline say .set_output(transform="pandas") of what stands before'
+            )
+        named = getattr(y, "index", None)
+        if not isinstance(named, pd.Index) or named.equals(pd.RangeIndex(len(named))):
+            return y
+        if not isinstance(X, pd.DataFrame):
+            return order_by_position(y, f"{me}: y", error=DataError)
+        numbered = named.inferred_type == "integer" != X.index.inferred_type
+        if numbered and not named.isin(X.index).any():
+            return y  # numbers of rows, such as a split leaves, beside names of people
+        if len(named) == len(X) and not named.equals(X.index):
+            raise DataError(
+                f"{me}: the index of y names other people than that of X, or in "
+                "another order; give y.loc[X.index], or y.to_numpy() where it goes by place"
+            )
+        return y
+
+    def _predict_rows(self, X: Any) -> torch.Tensor:
+        """Return the model's predictions of the rows, float64."""
+        check_is_fitted(self)
+        X = _convert_frame(X)
+        raw = validate_data(self, X, reset=False, dtype=None, ensure_all_finite="allow-nan")
+        frame = _name_columns(X, raw)
+        encoding = self.model_.encoding
+        assert isinstance(encoding, ColumnEncoding)
+        if not (isinstance(X, pd.DataFrame) and self._named):
+            # Columns have their places alone. Texts that name them scikit-learn has compared, or
+            # warned of; numbers it has not looked at.
+            if isinstance(X, pd.DataFrame) and _has_other_order(X.columns):
+                raise DataError(
+                    "the input: its columns are numbered in another order, and the model was "
+                    "fitted to an array, whose columns have places alone; give an array"
+                )
+            frame.columns = pd.Index([column.name for column in encoding.columns])
+        return self.model_.predict_frame(frame)
+
+    def _validate_inputs(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
+            raise ValueError("Input y contains NaN: each row of X needs its label")
+        raw, labels = validate_data(self, X, y, dtype=None, ensure_all_finite="allow-nan")
+        return raw, self._check_labels(labels)
+
+    def _build_config(self) -> Config:
+        if not isinstance(self.settings, Mapping | None):
+            raise ConfigError(
+                f"{type(self).__name__}: settings: expected a mapping of a run's sections, such as "
+                f"{{'train': {{'epochs': 3}}}}, got {type(self.settings).__name__}"
+            )
+        given_settings = plain_values(self.settings or {})
+        task = given_settings.get("task", self._task)
+        if task != self._task:
+            raise ConfigError(
+                f"{type(self).__name__}: settings.task is {task!r}, and this estimator is for "
+                f"{self._task}; leave it out, or take {_OTHERS[self._task]}"
+            )
+        settings = {
+            **self._build_defaults(),
+            **given_settings,
+            "task": self._task,
+            "seed": self.seed,
+        }
+        # What a file of settings would name; the frames stand for these files.
+        settings["data"] = {
+            "dataset": "tables",
+            "active": _ACTIVE,
+            "id_column": "index",
+            "label_column": "label",
+            "parties": {name: {"file": "frame"} for name in (_ACTIVE, *(self.passives or _NOBODY))},
+        }
+        return Config.model_validate(settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """The labels (N,) as a run learns them: places in `classes`, or standardised by `targets`."""
+
+    numbers: torch.Tensor
+    classes: tuple[str, ...] = ()
+    targets: TargetScale | None = None
+
+
+class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[misc]
+    """A classifier of the active's own columns, which other parties help to train.
+
+    Args:
+        passives: by name, a frame whose index names people; None: the active trains alone.
+        settings: of the run, as its YAML file has them, but for `data`; with passives they say
+            which `method` and `guard`, and may be None without. Each is a parameter of its own,
+            too: `settings__train__epochs`.
+        seed: of weights, batches and order.
+
+    Attributes:
+        classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
+        model_: the solo model; result_: of the run, with what was spent and sent.
+    """
+
+    _task = Classification.name
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        check_classification_targets(y_N)
+        return np.asarray(y_N)
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        self.classes_, numbers_N = np.unique(y_N, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"Classifier can't train when only one class is present: {y_N[0]}")
+        if self.classes_.dtype.kind not in "biuf":
+            texts = [str(label) for label in y_N.tolist()]
+            require_one_spelling(texts, where="the labels y", remedy="number them")
+            warn_of_empty_words(texts, party="VerticalClassifier", column="y", count=False)
+        classes = tuple(map(str, self.classes_))
+        return _Labels(numbers=torch.from_numpy(numbers_N).long(), classes=classes)
+
+    @isolate_torch_modes()
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return probabilities (N, K) in the order of `classes_`."""
+        shares_NK = self._predict_rows(X)
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the label of each row, (N,): the likeliest, or as `settings["threshold"]`
+        decides.
+        """
+        shares_NK = torch.from_numpy(self.predict_proba(X))
+        best_N = self.model_.decide_classes(shares_NK).numpy()
+        labels: NDArray[Any] = self.classes_[best_N]
+        return labels
+
+
+class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[misc]
+    """A regressor of the active's own columns, which other parties help to train.
+
+    `score` is R2, as of every regressor.
+
+    Args:
+        passives: by name, a frame whose index names people; None: the active trains alone.
+        settings: of the run, as its YAML file has them, but for `data`; with passives they say
+            which `method` (one whose task may be regression, as apfed_r and apfed_c) and `guard`,
+            and may be None without. Each is a parameter of its own, too: `settings__train__epochs`.
+        seed: of weights, batches and order.
+
+    Attributes:
+        n_features_in_, feature_names_in_: as of every estimator.
+        model_: the solo model; result_: of the run, with what was spent and sent.
+    """
+
+    _task = Regression.name
+
+    def _check_labels(self, y_N: Any) -> NDArray[Any]:
+        numbers_N = np.asarray(y_N)
+        if numbers_N.dtype.kind not in "biuf":
+            try:
+                numbers_N = numbers_N.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"VerticalRegressor: y holds {numbers_N.dtype} that are no numbers ({error}); "
+                    "give numbers, or take VerticalClassifier where these are classes"
+                ) from None
+        numbers_N = numbers_N.astype(np.float64)
+        if not np.isfinite(numbers_N).all():
+            raise ValueError("Input y contains infinity: each row of X needs a finite number")
+        return numbers_N
+
+    def _prepare_labels(self, y_N: NDArray[Any]) -> _Labels:
+        if len(y_N) < 2:
+            raise ValueError(
+                f"VerticalRegressor: got n_samples={len(y_N)}, expected two rows or more"
+            )
+        targets = TargetScale.from_targets(y_N, party="VerticalRegressor")
+        return _Labels(numbers=targets.encode(y_N, party="VerticalRegressor"), targets=targets)
+
+    @isolate_torch_modes()
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the prediction of each row, (N,), in the unit of the labels."""
+        predicted_N: NDArray[np.float64] = self._predict_rows(X).numpy()
+        return predicted_N
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two settings are equal; of arrays that compare cell by cell, never."""
+    try:
+        return bool(type(value) is type(other) and value == other)
+    except ValueError:
+        return False
+
+
+def _convert_frame(X: Any) -> Any:
+    """Return frames of every library as pandas', with moments and durations as objects.
+
+    Numpy has no array of both numbers and moments.
+    """
+    require_dense(X, party=_ACTIVE)
+    if not isinstance(X, pd.DataFrame):
+        if not isinstance(nw.from_native(X, pass_through=True), nw.DataFrame):
+            return X
+        X = as_pandas(X, party="the input")
+    moments = [name for name, kind in X.dtypes.items() if kind.kind in "mM"]
+    if not moments or not X.columns.is_unique:
+        return X
+    return X.astype(dict.fromkeys(moments, object))
+
+
+def _has_other_order(columns: "pd.Index[Any]") -> bool:
+    """Return whether columns are named by their positions from 0, but stand in another order."""
+    places = list(range(len(columns)))
+    return list(columns) != places and sorted(columns, key=str) == sorted(places, key=str)
+
+
+def _name_columns(X: Any, raw: Any) -> pd.DataFrame:
+    """Return the rows with column names; columns and people keep the names that the caller gave."""
+    if isinstance(X, pd.DataFrame):
+        return X.set_axis(list(map(column_name, X.columns)), axis=1)
+    if raw.dtype == object:
+        _check_cells(raw)
+    columns = [f"x{place}" for place in range(raw.shape[1])]
+    return pd.DataFrame(np.asarray(raw), columns=columns)
+
+
+def _check_cells(raw: NDArray[Any]) -> None:
+    kinds = {type(cell) for cell in raw.ravel()}
+    strange = [kind.__name__ for kind in kinds if not issubclass(kind, (str, numbers.Real))]
+    if strange:
+        raise TypeError(
+            "each cell of the active's columns argument must be a string or a real number, got "
+            f"{', '.join(strange)}"
+        )
+
+
+def _build_table(
+    name: str, frame: pd.DataFrame, labels_N: torch.Tensor | None = None
+) -> PartyTable:
+    require_dense(frame, party=name)
+    frame = plain_cells(frame) if frame.columns.is_unique else frame
+    texts = [str(name) for name, cells in frame.items() if not has_measures(cells)]
+    encoding = fit_columns(frame, categorical=texts, missing="mean", source=name)
+    features = encoding.encode(frame, source=name)
+    ids = id_texts(frame.index, party=name, what="its index", strip=True, rows=True)
+    return PartyTable(name, tuple(ids), features, labels_N, encoding)

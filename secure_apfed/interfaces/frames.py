@@ -1,0 +1,499 @@
+"""One call from frames to a result: align, train, and compare with the best local model.
+
+Run by: whoever has all parties' frames in one process, to find out what help would be worth.
+Parties that keep their frames to themselves take part in a run (`secure-apfed party`). Frames are
+of any library that narwhals reads. Errors name party and column, never a person's ID. Frames are
+written as the files that a run with `dataset: tables` reads. Part of the composition root:
+`secure_apfed` exports its names, no module but the estimator imports it.
+"""
+
+import json
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import narwhals.stable.v2 as nw
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from pyarrow import ArrowException, Table
+from torch import Tensor
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.ids import IdNormalisation, id_texts, require_comparable
+from secure_apfed.alignment.ids import id_rules
+from secure_apfed.base.faults import FaultList
+from secure_apfed.base.files import PathLike, make_private
+from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data.frames import as_pandas, cell_text, collect_frame
+from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
+from secure_apfed.measures.intervals import Estimate, estimate_measures
+from secure_apfed.measures.table import MEASURES, Measure
+from secure_apfed.measures.tasks import Classification
+from secure_apfed.methods import METHODS
+from secure_apfed.methods.checks import methods_that
+from secure_apfed.runs.folder import RunFolder, load_scores
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run
+from secure_apfed.runs.solo import SoloModel, load_model
+from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.solo.interface import cache_fits
+
+if TYPE_CHECKING:
+    from apfed_attacks.interface import AttackResult
+    from apfed_experiments.solo import SoloRecord
+
+_TABLES = "tables"
+_DRAWING = ("matplotlib", "jinja2", "adjustText")
+
+
+@dataclass(frozen=True)
+class FramesModel:
+    """The active's model: it reads frames of the active's columns, and needs nobody else.
+
+    Attributes:
+        classes_: labels as the active's frame had them, in the order of the probabilities; none
+            of a regression.
+        solo: the same model on encoded features, with its card.
+    """
+
+    classes_: tuple[Any, ...]
+    solo: SoloModel = field(repr=False)
+
+    def predict_proba(self, frame: Any) -> NDArray[np.float64]:
+        """Return probabilities (N, K) in the order of `classes_`; further columns are ignored.
+
+        Raises:
+            DataError: a column of training is missing, or its cells do not fit.
+            ModelError: the model predicts no probabilities.
+        """
+        if self.solo.task.tells != Classification.tells:
+            raise ModelError(
+                f"a model of task {self.solo.task.name} tells one number a row and no "
+                "probabilities; ask predict"
+            )
+        shares_NK = self._predict_rows(frame)
+        normed: NDArray[np.float64] = (shares_NK / shares_NK.sum(1, keepdim=True)).numpy()
+        return normed
+
+    def predict(self, frame: Any) -> NDArray[Any]:
+        """Return the label of each row (N,): the likeliest, or as the run's `threshold` decides.
+
+        A regression returns numbers in the unit of the labels.
+
+        Raises:
+            DataError: see `predict_proba`.
+        """
+        if self.solo.task.tells != Classification.tells:
+            return np.asarray(self._predict_rows(frame).numpy())
+        places_N = self.solo.decide_classes(torch.from_numpy(self.predict_proba(frame)))
+        labels: NDArray[Any] = np.array(self.classes_)[places_N.numpy()]
+        return labels
+
+    @isolate_torch_modes()
+    def _predict_rows(self, frame: Any) -> Tensor:
+        return self.solo.predict_frame(as_pandas(frame, party="the input"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramesResult:
+    """The result of a run on frames.
+
+    Attributes:
+        config: of the run, complete; run: its result, with what was sent and spent.
+        measures: of the test rows, with 95 % intervals over these rows; `run.undefined` says why
+            others are missing.
+        alone: the results of the active's local models; None: not requested, or under dp_sgd,
+            whose noise would not cover them.
+        attacks: results of the attacks that the settings name.
+        who_learns: by party, what it received of each kind and can read in it; empty without the
+            extra `experiments`.
+        report: the HTML page; None without a folder or without that extra.
+    """
+
+    config: Config = field(repr=False)
+    run: RunResult = field(repr=False)
+    measures: Mapping[str, Estimate]
+    alone: "SoloRecord | None" = field(repr=False)
+    attacks: "tuple[AttackResult, ...]" = field(repr=False)
+    who_learns: Mapping[str, Sequence[Any]] = field(repr=False)
+    report: Path | None
+    _model: FramesModel | None = field(repr=False)
+
+    @property
+    def model(self) -> FramesModel:
+        """The model that the active keeps.
+
+        Raises:
+            ModelError: the method needs every party to predict.
+        """
+        if self._model is None:
+            method_names = methods_that(lambda method: method.predicts_alone)
+            raise ModelError(
+                f"method {self.config.method.name} needs every party to predict, so the active "
+                f"keeps no model of its own; train with one of {method_names}"
+            )
+        return self._model
+
+    @property
+    def headline_measure(self) -> Measure:
+        """The headline measure."""
+        return MEASURES[self.config.measure]
+
+    @property
+    def score(self) -> Estimate:
+        """The headline measure, with its interval."""
+        return self.measures.get(self.config.measure, Estimate(math.nan))
+
+    @property
+    def gain(self) -> float | None:
+        """The gain over the best local model, by the headline measure.
+
+        None: not measured, or not defined by the test rows. One run shows no gain, only several
+        seeds do: `seed` draws the split, and each party its initial weights from a secret seed
+        unless `party_seeds` says otherwise.
+        """
+        if self.alone is None or math.isnan(self.score.value):
+            return None
+        return self.headline_measure.compute_gain(self.score.value, self.alone.best.test)
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """The epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
+        return {
+            promise.format_title(): promise.epsilon
+            for promise in self.run.promises
+            if promise.epsilon is not None
+        }
+
+    @property
+    def wire_bytes(self) -> int:
+        """The bytes sent on all links."""
+        return self.run.wire_bytes
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return a row for each measure with its interval; the headline measure's row also has the
+        best local model and the gain.
+        """
+        table = pd.DataFrame(
+            {
+                name: (estimate.value, estimate.low, estimate.high)
+                for name, estimate in self.measures.items()
+            },
+            index=["value", "low", "high"],
+        ).T.rename_axis("measure")
+        if self.alone is not None:
+            headline = self.config.measure
+            table.loc[headline, ["best_alone", "gain"]] = [self.alone.best.test, self.gain]
+        return table
+
+
+@isolate_torch_modes()
+def run_frames(
+    active: Any,
+    passives: Mapping[str, Any],
+    *,
+    label: str,
+    id: str = "id",  # noqa: A002 - the word that people use for it
+    method: str | Mapping[str, Any] = "votes",
+    folder: PathLike | None = None,
+    baselines: bool = True,
+    **settings: Any,
+) -> FramesResult:
+    """Train with all parties' frames, and measure.
+
+    Args:
+        active: frame of pandas, polars or pyarrow, or a lazy one, with IDs, labels and features.
+        passives: by name, frames with the same IDs and other features.
+        label: the active's column of labels; a row without one is unlabelled, and never tested.
+        id: the column of IDs in every frame, or the name of a pandas index.
+        method: a key of `secure_apfed.methods.METHODS`, alone or with its settings, as
+            {"name": "votes", "epsilon": 4}.
+        folder: of the run, for its model, report and accounts, and copies of the frames that
+            attacks and reports read; None: all is written to a temporary folder and removed.
+        baselines: whether to measure the active's local models.
+        settings: further settings of a run's YAML file by section, as train={"epochs": 4}; in
+            `data` those that name no file, as data={"labelled": 50}; for a party those that read
+            its columns, as data={"parties": {"shop": {"categorical": ["branch"]}}}.
+
+    Raises:
+        DataError: a frame does not fit; names party and column.
+        ConfigError: a setting is wrong.
+        CheckpointError: the folder holds a run already. For others see `secure_apfed.run`.
+    """
+    active_name = (settings.get("data") or {}).get("active", "active")
+    frames = check_frames(
+        active,
+        passives,
+        name=active_name,
+        id_column=id,
+        label=label,
+        rules=_parse_id_rules(settings),
+    )
+    with ExitStack() as stack:
+        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory())).absolute()
+        if (place / _TABLES).exists():
+            raise CheckpointError(f"{place} holds frames of a run already; choose a new folder")
+        config = _build_config(
+            settings,
+            _names_of_files(frames),
+            method=method,
+            data={
+                "active": active_name,
+                "folder": str(place / _TABLES),
+                "id_column": id,
+                "label_column": label,
+            },
+        )
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with cache_fits():
+            try:
+                _write_frames(frames, place / _TABLES)
+                with warnings.catch_warnings():
+                    # This process holds all tables: a plain sum hides nothing from it anyway.
+                    warnings.simplefilter("ignore", UnsafeChoiceWarning)
+                    run_result = run(config, place)
+            except BaseException:
+                if not RunFolder(place).config.exists():  # it never began: no frames are left
+                    shutil.rmtree(place / _TABLES, ignore_errors=True)
+                raise
+            result = _load_result(
+                config,
+                place,
+                run_result,
+                _labels_by_text(frames[active_name], label),
+                baselines=baselines,
+                keeps=folder is not None,
+            )
+            if folder is None and run_result.recorded:
+                run_result.recorded.transcript.take_along()
+            return result
+
+
+def _parse_id_rules(settings: Mapping[str, Any]) -> IdNormalisation | None:
+    """Return how IDs are compared; None if the settings of that are wrong, which `_build_config`
+    reports.
+    """
+    alignment = settings.get("alignment") or {}
+    try:
+        return id_rules(AlignmentSettings.model_validate(alignment))
+    except ValueError:
+        return None
+
+
+def _build_config(
+    settings: Mapping[str, Any],
+    files: Mapping[str, str],
+    *,
+    method: str | Mapping[str, Any],
+    data: Mapping[str, str],
+) -> Config:
+    content = {"name": "frames", **settings, "method": method}
+    data_settings = content.get("data") or {}
+    if named := sorted({"dataset", "folder", "id_column", "label_column"} & set(data_settings)):
+        raise ConfigError(f"data.{named[0]}: the frames say this; leave it out, or say label or id")
+    parties = _build_parties(data_settings.get("parties") or {}, files)
+    known_method = METHODS.get(str(method.get("name") if isinstance(method, Mapping) else method))
+    if (
+        known_method and known_method.settings.representations_from is None
+    ):  # a guard has nothing to protect
+        content.setdefault("guard", {"mechanism": "none"})
+    content["data"] = {
+        "dataset": _TABLES,
+        "missing": "mean",
+        **data,
+        **data_settings,
+        "parties": parties,
+    }
+    return load_config_text(json.dumps(content, default=_convert_to_plain), source="run_frames")
+
+
+def _build_parties(
+    settings_by_party: Mapping[str, Mapping[str, Any]], files: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of each party's table: its file, and how its columns are read."""
+    if unknown := sorted(set(settings_by_party) - set(files)):
+        raise ConfigError(
+            f"data.parties: there is no frame of {', '.join(unknown)}; there are those of "
+            f"{', '.join(files)}"
+        )
+    for name, party_settings in settings_by_party.items():
+        if named := sorted({"file", "database", "id_column"} & set(party_settings)):
+            raise ConfigError(f"data.parties.{name}.{named[0]}: the frames say this; leave it out")
+    return {name: {**settings_by_party.get(name, {}), "file": file} for name, file in files.items()}
+
+
+def _convert_to_plain(value: Any) -> Any:
+    """Return a plain value for a setting that JSON cannot write: numpy's numbers, paths."""
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
+def _load_result(
+    config: Config,
+    folder: Path,
+    run_result: RunResult,
+    labels: Mapping[str, Any],
+    *,
+    baselines: bool,
+    keeps: bool,
+) -> FramesResult:
+    """Read the result of a run from its finished folder."""
+    from apfed_experiments.finished import mount_attacks
+    from apfed_experiments.solo import measure_run_baselines
+
+    variant = next(iter(run_result.accuracy))
+    scored = load_scores(RunFolder(folder), variant, threshold=run_result.threshold)
+    attacks = mount_attacks(folder, recording=run_result.recorded) if config.attacks else ()
+    local_models = measure_run_baselines(config, folder, run_result.trained) if baselines else None
+    who_learns, page = _write_report(folder, draws=keeps)
+    model = None
+    if config.method.predicts_alone:
+        solo = load_model(folder)
+        model = FramesModel(tuple(labels.get(name, name) for name in solo.classes), solo)
+    return FramesResult(
+        config=config,
+        run=run_result,
+        measures={} if scored is None else estimate_measures(scored),
+        alone=local_models,
+        attacks=attacks,
+        who_learns=who_learns,
+        report=page,
+        _model=model,
+    )
+
+
+def _write_report(folder: Path, *, draws: bool) -> tuple[Mapping[str, Sequence[Any]], Path | None]:
+    """Return who learns what, and the page; nothing without the extra that makes them."""
+    try:
+        from apfed_experiments.report import load_run, write_report
+        from apfed_experiments.report.contents import learned_by
+    except ModuleNotFoundError as error:
+        if error.name not in _DRAWING:
+            raise
+        return {}, None
+    page = write_report(folder) if draws else None
+    return learned_by(load_run(folder)), page
+
+
+def check_frames(
+    active: Any,
+    passives: Mapping[str, Any],
+    *,
+    name: str,
+    id_column: str,
+    label: str,
+    rules: IdNormalisation | None = None,
+) -> dict[str, pd.DataFrame]:
+    """Return, by party, the active's first, a pandas frame with usable labels, and IDs as texts."""
+    if name in passives:
+        raise DataError(f"{name}: the active is called so, and a passive, too; rename the passive")
+    frame_by_party = {name: active, **passives}
+    collected = {
+        party: collect_frame(frame, party=party) for party, frame in frame_by_party.items()
+    }
+    frames = {party: as_pandas(frame, party=party) for party, frame in collected.items()}
+    ids = {
+        party: _extract_ids(frame, collected[party], id_column, party=party)
+        for party, frame in frames.items()
+    }
+    normal = (rules or IdNormalisation()).normalise_text
+    require_comparable({party: map(normal, texts) for party, texts in ids.items()})
+    frames = {party: frame.assign(**{id_column: ids[party]}) for party, frame in frames.items()}
+    for party in passives:
+        if label in frames[party].columns:
+            raise DataError(
+                f"{party}: its column {label!r} is called like the labels of {name}, which a "
+                "passive must not train on; drop it or rename it"
+            )
+    _check_labels(frames[name], label, party=name)
+    return frames
+
+
+def _labels_by_text(frame: pd.DataFrame, label: str) -> dict[str, Any]:
+    """Return the labels as in the frame, by the texts that name classes in a run."""
+    labels = frame[label].dropna().unique().tolist()
+    # If texts differ only in surrounding blanks, the one without blanks names the class.
+    texts = ((cell_text(value), value) for value in labels)
+    return dict(sorted(texts, key=lambda pair: pair[0] == pair[1]))
+
+
+def _names_of_files(frames: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """Return, by party, the name that `_write_frames` gives its file."""
+    return {party: f"party-{place}.parquet" for place, party in enumerate(frames)}
+
+
+def _write_frames(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Write each as a Parquet file in a folder that its owner alone may enter."""
+    faults = FaultList()
+    for party, frame in frames.items():
+        for column in frame.columns:
+            with faults.gather_faults():
+                _check_column(frame[column], party=party)
+    faults.raise_faults()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
+    for party, name in _names_of_files(frames).items():
+        frames[party].to_parquet(folder / name, index=False)
+
+
+def _check_column(column: "pd.Series", *, party: str) -> None:
+    """Refuse a column that no Parquet file takes."""
+    kind = pd.api.types.infer_dtype(column, skipna=True)
+    if kind.startswith("mixed"):
+        raise DataError(
+            f"{party}: column {column.name!r} holds cells of several kinds ({kind}); make them "
+            "all numbers or all text, as with .astype(str), or drop the column"
+        )
+    try:
+        Table.from_pandas(column.to_frame(), preserve_index=False)
+    except (ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"{party}: column {column.name!r} cannot be written as Parquet ({error}); make numbers "
+            "or text of it, as with .astype(str), or drop it"
+        ) from error
+
+
+def _extract_ids(frame: pd.DataFrame, native: Any, column: str, *, party: str) -> list[str]:
+    if not len(frame):
+        raise DataError(f"{party}: its frame has no rows")
+    if column not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {column!r} of IDs; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as id, or add it"
+        )
+    native_frame = nw.from_native(native, eager_only=True)  # pandas makes moments of days
+    cells = native_frame[column].to_native() if column in native_frame.columns else frame[column]
+    texts = id_texts(cells, party=party, what=f"column {column!r}", strip=True, key="id")
+    repeated = pd.Series(texts)
+    is_repeated = repeated.duplicated(keep=False)
+    if is_repeated.any():
+        first = np.flatnonzero(repeated == repeated[is_repeated].iloc[0])
+        raise DataError(
+            f"{party}: {repeated[is_repeated].nunique()} IDs of column {column!r} occur more than "
+            f"once, the first in rows {', '.join(map(str, first[:5]))} (from 0); keep one row of "
+            "each"
+        )
+    return texts
+
+
+def _check_labels(frame: pd.DataFrame, label: str, *, party: str) -> None:
+    if label not in frame.columns:
+        raise DataError(
+            f"{party}: it has no column {label!r} of labels; its columns are "
+            f"{', '.join(frame.columns[:10])}: name another as label"
+        )
+    values = frame[label].dropna().unique()
+    if len(values) < 2:
+        description = f"of one class, {values[0]!r}" if len(values) else "empty"
+        raise DataError(
+            f"{party}: all labels of column {label!r} are {description}; two classes are needed"
+        )

@@ -1,0 +1,580 @@
+"""Secure training with your own networks, losses and data: one call, all parties in this process.
+
+`train` makes a run of what it is given, the same run that a YAML file describes: alignment, secure
+sum, guard, accounting and report are those of every run. It returns your own modules, trained.
+Part of the composition root: `secure_apfed` gives its names to others, no module imports it.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from secure_apfed import Active, Passive, train
+    >>> rows = torch.randn(80, 6, generator=torch.Generator().manual_seed(0))
+    >>> ids = [f"person-{number}" for number in range(80)]
+    >>> labels = (rows[:, 0] + rows[:, 3] > 0).long()
+    >>> active = Active("clinic", ids, rows[:, :3], labels, encoder=nn.Linear(3, 4))
+    >>> passives = [Passive("lab", ids, rows[:, 3:]), Passive("registry", ids, rows[:, 1:4])]
+    >>> result = train(active, passives, epochs=1, secure_sum="masked", baselines=False)
+    >>> tuple(result.model(rows[:5, :3]).shape)
+    (5, 2)
+
+Letters: N rows, B batch, D numbers of a representation, K classes.
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from apfed_protocols.ids import id_texts
+from secure_apfed.base.files import PathLike
+from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config_text
+from secure_apfed.data.encoding import ArrayEncoding, FeatureEncoding, fit_columns
+from secure_apfed.data.labels import UNLABELLED
+from secure_apfed.data.lazy_rows import LazyRows, is_lazy
+from secure_apfed.data.partition import choose_labelled_rows, split_rows
+from secure_apfed.data.records import PartyTable, VerticalData
+from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarning
+from secure_apfed.learning.descent import MakeOptimizer
+from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
+from secure_apfed.measures.table import MEASURES
+from secure_apfed.methods import METHODS
+from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.run import run_in_memory
+from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.training import ModelSettings
+
+_SUMS: Mapping[str, Mapping[str, str]] = {
+    "ckks": {"scheme": "ckks"},
+    "bfv": {"scheme": "bfv", "masks": "pairwise"},
+    "masked": {"scheme": "plain", "masks": "pairwise"},
+    "recoverable": {"scheme": "plain", "masks": "recoverable"},
+    "crypten": {"scheme": "crypten"},
+    "plain": {"scheme": "plain"},
+}
+"""Everyday names of secure sums; a mapping says more (`secure_sum` of a run's YAML file)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """A guard that draws fresh noise for every release of a row; see `guard` of a run's YAML file.
+
+    Attributes:
+        epsilon, delta: of all releases of one row; or sigma, the deviation of the noise.
+        clip: L2 bound of a row before the noise.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    sigma: float | None = None
+    clip: float = 1.0
+
+    mechanism = "gaussian"
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the settings of a run's guard."""
+        return {
+            "mechanism": self.mechanism,
+            "epsilon": self.epsilon,
+            "sigma": self.sigma,
+            "clip": self.clip,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrozenGaussian(Gaussian):
+    """A guard that draws each row's noise once: many epochs show no more than its first release."""
+
+    mechanism = "frozen_gaussian"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction:
+    """The loss of APFed-R, Eq. (12): the passive reconstructs its own rows from z.
+
+    Attributes:
+        decoder: z (B, D) -> own rows; None: a perceptron.
+    """
+
+    decoder: ModuleSource | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrastive:
+    """The loss of APFed-C, Eqs. (14) to (16): own rows and z of one person agree.
+
+    Attributes:
+        encoder: own rows -> (B, any size); None: a perceptron, or convolutions for images.
+        temperature: tau > 0.
+    """
+
+    encoder: ModuleSource | None = None
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Passive:
+    """A party that helps during training only.
+
+    Attributes:
+        name: of the party.
+        ids: of its rows, N texts or numbers, distinct.
+        rows: array or tensor (N, *shape), a frame of N rows, or a map-style data set of N items.
+        loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
+            function. Gradients through z are what it contributes.
+        weight: lambda of Eq. (8).
+        row_wise: of a loss of its own: whether a row's gradient depends on that row alone.
+        encoder: what it sends, where a method sums or joins representations (TVFL, split networks).
+        optimizer: as `torch.optim.AdamW`; None: that of `train`.
+        workers: threads that read a data set.
+    """
+
+    name: str
+    ids: Sequence[Any] = field(repr=False)
+    rows: Any = field(repr=False)
+    loss: "Reconstruction | Contrastive | LossSource" = field(default_factory=Reconstruction)
+    weight: float = 1.0
+    row_wise: bool = False
+    encoder: ModuleSource | None = field(default=None, kw_only=True)
+    optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    workers: int = field(default=4, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Active:
+    """The party that has the labels, and the model afterwards.
+
+    Attributes:
+        name, ids, rows, optimizer, workers: as a `Passive`'s.
+        labels: N classes (numbers or texts); None or NaN where one is not known.
+        encoder: own rows -> representation, trained in place; None: networks of ours.
+        head: representation -> K class scores, trained in place; None: one linear layer.
+    """
+
+    name: str
+    ids: Sequence[Any] = field(repr=False)
+    rows: Any = field(repr=False)
+    labels: Any = field(repr=False)
+    encoder: ModuleSource | None = field(default=None, kw_only=True)
+    head: ModuleSource | None = field(default=None, kw_only=True)
+    optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
+    workers: int = field(default=4, kw_only=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """What came of `train`.
+
+    Attributes:
+        networks: rows -> class scores (B, K), the active's own modules; None: every party is needed
+            to predict.
+        classes: the labels in the order of the scores.
+        run: measures, bytes, privacy and promises, as `secure_apfed.run` returns them.
+        alone: the headline measure of the active's own network, trained alone in the same way, on
+            the same test rows; None: not measured.
+        best_local, best_local_name: that of the best local model by validation; None: not tried.
+        not_tried: which local models were not tried, and why.
+        test_rows: positions of the active's rows that measured, int64.
+    """
+
+    networks: nn.Sequential | None = field(repr=False)
+    classes: tuple[Any, ...]
+    run: RunResult = field(repr=False)
+    alone: float | None = None
+    best_local: float | None = None
+    best_local_name: str = ""
+    not_tried: str = ""
+    test_rows: Tensor = field(repr=False)
+
+    @property
+    def model(self) -> nn.Sequential:
+        """Rows -> class scores (B, K); its two parts are the active's own modules.
+
+        Raises:
+            ModelError: every party is needed to predict.
+        """
+        if self.networks is None:
+            raise ModelError(
+                f"method {self.run.method} needs every party to predict, so the active keeps no "
+                "model of its own; train with apfed, apfed_r or apfed_c"
+            )
+        return self.networks
+
+    @property
+    def score(self) -> float:
+        """The headline measure on the test rows."""
+        return next(iter(self.run.measures.values()))[self.run.measure]
+
+    @property
+    def gain(self) -> float | None:
+        """The gain over the better of the local models that were tried; None: none was.
+
+        One run shows no gain: only several seeds do.
+        """
+        tried = [value for value in (self.alone, self.best_local) if value is not None]
+        if not tried:
+            return None
+        measure = MEASURES[self.run.measure]
+        return min(measure.compute_gain(self.score, value) for value in tried)
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """The epsilon spent, by what it protects; infinite: no guarantee."""
+        return {
+            promise.format_title(): promise.epsilon
+            for promise in self.run.promises
+            if promise.epsilon is not None
+        }
+
+    @property
+    def report(self) -> str:
+        """What was measured, spent, and not tried, in lines."""
+        lines = [f"{self.run.measure}: {self.score:.3f} on {len(self.test_rows)} test rows"]
+        if self.alone is not None:
+            lines.append(f"the active's own network alone: {self.alone:.3f}")
+        if self.best_local is not None:
+            lines.append(f"best local model ({self.best_local_name}): {self.best_local:.3f}")
+        if self.gain is not None:
+            lines.append(f"gain over the better of them: {self.gain:+.3f} (one run shows no gain)")
+        if self.not_tried:
+            lines.append(f"not tried: {self.not_tried}")
+        lines += [
+            f"{title}: epsilon {value:g}" if math.isfinite(value) else f"{title}: no guarantee"
+            for title, value in self.epsilon.items()
+        ]
+        lines.append(f"bytes sent: {self.run.wire_bytes:,}")
+        return "\n".join(lines)
+
+
+@isolate_torch_modes()
+def train(
+    active: Active,
+    passives: Sequence[Passive] = (),
+    *,
+    method: str | Mapping[str, Any] = "apfed",
+    alignment: str | Mapping[str, Any] = "auto",
+    secure_sum: str | Mapping[str, Any] = "ckks",
+    guard: Gaussian | Mapping[str, Any] | None = None,
+    epochs: int = 20,
+    batch_size: int = 128,
+    optimizer: MakeOptimizer | str = "sgd",
+    labelled: int | float | None = None,
+    test_fraction: float = 0.25,
+    seed: int = 0,
+    folder: PathLike | None = None,
+    baselines: bool = True,
+    on_progress: Callable[[Any], None] = lambda progress: None,
+    **settings: Any,
+) -> TrainingResult:
+    """Train the active's networks with the passives' help, and measure.
+
+    Args:
+        method: a key of `secure_apfed.methods.METHODS` that trains networks by steps.
+        alignment: the protocol that finds the common people, or the section `alignment`.
+        secure_sum: ckks, bfv, masked, recoverable, crypten or plain, or the section `secure_sum`.
+        guard: `FrozenGaussian`, `Gaussian`, or the section `guard`; None: no guarantee for what the
+            active sends.
+        optimizer: of every party without its own: a function of parameters, or sgd, adam, adamw.
+        labelled: how many training rows keep their label, or which share; None: all that have one.
+        test_fraction: of the active's rows with a label, which measure alone.
+        seed: of the split, the initial weights that are made here, and the order of batches.
+        folder: of the run, for its checkpoints and reports; None: nothing is written.
+        baselines: whether to train the active's own network alone, and local models.
+        settings: further sections of a run's YAML file, as train={"learning_rate": 0.05} or
+            model={"projection": 16}.
+
+    Raises:
+        DataError: rows, IDs or labels do not fit; names the party.
+        ConfigError: a setting or a module does not fit. Others as `secure_apfed.run`.
+    """
+    parties: list[Active | Passive] = [active, *passives]
+    data, classes = _make_data(
+        active, passives, labelled=labelled, test_fraction=test_fraction, seed=seed
+    )
+    code = {party.name: _make_code(party, optimizer) for party in parties}
+    check_apart(code)
+    fresh = {active.name: code[active.name].copy_fresh()}
+    config = _make_config(
+        active,
+        passives,
+        classes,
+        method=method,
+        alignment=alignment,
+        secure_sum=secure_sum,
+        guard=guard,
+        train={
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "evaluate_every": epochs,
+            **({"optimizer": optimizer} if isinstance(optimizer, str) else {}),
+            **settings.pop("train", {}),
+        },
+        seed=seed,
+        labelled=labelled,
+        test_fraction=test_fraction,
+        settings=settings,
+    )
+    place = None if folder is None else Path(folder)
+    with warnings.catch_warnings():
+        # This process is all parties: a plain sum hides nothing from who has it all.
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        result = run_in_memory(config, place, data=data, code=code, on_progress=on_progress)
+    networks = result.own_networks
+    model = None
+    if networks is not None:
+        model = nn.Sequential(networks.encoder, networks.head).eval()
+    found = TrainingResult(networks=model, classes=classes, run=result, test_rows=data.test_rows)
+    return _compare_locally(found, config, data, fresh) if baselines else found
+
+
+def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCode:
+    """Return what a party brings of its own."""
+    own = party.optimizer
+    if own is None and not isinstance(optimizer, str):
+        own = optimizer
+    if isinstance(party, Active):
+        return OwnCode(encoder=party.encoder, head=party.head, optimizer=own)
+    loss = party.loss
+    if isinstance(loss, Reconstruction):
+        return OwnCode(encoder=party.encoder, decoder=loss.decoder, optimizer=own)
+    if isinstance(loss, Contrastive):
+        return OwnCode(encoder=loss.encoder or party.encoder, optimizer=own)
+    return OwnCode(encoder=party.encoder, objective=loss, optimizer=own)
+
+
+def _describe_loss(party: Passive) -> dict[str, Any]:
+    """Return the settings of a passive's objective."""
+    loss = party.loss
+    if isinstance(loss, Reconstruction):
+        return {"name": "reconstruction"}
+    if isinstance(loss, Contrastive):
+        return {"name": "contrastive", "temperature": loss.temperature}
+    return {"name": "own", "row_wise": party.row_wise}
+
+
+def _make_config(
+    active: Active,
+    passives: Sequence[Passive],
+    classes: Sequence[Any],
+    *,
+    method: str | Mapping[str, Any],
+    alignment: str | Mapping[str, Any],
+    secure_sum: str | Mapping[str, Any],
+    guard: Gaussian | Mapping[str, Any] | None,
+    train: Mapping[str, Any],
+    seed: int,
+    labelled: float | None,
+    test_fraction: float,
+    settings: Mapping[str, Any],
+) -> Config:
+    """Return the settings of the run, as its YAML file would say them."""
+    names = [active.name, *(party.name for party in passives)]
+    if not passives:
+        method = find_method_alone()
+    said: dict[str, Any] = {
+        "name": "training",
+        "seed": seed,
+        "method": {"name": method} if isinstance(method, str) else dict(method),
+        "data": {
+            "dataset": TABLES,
+            "active": active.name,
+            "parties": {name: {} for name in names},
+            "classes": [str(name) for name in classes],
+            "labelled": labelled,
+            "test_fraction": test_fraction,
+        },
+        "train": dict(train),
+        "secure_sum": _read_sum(secure_sum),
+        "alignment": {"protocol": alignment} if isinstance(alignment, str) else dict(alignment),
+        "guard": _read_guard(guard),
+        "transcript": {"keep": "none"},
+    }
+    if isinstance(guard, Gaussian):
+        said["delta"] = guard.delta
+    if alignment == "auto":
+        del said["alignment"]
+    said |= settings
+    model = dict(settings.get("model", {}))
+    own = "auto" if active.encoder is None else "own"
+    said["model"] = {"network": own, **model}
+    if active.head is not None:
+        said["model"]["head_network"] = "own"
+    kind = METHODS.get(said["method"]["name"])
+    has_loss = kind is not None and kind.settings.sums_gradients
+    said["passives"] = {
+        party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
+    }
+    return load_config_text(json.dumps(said, default=str), source="train")
+
+
+def _describe_passive(
+    party: Passive, model: Mapping[str, Any], *, has_loss: bool
+) -> dict[str, Any]:
+    """Return a passive's settings; networks that it does not bring are those of the settings."""
+    brings = party.encoder is not None
+    said: dict[str, Any] = {"model": {**model, "network": "own" if brings else "auto"}}
+    if has_loss:
+        said |= {"objective": _describe_loss(party), "weight": party.weight}
+    return said
+
+
+def find_method_alone() -> str:
+    """Return the method by which the active trains alone."""
+    return next(name for name, method in METHODS.items() if not method.settings.has_passives)
+
+
+def _read_sum(secure_sum: str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(secure_sum, Mapping):
+        return dict(secure_sum)
+    if secure_sum not in _SUMS:
+        raise ConfigError(
+            f"secure_sum: expected {', '.join(_SUMS)}, or the section of a run's YAML file as a "
+            f"mapping; got {secure_sum!r}"
+        )
+    return dict(_SUMS[secure_sum])
+
+
+def _read_guard(guard: Gaussian | Mapping[str, Any] | None) -> dict[str, Any]:
+    if guard is None:
+        return {"mechanism": "none"}
+    if isinstance(guard, Gaussian):
+        return guard.as_settings()
+    if not isinstance(guard, Mapping):
+        raise ConfigError(
+            "guard: expected FrozenGaussian(epsilon=...), Gaussian(...), None, or the section of a "
+            f"run's YAML file as a mapping; got {guard!r}"
+        )
+    return dict(guard)
+
+
+def _make_data(
+    active: Active,
+    passives: Sequence[Passive],
+    *,
+    labelled: float | None,
+    test_fraction: float,
+    seed: int,
+) -> tuple[VerticalData, tuple[Any, ...]]:
+    """Return all parties' tables with the active's split, and the classes in their order."""
+    labels_N, classes = _read_labels(active)
+    table = _make_table(active, labels=labels_N)
+    known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
+    _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
+    test_rows = known[tested]
+    train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
+    chosen = choose_labelled_rows(labels_N.numpy()[train_rows], labelled, seed=seed)
+    data = VerticalData(
+        table=table,
+        train_rows=torch.from_numpy(train_rows),
+        test_rows=torch.from_numpy(test_rows),
+        classes=tuple(str(name) for name in classes),
+        labelled=None if chosen is None else torch.from_numpy(np.sort(train_rows[chosen])),
+        passives=tuple(_make_table(party, labels=None) for party in passives),
+    )
+    return data, classes
+
+
+def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
+    """Return the class of each row, `UNLABELLED` where there is none, and the classes."""
+    labels = active.labels
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu().numpy()
+    if np.ndim(labels) > 1:
+        raise DataError(
+            f"{active.name}: its labels have the shape {np.shape(labels)}; expected one class a "
+            "row, (N,): of one-hot labels give labels.argmax(1)"
+        )
+    column = pd.Series([*labels], dtype=object)
+    if len(column) != len(active.ids):
+        raise DataError(
+            f"{active.name}: {len(active.ids)} IDs, but {len(column)} labels; give one a row, None "
+            "where it is not known"
+        )
+    known = column.dropna()
+    fractions = [
+        value for value in known if isinstance(value, float | np.floating) and value % 1 != 0
+    ]
+    if fractions:
+        raise DataError(
+            f"{active.name}: its labels are numbers with fractions; `train` learns classes: give "
+            "ranges of them, or use run with task: regression"
+        )
+    classes = sorted(known.unique().tolist(), key=lambda value: (str(type(value)), value))
+    if len(classes) < 2:
+        raise DataError(
+            f"{active.name}: its labels are of {len(classes)} class(es), two are needed"
+        )
+    places = {value: place for place, value in enumerate(classes)}
+    codes = [places.get(value, UNLABELLED) for value in column.where(column.notna(), None)]
+    return torch.tensor(codes, dtype=torch.int64), tuple(classes)
+
+
+def _make_table(party: Active | Passive, *, labels: Tensor | None) -> PartyTable:
+    """Return a party's rows with their IDs as texts."""
+    ids = tuple(id_texts(party.ids, party=party.name, what="its IDs", strip=True, key="ids"))
+    features, encoding = _read_rows(party)
+    if len(features) != len(ids):
+        raise DataError(
+            f"{party.name}: {len(ids)} IDs, but {len(features)} rows; give one ID a row, in their "
+            "order"
+        )
+    return PartyTable(party.name, ids, features, labels, encoding)
+
+
+def _read_rows(party: Active | Passive) -> tuple[Any, FeatureEncoding]:
+    """Return the rows as features, and how they were read."""
+    rows = party.rows
+    if isinstance(rows, pd.DataFrame):
+        words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
+        encoding = fit_columns(rows, categorical=words, source=party.name)
+        return encoding.encode(rows, source=party.name), encoding
+    if isinstance(rows, np.ndarray | Tensor):
+        features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
+        if features.ndim < 2:
+            raise DataError(
+                f"{party.name}: its rows are an array of shape {tuple(features.shape)}; expected "
+                "(N, columns) or (N, ...): give one column as rows[:, None]"
+            )
+        return features, ArrayEncoding(row_shape=tuple(features.shape[1:]))
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        lazy = LazyRows(rows, party=party.name, workers=party.workers)
+        return lazy, ArrayEncoding(row_shape=lazy.shape[1:])
+    raise DataError(
+        f"{party.name}: its rows are a {type(rows).__name__}; expected an array, a tensor, a "
+        "pandas frame, or a map-style data set with __len__ and __getitem__"
+    )
+
+
+def _compare_locally(
+    found: TrainingResult, config: Config, data: VerticalData, fresh: Mapping[str, OwnCode]
+) -> TrainingResult:
+    """Measure what the active reaches alone: its own network, and local models of flat rows."""
+    single = replace(data, passives=())
+    said = config.model_dump(mode="json", exclude_defaults=True)
+    said = {key: said[key] for key in ("name", "seed", "data", "train", "model") if key in said}
+    said |= {"method": {"name": find_method_alone()}, "guard": {"mechanism": "none"}}
+    said["secure_sum"] = {"scheme": "plain"}
+    said["train"] = {**said.get("train", {}), "labels": "joint"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoHelpWarning)
+        warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        alone = run_in_memory(Config.model_validate(said), None, data=single, code=dict(fresh))
+    score = next(iter(alone.measures.values()))[alone.measure]
+    found = replace(found, alone=score)
+    if is_lazy(data.table.features) or len(data.table.shape) > 1:
+        reason = "the ten local models, which read flat rows of numbers in memory"
+        return replace(found, not_tried=reason)
+    from apfed_experiments.solo import find_best_local
+
+    ours = config.model_copy(update={"model": ModelSettings()})
+    name, value = find_best_local(ours, data)
+    return replace(found, best_local=value, best_local_name=name)

@@ -1,0 +1,425 @@
+"""Code of a party's own: networks, a loss and an optimiser that no settings describe.
+
+A party hands modules in (`secure_apfed.train`), or names code in settings of its own, as
+`network: my_nets:resnet` and `objective: my_losses:cosine`. Nobody else names it: `refuse_code`
+turns away what a peer proposes, before anything is imported.
+
+An `nn.Module` is trained as it is. A function that makes one is called under the run's seed, with
+as many of `features` (the shape of a row, or of what a head reads) and `classes` as it takes. A
+loss is called with z (B, *shape) and the party's own rows, and returns a scalar, their mean loss.
+
+Letters: B batch, D numbers of a representation.
+"""
+
+import copy
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+
+from torch import Tensor, nn
+
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.learning.descent import MakeOptimizer
+from secure_apfed.networks.models import NETWORKS, Shape, family_for
+from secure_apfed.networks.objectives import Objective
+from secure_apfed.settings import Settings, did_you_mean
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import (
+    CODE_NAME,
+    CodeName,
+    ModelSettings,
+    OwnLossSettings,
+    PassiveSettings,
+)
+
+ModuleSource: TypeAlias = nn.Module | Callable[..., Any]
+LossSource: TypeAlias = nn.Module | Callable[..., Any]
+
+
+class CodeSettings(Settings):
+    """Code that a party names in its own file, each as package.module:Name; null: none.
+
+    Attributes:
+        network: its encoder, where the run says `network: own`.
+        head_network: the active's head.
+        decoder: of a passive that reconstructs.
+        objective: a passive's loss, where the run says `objective: {name: own}`.
+        optimizer: takes the parameters that the party trains.
+    """
+
+    network: CodeName | None = None
+    head_network: CodeName | None = None
+    decoder: CodeName | None = None
+    objective: CodeName | None = None
+    optimizer: CodeName | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnCode:
+    """What one party brings of its own; None: as the run's settings say.
+
+    Attributes:
+        encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
+        decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
+        objective: the loss of a passive, or a whole `Objective`.
+        optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
+    """
+
+    encoder: ModuleSource | None = field(default=None, repr=False)
+    head: ModuleSource | None = field(default=None, repr=False)
+    decoder: ModuleSource | None = field(default=None, repr=False)
+    objective: LossSource | None = field(default=None, repr=False)
+    optimizer: MakeOptimizer | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, source in vars(self).items():
+            if source is not None and not callable(source):
+                raise ConfigError(
+                    f"{name}: code of one's own is an nn.Module or a function, got "
+                    f"{type(source).__name__}"
+                )
+            if isinstance(source, nn.Module) and any(each.is_meta for each in source.parameters()):
+                raise ConfigError(
+                    f"{name}: {type(source).__name__} has parameters without numbers (on torch's "
+                    "meta device); fill them first, as with to_empty() and reset_parameters()"
+                )
+
+    @classmethod
+    def from_file(cls, settings: CodeSettings, *, beside: Path | None = None) -> Self:
+        """Import the code that a party's own file names.
+
+        Args:
+            beside: the file's folder, whose modules may be named; None: the working directory.
+
+        Raises:
+            ConfigError: there is no such module or name.
+        """
+        found = {
+            key: import_code(name, key=key, beside=beside)
+            for key, name in settings
+            if name is not None
+        }
+        return cls(
+            encoder=found.get("network"),
+            head=found.get("head_network"),
+            decoder=found.get("decoder"),
+            objective=found.get("objective"),
+            optimizer=found.get("optimizer"),
+        )
+
+    def copy_fresh(self) -> Self:
+        """Return the same with copies of its networks as they are now, which train apart."""
+        return replace(self, encoder=_copy(self.encoder), head=_copy(self.head))
+
+    def find_family(self) -> "OwnFamily | None":
+        """Return the family of its own networks; None: it brings none."""
+        brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
+        return OwnFamily(self) if brings else None
+
+    def make_objective(self, settings: OwnLossSettings, *, owner: str) -> Objective:
+        """Return the loss of the party's own.
+
+        Raises:
+            ConfigError: it brought none.
+        """
+        if self.objective is None:
+            raise ConfigError(
+                f"passives.{owner}.objective: it is own, and {owner} brought no loss; hand one in "
+                "(secure_apfed.train), or name it in its own file, as objective: my_losses:cosine"
+            )
+        loss = self.objective
+        if isinstance(loss, type) and issubclass(loss, nn.Module):
+            loss = _make_module(loss)
+        if isinstance(loss, Objective):
+            return loss
+        return OwnObjective(loss, settings, owner=owner)
+
+    def copy_networks(self) -> "FreshFamily | None":
+        """Return its own networks as they are now, to be made anew each time; None: none."""
+        return None if self.encoder is None else FreshFamily(self.copy_fresh())
+
+    def copy_encoder(self) -> Self:
+        """Return a copy of its encoder as it is now, for a model of another head."""
+        return replace(self.copy_fresh(), head=None)
+
+    def list_modules(self) -> list[nn.Module]:
+        """Return the modules that were handed in as they are."""
+        sources = (self.encoder, self.head, self.decoder, self.objective)
+        return [source for source in sources if isinstance(source, nn.Module)]
+
+
+class OwnFamily:
+    """A family of a party's own networks; what it does not bring is as the settings say."""
+
+    def __init__(self, code: OwnCode) -> None:
+        self._code = code
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        if self._code.encoder is None:
+            return family_for(settings, features).make_encoder(features, settings)
+        return _make_module(self._code.encoder, features=features)
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        if self._code.head is None and self._code.encoder is None:
+            return family_for(settings, (size,)).make_head(size, classes, settings)
+        if self._code.head is None:
+            return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
+        return _make_module(self._code.head, features=(size,), classes=classes)
+
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
+        if self._code.decoder is None:
+            return NETWORKS["mlp"].make_decoder(representation, features, settings)
+        return _make_module(self._code.decoder, features=features)
+
+
+class FreshFamily(OwnFamily):
+    """The same networks as they were before training, a copy each time."""
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        return copy.deepcopy(super().make_encoder(features, settings))
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return copy.deepcopy(super().make_head(size, classes, settings))
+
+
+class OwnObjective(Objective):
+    """The loss of a passive's own, checked at each call."""
+
+    row_wise: ClassVar[bool] = False
+
+    def __init__(self, loss: LossSource, settings: OwnLossSettings, *, owner: str) -> None:
+        super().__init__()
+        self._loss = loss  # a module registers, so that its parameters train
+        self._owner = owner
+        self.row_wise = settings.row_wise  # type: ignore[misc]  # of this loss, not of the class
+
+    def fit(self, features_N: Tensor) -> None:
+        prepare = getattr(self._loss, "fit", None)
+        if callable(prepare):
+            prepare(features_N)
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        """Return the loss.
+
+        Raises:
+            ModelError: it is no scalar, or no gradient reaches z.
+        """
+        before = z_BD._version
+        try:
+            loss = self._loss(z_BD, features_B)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{self._owner}: its loss failed on z of shape {tuple(z_BD.shape)} and own rows of "
+                f"shape {tuple(features_B.shape)}: {error}; model.projection says how many numbers "
+                "z has"
+            ) from error
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelError(
+                f"{self._owner}: its loss returns one number, the mean over the rows of the batch; "
+                f"got {got}; end it with .mean()"
+            )
+        if z_BD._version != before:
+            raise ModelError(
+                f"{self._owner}: its loss changes z in place; take z.clone(), or operations that "
+                "do not end in _"
+            )
+        if z_BD.requires_grad and not loss.requires_grad:
+            raise ModelError(
+                f"{self._owner}: its loss does not depend on z, or detaches it, so that no "
+                "gradient reaches the active; compute it from z without .detach() and no_grad()"
+            )
+        if not bool(loss.isfinite()):
+            raise ModelError(
+                f"{self._owner}: its loss is {loss.item()}; lower train.learning_rate, or mend the "
+                "loss"
+            )
+        return loss.reshape(())
+
+
+def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
+    """Return what `package.module:Name` names.
+
+    Args:
+        key: the setting that names it, for errors.
+        beside: a folder whose modules may be named; None: the working directory.
+
+    Raises:
+        ConfigError: it is no such name, there is no such module, or nothing of that name in it.
+    """
+    if not CODE_NAME.fullmatch(name):
+        raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
+    module_name, _, attribute = name.partition(":")
+    folder = (beside or Path()).absolute()
+    try:
+        with _importing_from(folder):
+            found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it imports is not
+        raise ConfigError(
+            f"{key}: there is no module {module_name!r}; put {module_name.partition('.')[0]}.py "
+            f"into {folder}, or install its package"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = did_you_mean(part, [name for name in dir(found) if not name.startswith("_")])
+            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{near}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(
+            f"{key}: {name} is a {type(found).__name__}; expected a class, a function or a module"
+        )
+    return found
+
+
+def refuse_code(config: RunSettings, *, source: str) -> None:
+    """Refuse settings of somebody else that name code.
+
+    Raises:
+        ConfigError: names the keys.
+    """
+    named = sorted(find_code(config))
+    if named:
+        raise ConfigError(
+            f"{source} names code of a party's own ({', '.join(named)}); only the party that runs "
+            "it may: write network: own, or objective: {name: own}, and let each party name its "
+            "code in its own party.yaml"
+        )
+
+
+SettingsT = TypeVar("SettingsT", bound=RunSettings)
+
+
+def split_code(
+    config: SettingsT, active: str, passives: Sequence[str]
+) -> tuple[SettingsT, dict[str, CodeSettings]]:
+    """Return settings that name no code, as all parties share them, and what each party names."""
+    own = {
+        active: CodeSettings(
+            network=_pick_code(config.model.network),
+            head_network=_pick_code(config.model.head_network or ""),
+        )
+    }
+    shared = {name: _hide_code(settings) for name, settings in config.passives.items()}
+    for name in passives:
+        settings = config.passives.get(name, config.passives.get("default", PassiveSettings()))
+        objective = settings.objective
+        own[name] = CodeSettings(
+            network=_pick_code((settings.model or config.model).network),
+            objective=objective.code if isinstance(objective, OwnLossSettings) else None,
+        )
+    model = _hide_network(config.model)
+    return config.model_copy(update={"model": model, "passives": shared}), own
+
+
+def _pick_code(network: str) -> str | None:
+    return network if CODE_NAME.fullmatch(network) else None
+
+
+def _hide_network(model: ModelSettings) -> ModelSettings:
+    named = {"network": "own"} if CODE_NAME.fullmatch(model.network) else {}
+    head = "own" if model.head_network else None
+    return model.model_copy(update={**named, "head_network": head})
+
+
+def _hide_code(settings: PassiveSettings) -> PassiveSettings:
+    """Return a passive's settings that say that it has code, and not which."""
+    hidden: dict[str, object] = {}
+    if settings.model is not None:
+        hidden["model"] = _hide_network(settings.model)
+    if isinstance(settings.objective, OwnLossSettings):
+        hidden["objective"] = settings.objective.model_copy(update={"code": None})
+    return settings.model_copy(update=hidden)
+
+
+def find_code(config: RunSettings) -> Mapping[str, str]:
+    """Return the code that settings name, by key."""
+    named = _list_networks("model", config.model)
+    for name, passive in config.passives.items():
+        if passive.model is not None:
+            named |= _list_networks(f"passives.{name}.model", passive.model)
+        if isinstance(passive.objective, OwnLossSettings) and passive.objective.code:
+            named[f"passives.{name}.objective.code"] = passive.objective.code
+    return {key: value for key, value in named.items() if CODE_NAME.fullmatch(value)}
+
+
+def _list_networks(key: str, model: ModelSettings) -> dict[str, str]:
+    named = {f"{key}.network": model.network}
+    if model.head_network:
+        named[f"{key}.head_network"] = model.head_network
+    return named
+
+
+def check_apart(by_party: Mapping[str, OwnCode]) -> None:
+    """Refuse parties that share parameters: each trains its own.
+
+    Raises:
+        ConfigError: names two parties.
+    """
+    owners: dict[int, str] = {}
+    for party, code in by_party.items():
+        for module in code.list_modules():
+            for parameter in module.parameters():
+                other = owners.setdefault(id(parameter), party)
+                if other != party:
+                    raise ConfigError(
+                        f"{other} and {party} hand in modules that share parameters; each party "
+                        "trains its own: make a second module, or copy it with copy.deepcopy"
+                    )
+
+
+@contextmanager
+def name_part(owner: str, part: str) -> Iterator[None]:
+    """Say in errors within whose part of a network does not fit."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{owner}: its {part}: {error}") from error
+
+
+def _copy(source: ModuleSource | None) -> ModuleSource | None:
+    return copy.deepcopy(source) if isinstance(source, nn.Module) else source
+
+
+def _make_module(source: ModuleSource, **given: Any) -> nn.Module:
+    """Return the module, or what the function makes of as many arguments as it takes.
+
+    Raises:
+        ModelError: it makes something else.
+    """
+    if isinstance(source, nn.Module):
+        return source
+    made = source(**_pick_arguments(source, given))
+    if not isinstance(made, nn.Module):
+        name = getattr(source, "__name__", type(source).__name__)
+        raise ModelError(
+            f"{name} makes a {type(made).__name__}, expected an nn.Module; return the network"
+        )
+    return made
+
+
+def _pick_arguments(source: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the arguments that the function names."""
+    try:
+        takes = inspect.signature(source).parameters
+    except (TypeError, ValueError):  # of a builtin: it names none
+        return {}
+    return {name: value for name, value in given.items() if name in takes}
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Let modules of a folder be imported within, before installed ones."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,1 @@
+"""How good a model is: the table of measures, intervals over test rows, tasks."""

@@ -1,0 +1,570 @@
+"""How good a model is on rows whose truth is known: one table of measures for all who ask.
+
+Run by: the active on its own rows, in training, in a report and in `predict`, and by studies;
+nothing of it leaves. A new measure is one line in the table. scikit-learn computes them. With
+several classes a measure of a ranking is the mean over the classes, each against the others (macro
+one-vs-rest), and a class that has no row, or all, takes no part in it. A measure of rows that do
+not define it is NaN: of no row, a ranking of rows of one class, R2 of one row, and all that reads
+scores which are not finite. Intervals over the test rows: `secure_apfed.measures.intervals`. See
+docs/tasks-and-measures.md.
+
+Letters: B rows, K classes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from secure_apfed.errors import DataError
+from secure_apfed.settings import unknown_name
+
+FloatArray: TypeAlias = NDArray[np.float64]
+_EVALUATION_ROWS = 4096
+Task: TypeAlias = Literal["classification", "regression"]
+_CANDIDATES = 200
+_RANGES = 10
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scored:
+    """A set of rows with their truth, and a model's predictions for them.
+
+    Attributes:
+        truth: (B,), classes 0 to K - 1; floating, the targets of a regression.
+        scores: (B, K), probabilities of each class; of a regression (B,), the predictions.
+        threshold: of two classes, the probability of the second from which on it is decided for;
+            None: the likeliest class is.
+    """
+
+    truth: NDArray[np.int64] | FloatArray = field(repr=False)
+    scores: FloatArray = field(repr=False)
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.truth.ndim != 1 or self.scores.ndim not in (1, 2):
+            raise DataError(
+                "measures: truth is a list and scores one number a row, or one a row and class; "
+                f"got shapes {self.truth.shape} and {self.scores.shape}"
+            )
+        if len(self.truth) != len(self.scores):
+            raise DataError(
+                f"measures: {len(self.truth)} rows of truth and {len(self.scores)} of scores; give "
+                "each row one of both"
+            )
+        if self.threshold is not None and self.classes != 2:
+            raise DataError(
+                f"measures: a threshold decides between two classes, and there are {self.classes}; "
+                "leave it out"
+            )
+
+    @classmethod
+    def from_probabilities(cls, truth: ArrayLike, probabilities: ArrayLike) -> Self:
+        """Return scores from labels (B,) and probabilities (B, K) or, of two classes, (B,) of the
+        second.
+        """
+        labels_B = np.asarray(truth, dtype=np.int64)
+        shares = np.asarray(probabilities, dtype=np.float64)
+        shares_BK = np.column_stack([1 - shares, shares]) if shares.ndim == 1 else shares
+        if shares_BK.ndim != 2 or shares_BK.shape[1] < 2:
+            raise DataError(f"measures: probabilities are (B, K) or (B,), got {shares.shape}")
+        if not ((shares_BK >= 0).all() and np.allclose(shares_BK.sum(axis=1), 1, atol=1e-4)):
+            raise DataError(
+                "measures: the probabilities of a row are at least 0 and add up to 1; take the "
+                "softmax of a network's scores first"
+            )
+        if len(labels_B) and not 0 <= labels_B.min() <= labels_B.max() < shares_BK.shape[1]:
+            raise DataError(
+                f"measures: labels lie in 0 to {shares_BK.shape[1] - 1}, got {labels_B.min()} to "
+                f"{labels_B.max()}"
+            )
+        return cls(truth=labels_B, scores=shares_BK)
+
+    @classmethod
+    def from_network_outputs(cls, truth: ArrayLike, scores_BK: ArrayLike) -> Self:
+        """Return scores from labels (B,) and a network's outputs, (B, K), as the softmax in
+        `predict`.
+
+        A diverged training gives outputs that are not finite, whose measures are NaN.
+        """
+        shares_BK = torch.as_tensor(scores_BK, dtype=torch.float64).softmax(1).numpy()
+        return cls(truth=np.asarray(truth, dtype=np.int64), scores=shares_BK)
+
+    @property
+    def classes(self) -> int:
+        """K; 0 of a regression."""
+        return self.scores.shape[1] if self.scores.ndim == 2 else 0
+
+    @cached_property
+    def is_finite(self) -> bool:
+        """True if each score is a finite number; a diverged training gives others."""
+        return bool(np.isfinite(self.scores).all())
+
+    @cached_property
+    def class_predictions(self) -> NDArray[np.int64]:
+        """The class (B,) that each row is given."""
+        if self.threshold is None:
+            return np.asarray(self.scores.argmax(axis=1), dtype=np.int64)
+        return np.asarray(self.scores[:, 1] >= self.threshold, dtype=np.int64)
+
+    def replace_threshold(self, threshold: float | None) -> Self:
+        return replace(self, threshold=threshold)
+
+    def select_rows(self, places: NDArray[np.int64]) -> Self:
+        """Return some of the rows, or some more than once."""
+        return replace(self, truth=self.truth[places], scores=self.scores[places])
+
+
+@torch.no_grad()
+def outputs_of(predict: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Ask a model for its outputs of `rows` of a table, a few thousand at a time."""
+    parts = [predict(rows_B).double().cpu() for rows_B in rows.split(_EVALUATION_ROWS)]
+    return torch.cat(parts)
+
+
+def score_model(predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor) -> Scored:
+    """Return the scores (B, K) that a model gives `rows` of a table, beside their labels."""
+    rows_on_device = rows.to(labels_N.device)
+    return Scored.from_network_outputs(
+        labels_N[rows_on_device].cpu(), outputs_of(predict, rows_on_device)
+    )
+
+
+def probabilities_of(scores_BK: FloatArray) -> FloatArray:
+    """Return probabilities from scores that may leave 0 to 1, as a regression's do.
+
+    Scores below 0 count as 0, and a row adds up to 1; a row without a positive score has all equal.
+    """
+    shares_BK = scores_BK.clip(min=0.0)
+    total_B1 = shares_BK.sum(axis=1, keepdims=True)
+    even = np.full_like(shares_BK, 1 / shares_BK.shape[1])
+    return np.asarray(np.divide(shares_BK, total_B1, out=even, where=total_B1 > 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One measure.
+
+    Attributes:
+        name: its key in the table; title: for people.
+        share: whether it is a share of rows, which is shown in per cent.
+        decides: whether it reads what is decided, and no score.
+        ranks: whether it needs rows of two classes.
+        least, most: that it can be; infinite where there is no bound.
+    """
+
+    name: str
+    title: str
+    function: Callable[[Scored], float]
+    higher_is_better: bool = True
+    share: bool = False
+    decides: bool = False
+    ranks: bool = False
+    least: float = 0.0
+    most: float = 1.0
+    tasks: tuple[Task, ...] = ("classification",)
+
+    def compute_value(self, scored: Scored) -> float:
+        """Return the measure's value; NaN if the rows do not define it."""
+        task = task_of(scored)
+        if task not in self.tasks:
+            raise DataError(
+                f"measures: {self.name} is of {' and '.join(self.tasks)}, and these scores are "
+                f"of {task}; take one of {', '.join(names_of(task))}"
+            )
+        if self.explain_nan(scored):
+            return math.nan
+        from sklearn import config_context
+
+        with config_context(skip_parameter_validation=True):
+            return float(self.function(scored))
+
+    def explain_nan(self, scored: Scored) -> str:
+        """Return why these rows do not define the measure; empty if they do."""
+        rows = len(scored.truth)
+        if not rows:
+            return "no row was tested"
+        if not self.decides and not scored.is_finite:
+            return "the model's scores are not finite numbers"
+        if self.ranks and (scored.truth == scored.truth[0]).all():
+            return f"the {rows} tested rows are all of one class"
+        if self is MEASURES["r2"] and rows < 2:
+            return "one row was tested"
+        return ""
+
+    def compute_gain(self, reached: float, reference: float) -> float:
+        return reached - reference if self.higher_is_better else reference - reached
+
+    def rank_value(self, value: float | None) -> float:
+        """Return a number that is highest for the best value; None and NaN come last."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return value if self.higher_is_better else -value
+
+    def format_value(self, value: float) -> str:
+        """Return a value as text: "95.2 %" for a share, "0.952" for others, "undefined" for NaN."""
+        if math.isnan(value):
+            return "undefined"
+        return f"{100 * value:.1f} %" if self.share else f"{value:.3f}"
+
+    def format_gain(self, reached: float, reference: float) -> str:
+        """Return a gain as text: "+1.2 points" for a share, "+0.012" for others."""
+        gain = self.compute_gain(reached, reference)
+        return "no gain can be told" if math.isnan(gain) else self.format_points(gain)
+
+    def format_points(self, gain: float) -> str:
+        return f"{100 * gain:+.1f} points" if self.share else f"{gain:+.3f}"
+
+
+def _import_metrics() -> Any:
+    """Import scikit-learn's metrics when needed: settings know measures by name, and start fast."""
+    from sklearn import metrics
+
+    return metrics
+
+
+@lru_cache(maxsize=1)  # three measures read the same curves
+def _compute_rocs(scored: Scored) -> tuple[tuple[FloatArray, FloatArray], ...]:
+    """Return the shares of false and of true alarms by threshold, for each class in question."""
+    return tuple(
+        _import_metrics().roc_curve(alarm_B, class_scores_B)[:2]
+        for alarm_B, class_scores_B in _iter_class_scores(scored)
+    )
+
+
+def _iter_class_scores(scored: Scored) -> Iterator[tuple[NDArray[np.bool_], FloatArray]]:
+    """Yield which rows are of a class, and the scores for it.
+
+    Of two classes this is the second, else each class. A class that has no row, or all, is left
+    out.
+    """
+    for label in range(scored.classes) if scored.classes > 2 else (1,):
+        alarm_B = scored.truth == label
+        if 0 < alarm_B.sum() < len(alarm_B):
+            yield alarm_B, scored.scores[:, label]
+
+
+def _compute_mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else math.nan
+
+
+def _compute_auc(scored: Scored) -> float:
+    return _compute_mean(
+        [_import_metrics().auc(false_T, true_T) for false_T, true_T in _compute_rocs(scored)]
+    )
+
+
+def _compute_ks(scored: Scored) -> float:
+    return _compute_mean([(true_T - false_T).max() for false_T, true_T in _compute_rocs(scored)])
+
+
+def _compute_average_precision(scored: Scored) -> float:
+    rank = _import_metrics().average_precision_score
+    return _compute_mean(
+        [rank(alarm_B, class_scores_B) for alarm_B, class_scores_B in _iter_class_scores(scored)]
+    )
+
+
+def _compute_f1(scored: Scored) -> float:
+    average = "binary" if scored.classes == 2 else "macro"
+    f1 = _import_metrics().f1_score(
+        scored.truth, scored.class_predictions, average=average, zero_division=0
+    )
+    return float(f1)
+
+
+def _compute_balanced_accuracy(scored: Scored) -> float:
+    """Return the mean recall of the classes that have rows; scikit-learn's own warns of the
+    others.
+    """
+    present = np.unique(scored.truth)
+    recalls = _import_metrics().recall_score(
+        scored.truth, scored.class_predictions, labels=present, average="macro", zero_division=0
+    )
+    return float(recalls)
+
+
+def _compute_brier(scored: Scored) -> float:
+    """Return Brier's sum over the classes; half of it for two classes, as is usual."""
+    total = ((scored.scores - np.eye(scored.classes)[scored.truth]) ** 2).sum(axis=1).mean()
+    return float(total / 2 if scored.classes == 2 else total)
+
+
+def _compute_log_loss(scored: Scored) -> float:
+    return float(
+        _import_metrics().log_loss(scored.truth, scored.scores, labels=range(scored.classes))
+    )
+
+
+_NUMBERS: tuple[Task, ...] = ("regression",)
+
+_ALL = (
+    Measure(
+        name="accuracy",
+        title="accuracy",
+        share=True,
+        decides=True,
+        function=lambda scored: _import_metrics().accuracy_score(
+            scored.truth, scored.class_predictions
+        ),
+    ),
+    Measure(name="auc", ranks=True, title="AUC", function=_compute_auc),
+    Measure(
+        name="average_precision",
+        ranks=True,
+        title="average precision",
+        function=_compute_average_precision,
+    ),
+    Measure(name="ks", ranks=True, title="KS", function=_compute_ks),
+    Measure(
+        name="gini",
+        ranks=True,
+        title="Gini",
+        least=-1.0,
+        function=lambda scored: 2 * _compute_auc(scored) - 1,
+    ),
+    Measure(
+        name="balanced_accuracy",
+        title="balanced accuracy",
+        share=True,
+        decides=True,
+        function=_compute_balanced_accuracy,
+    ),
+    Measure(name="f1", title="F1", decides=True, function=_compute_f1),
+    Measure(
+        name="brier", title="Brier score", higher_is_better=False, most=2.0, function=_compute_brier
+    ),
+    Measure(
+        name="log_loss",
+        title="log loss",
+        higher_is_better=False,
+        most=math.inf,
+        function=_compute_log_loss,
+    ),
+    Measure(
+        name="r2",
+        title="R2",
+        tasks=_NUMBERS,
+        least=-math.inf,
+        function=lambda scored: _import_metrics().r2_score(scored.truth, scored.scores),
+    ),
+    Measure(
+        name="mae",
+        title="MAE",
+        tasks=_NUMBERS,
+        higher_is_better=False,
+        most=math.inf,
+        function=lambda scored: _import_metrics().mean_absolute_error(scored.truth, scored.scores),
+    ),
+    Measure(
+        name="rmse",
+        title="RMSE",
+        tasks=_NUMBERS,
+        higher_is_better=False,
+        most=math.inf,
+        function=lambda scored: math.sqrt(
+            _import_metrics().mean_squared_error(scored.truth, scored.scores)
+        ),
+    ),
+)
+
+MEASURES: Mapping[str, Measure] = MappingProxyType({measure.name: measure for measure in _ALL})
+"""By name, in the order in which they are shown."""
+
+ACCURACY = MEASURES["accuracy"]
+"""What runs are judged by unless their settings say another."""
+
+
+def task_of(scored: Scored) -> Task:
+    return "classification" if scored.classes else "regression"
+
+
+def names_of(task: str) -> tuple[str, ...]:
+    return tuple(name for name, measure in MEASURES.items() if task in measure.tasks)
+
+
+def find_measure(name: str) -> Measure:
+    if name not in MEASURES:
+        raise ValueError(unknown_name(name, MEASURES))
+    return MEASURES[name]
+
+
+def measure_all(scored: Scored) -> dict[str, float]:
+    values = {name: MEASURES[name].compute_value(scored) for name in names_of(task_of(scored))}
+    return {name: value for name, value in values.items() if not math.isnan(value)}
+
+
+def explain_undefined_measures(scored: Scored) -> dict[str, str]:
+    """Return, by name, why these rows do not define some measures."""
+    reasons = {name: MEASURES[name].explain_nan(scored) for name in names_of(task_of(scored))}
+    return {name: why for name, why in reasons.items() if why}
+
+
+THRESHOLDS: Mapping[str, str] = MappingProxyType(
+    {name: measure.title for name, measure in MEASURES.items() if measure.decides}
+)
+"""Measures that a threshold can be chosen by: those of what is decided."""
+
+
+def compute_balanced_weights(labels_N: Tensor, classes: int) -> Tensor:
+    """Return a weight for each class (K,): all classes count alike, and a labelled row 1 on
+    average.
+
+    Rows / (classes with rows x rows of the class), as scikit-learn's "balanced"; a class without a
+    row has weight 0, as nothing is learnt of it.
+    """
+    counts_K = torch.bincount(labels_N[labels_N >= 0].cpu(), minlength=classes).double()
+    if not counts_K.sum():
+        raise DataError("class weights: no row has a label; label some, or leave weights out")
+    weights_K = counts_K.sum() / ((counts_K > 0).sum() * counts_K)
+    return torch.where(counts_K > 0, weights_K, 0.0)
+
+
+def best_threshold(scored: Scored, measure: str) -> float:
+    """Return the threshold of the second of two classes with the highest value of a measure.
+
+    Candidates lie half-way between neighbouring scores, at even quantiles, at most 200. Of equal
+    ones the nearest to 0.5 is taken. Labels of the rows may be learnt from: they are never test
+    rows.
+    """
+    if measure not in THRESHOLDS:
+        raise DataError(
+            f"threshold: chosen by one of {', '.join(THRESHOLDS)}, which read decisions; "
+            f"got {measure!r}"
+        )
+    return _best_threshold(scored, MEASURES[measure].compute_value)
+
+
+def cheapest_threshold(scored: Scored, cost: float) -> float:
+    """Return the threshold with the least cost: `cost` for a missed row of class 1, 1 for a false
+    alarm.
+    """
+
+    def compute_negative_cost(decided: Scored) -> float:
+        missed = (decided.truth == 1) & (decided.class_predictions == 0)
+        alarms = (decided.truth == 0) & (decided.class_predictions == 1)
+        return -float(cost * missed.sum() + alarms.sum())
+
+    return _best_threshold(scored, compute_negative_cost)
+
+
+def _best_threshold(scored: Scored, worth: Callable[[Scored], float]) -> float:
+    if scored.classes != 2 or len(np.unique(scored.truth)) < 2:
+        raise DataError(
+            f"threshold: chosen between two classes with labelled rows of both; there are "
+            f"{scored.classes} classes, and labels of {len(np.unique(scored.truth))}"
+        )
+    levels = np.unique(scored.scores[:, 1])
+    between = (levels[1:] + levels[:-1]) / 2
+    if len(between) > _CANDIDATES:
+        between = np.quantile(between, np.linspace(0, 1, _CANDIDATES))
+    candidates: list[float] = sorted(
+        {0.5, *between.tolist()}, key=lambda threshold: abs(threshold - 0.5)
+    )
+    reached = {candidate: worth(scored.replace_threshold(candidate)) for candidate in candidates}
+    return max(candidates, key=reached.__getitem__)
+
+
+class CalibrationPoint(BaseModel):
+    """The rows of one range of scores: the mean score, the share that it predicts, and their
+    number.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    foretold: float
+    observed: float
+    rows: int
+
+
+def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[CalibrationPoint, ...]:
+    """Return predicted and observed shares, in ranges with about as many rows each.
+
+    Of two classes the shares are of the second. Of several they are of the likeliest class: how
+    sure it is, and how often it is right. A diverged training has none.
+    """
+    from sklearn.calibration import calibration_curve as curve
+
+    if not scored.classes:
+        raise DataError("measures: a calibration curve is of probabilities, got one number a row")
+    if not len(scored.truth) or not scored.is_finite:
+        return ()
+    if scored.classes == 2:
+        top_scores_B = scored.scores[:, 1]
+        true_B = scored.truth == 1
+    else:
+        top_scores_B = scored.scores.max(axis=1)
+        true_B = scored.scores.argmax(axis=1) == scored.truth
+    observed, foretold = curve(
+        true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
+    )
+    edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
+    counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
+    return tuple(
+        CalibrationPoint(foretold=float(mean), observed=float(share), rows=int(count))
+        for mean, share, count in zip(foretold, observed, counts[counts > 0], strict=True)
+    )
+
+
+class LiftRow(BaseModel):
+    """The rows of one tenth of the scores, the highest first, as in scorecards.
+
+    Attributes:
+        rows, positives: in it; those of the second class. rate: their share.
+        captured: of all positives, those in it and the tenths above; lift: their share there over
+            that of all rows; ks: by how much it exceeds the share of the other rows there.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    positives: int
+    rate: float
+    captured: float
+    lift: float
+    ks: float
+
+
+def lift_table(scored: Scored, *, parts: int = _RANGES) -> tuple[LiftRow, ...]:
+    """Return the rows of two classes by tenths of their probability of the second class.
+
+    Equal scores are kept together, so that few different scores make fewer parts. Empty if one
+    class has no row.
+    """
+    if scored.classes != 2:
+        raise DataError(f"measures: a lift table is of two classes, got {scored.classes}")
+    scores_B = scored.scores[:, 1]
+    true_B = scored.truth == 1
+    if not scored.is_finite or true_B.all() or not true_B.any():
+        return ()
+    edges = np.unique(np.quantile(scores_B, np.linspace(0, 1, parts + 1)[1:-1]))
+    part_B = len(edges) - np.searchsorted(edges, scores_B, side="right")
+    rows_T, of_it_T = (np.bincount(part_B, weights, len(edges) + 1) for weights in (None, true_B))
+    lift_rows = list[LiftRow]()
+    seen_rows = seen_positives = 0
+    for rows, of_it in zip(rows_T.tolist(), map(int, of_it_T), strict=True):
+        if not rows:
+            continue
+        seen_rows = seen_rows + rows
+        seen_positives = seen_positives + of_it
+        captured = seen_positives / true_B.sum()
+        other_share = (seen_rows - seen_positives) / (~true_B).sum()
+        lift_rows.append(
+            LiftRow(
+                rows=rows,
+                positives=of_it,
+                rate=of_it / rows,
+                captured=captured,
+                lift=captured * len(true_B) / seen_rows,
+                ks=captured - other_share,
+            )
+        )
+    return tuple(lift_rows)

@@ -1,0 +1,189 @@
+"""Tasks: what the active's model learns and predicts: a loss on outputs, and their evaluation.
+
+Run by: the active, in training, at the end of a run, and in `predict`. Passives read no label in
+APFed, so only the active knows the task; if passives vote, the contract names it. Each method lists
+the tasks that it takes (`MethodSettings.tasks`). A new task is one class and one line in `TASKS`:
+see docs/extend.md.
+
+Letters: B rows, K outputs of the head.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Self
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from secure_apfed.data.labels import UNLABELLED, TargetScale
+from secure_apfed.errors import DataError
+from secure_apfed.measures.table import ACCURACY, Scored, outputs_of
+
+LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
+)
+"""Errors by name, as `train.loss` has them."""
+
+
+class Task(ABC):
+    """One task, for one run's data.
+
+    Attributes:
+        name: its key in `TASKS`; title: for people.
+        headline: the measure that a run is judged by where its settings say none.
+        tells: what is told of a row.
+        measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
+        not_attacked: target of attacks -> why none on it applies.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    headline: ClassVar[str]
+    tells: ClassVar[str]
+    measured_as: ClassVar[str]
+    not_attacked: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    @abstractmethod
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        """Return the task of a run, whose labels are numbers standardised so, or (None) classes.
+
+        Raises:
+            DataError: labels of another kind than the task's.
+        """
+
+    @abstractmethod
+    def count_outputs(self, classes: int) -> int:
+        """Return K, the numbers that the head gives for a row."""
+
+    @abstractmethod
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean loss of the rows of a batch that can be learnt from; 0 if none can."""
+
+    @abstractmethod
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
+        """Return the prediction for each row, as a user reads it."""
+
+    @abstractmethod
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        """Return the predictions for rows whose truth is known, for measures."""
+
+
+def score_rows(
+    task: Task, predict: Callable[[Tensor], Tensor], rows: Tensor, labels_N: Tensor
+) -> Scored:
+    """Return a model's predictions for `rows` of a table, beside their labels."""
+    rows_on_device = rows.to(labels_N.device)
+    return task.score_outputs(outputs_of(predict, rows_on_device), labels_N[rows_on_device].cpu())
+
+
+class Classification(Task):
+    """The class of a row, one of two or more: cross-entropy of the softmax of K outputs.
+
+    Its predictions are probabilities (B, K).
+    """
+
+    name: ClassVar[str] = "classification"
+    title: ClassVar[str] = "classification"
+    headline: ClassVar[str] = ACCURACY.name
+    tells: ClassVar[str] = "probabilities"
+    measured_as: ClassVar[str] = "classification"
+
+    @classmethod
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        if targets is not None:
+            raise DataError(
+                "task: classification tells classes, and these labels are numbers; say task: "
+                "regression"
+            )
+        return cls()
+
+    def count_outputs(self, classes: int) -> int:
+        return classes
+
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean cross-entropy of the rows that have a label; 0 if none of the batch has.
+
+        With weights of classes each row's is multiplied by that of its class.
+        """
+        labelled_B = labels_B != UNLABELLED
+        if weights_K is None and bool(labelled_B.all()):
+            return F.cross_entropy(outputs_BK, labels_B)
+        total = F.cross_entropy(
+            outputs_BK, labels_B, weight=weights_K, ignore_index=UNLABELLED, reduction="sum"
+        )
+        return total / labelled_B.sum().clamp(min=1)
+
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
+        return outputs_BK.softmax(1)
+
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        return Scored.from_network_outputs(labels_B, outputs_BK)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regression(Task):
+    """A number for each row: squared, absolute or Huber's error of one output.
+
+    Targets are standardised by the labelled training rows, and a user is told predictions (B,) in
+    the unit of the label column. Huber's error is squared below one standard deviation and linear
+    above (P. Huber, Annals of Mathematical Statistics 35, 1964).
+
+    Attributes:
+        targets: how labels were standardised.
+        error: a key of `LOSSES`.
+    """
+
+    name: ClassVar[str] = "regression"
+    title: ClassVar[str] = "regression"
+    headline: ClassVar[str] = "r2"
+    tells: ClassVar[str] = "prediction"
+    measured_as: ClassVar[str] = "regression"
+    not_attacked: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "labels": "labels are numbers, and attacks on labels guess classes",
+            "membership": "the model tells numbers, and attacks on membership read probabilities "
+            "of classes",
+        }
+    )
+
+    targets: TargetScale
+    error: str = "squared"
+
+    @classmethod
+    def from_targets(cls, targets: TargetScale | None, *, loss: str = "squared") -> Self:
+        if targets is None:
+            raise DataError(
+                "task: regression predicts numbers, and these labels are classes; give a table of "
+                "numbers, or take task: classification"
+            )
+        return cls(targets=targets, error=loss)
+
+    def count_outputs(self, classes: int) -> int:
+        return 1
+
+    def compute_loss(
+        self, outputs_BK: Tensor, labels_B: Tensor, weights_K: Tensor | None = None
+    ) -> Tensor:
+        labelled_B = labels_B != UNLABELLED
+        error_B = LOSSES[self.error](outputs_BK[:, 0], labels_B, reduction="none")
+        return (error_B * labelled_B).sum() / labelled_B.sum().clamp(min=1)
+
+    def decode_outputs(self, outputs_BK: Tensor) -> Tensor:
+        return self.targets.decode(outputs_BK[:, 0])
+
+    def score_outputs(self, outputs_BK: Tensor, labels_B: Tensor) -> Scored:
+        predictions_B = self.decode_outputs(outputs_BK)
+        return Scored(truth=self.targets.decode(labels_B).numpy(), scores=predictions_B.numpy())
+
+
+TASKS: Mapping[str, type[Task]] = MappingProxyType(
+    {task.name: task for task in (Classification, Regression)}
+)
+"""By name, as `task` of a run's settings has them."""

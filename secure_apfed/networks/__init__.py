@@ -1,0 +1,1 @@
+"""Networks and their objectives: encoders, heads, losses of passives, the rank of tables."""

@@ -1,0 +1,660 @@
+"""Networks of the papers and for tables. A new family is one class and one line in `NETWORKS`.
+
+A family makes three modules that fit together: an encoder (features -> representation),
+a head (representation -> class scores) and a decoder (representation -> another party's
+features). Run by: the active (encoder, head) and the passives (decoder or encoder).
+
+Letters: B batch, N rows, F features, D numbers of a representation or random features, K classes,
+T steps and C channels of a sequence.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from secure_apfed.base.seeds import draws_nothing, limit_threads
+from secure_apfed.errors import ModelError
+from secure_apfed.networks.rank import count_columns, most_numbers
+from secure_apfed.settings.training import MOST_PARAMETERS, ModelSettings
+
+Shape = tuple[int, ...]
+_PADDING = 1
+_SAMPLE = 300
+_LEAST_SCALE = 1e-6
+_A_THREAD = 200_000_000
+"""Multiplications of a step, about ten milliseconds."""
+_AUTO: Mapping[int, tuple[str, int]] = {1: ("conv_mnist", 7), 3: ("conv_cifar", 8)}
+"""By channels: the convolutions, and the least side of an image that they leave some map of
+(three rows for MNIST's two layers, one for CIFAR's three)."""
+
+
+def _make_linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """Return a linear layer that is not larger than any that a run may have."""
+    check_layer_size(inputs, outputs)
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+def check_layer_size(inputs: int, outputs: int) -> None:
+    """Refuse a layer by arithmetic, before memory is taken for it.
+
+    Raises:
+        ModelError: it would have more parameters than `MOST_PARAMETERS`.
+    """
+    if inputs * outputs > MOST_PARAMETERS:
+        raise ModelError(
+            f"a layer from {inputs:,} to {outputs:,} numbers has {inputs * outputs:,} parameters, "
+            f"expected {MOST_PARAMETERS:,} at most; take narrower layers in model, or fewer "
+            "columns or classes"
+        )
+
+
+class NetworkFamily(Protocol):
+    """A family of networks that fit together; shapes are those of one row, without the batch."""
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make the network features -> representation."""
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Make the network from a flattened representation of `size` numbers to class scores (B,
+        K).
+        """
+
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
+        """Make the network representation -> features of another party; mirrors `encoder`."""
+
+
+def output_shape(module: nn.Module, features: Shape) -> Shape:
+    training = module.training
+    module.eval()
+    reference = next(module.parameters(), torch.empty(0))
+    try:
+        with torch.no_grad():
+            result = module(reference.new_zeros((1, *features)))
+    except (RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"a network for other rows was given rows of shape {features}; choose another "
+            f"model.network or another partition ({error})"
+        ) from error
+    finally:
+        module.train(training)
+    if not isinstance(result, Tensor) or result.ndim < 2 or len(result) != 1:
+        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ModelError(
+            f"a network makes one tensor (B, ...) of rows (B, ...), with one row for each; of one "
+            f"row of shape {features} {type(module).__name__} made {got}"
+        )
+    shape: Shape = tuple(result.shape[1:])
+    return shape
+
+
+def require_scores(head: nn.Module, representation: Shape, outputs: int) -> None:
+    """Refuse a head that does not give so many numbers for a row.
+
+    Raises:
+        ModelError: names both shapes.
+    """
+    made = output_shape(head, representation)
+    if made != (outputs,):
+        raise ModelError(
+            f"it makes {made} of a row, expected ({outputs},), a score for each "
+            "class or the number to predict; end it with a layer of that width"
+        )
+
+
+def projection_to(size: int, representation: Shape) -> nn.Module:
+    """Return the linear projection head that an active or passive puts behind its encoder."""
+    return nn.Sequential(nn.Flatten(), _make_linear(math.prod(representation), size))
+
+
+def two_layer_head(size: int, width: int, classes: int, dropout: float) -> nn.Module:
+    """Return fc(size, width), ReLU, dropout, fc(width, classes), as in Tables 3 and 4."""
+    layers = (
+        _make_linear(size, width),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        _make_linear(width, classes),
+    )
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convolutional:
+    """The papers' networks: convolutions, a ReLU after each, no pooling; a decoder mirrors them.
+
+    Source: APFed, Table 3 (MNIST, FMNIST) and Table 4 (CIFAR). Deviations from the printed tables
+    follow the authors' release: Table 3's "31" is 32; padding is 1 and stride 1 but for the second
+    CIFAR layer (2). Where the representation is a projection, a linear layer first restores the
+    map.
+
+    Attributes:
+        channels: of the image and after each layer.
+        kernels, strides: of each layer.
+        head_width: of the head's hidden layer.
+        last_relu: whether the decoder ends in a ReLU (release: MNIST yes, CIFAR no).
+    """
+
+    channels: tuple[int, ...]
+    kernels: tuple[int, ...]
+    strides: tuple[int, ...]
+    head_width: int
+    last_relu: bool
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make the network (channels, height, width) -> map."""
+        self._check_image(features)
+        layers: list[nn.Module] = []
+        for (wide, narrow), kernel, stride in zip(
+            pairwise(self.channels), self.kernels, self.strides, strict=True
+        ):
+            layers += [nn.Conv2d(wide, narrow, kernel, stride, _PADDING), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Make fc1 (d, 256 or 50), fc2 (256 or 50, K)."""
+        return two_layer_head(size, self.head_width, classes, settings.dropout)
+
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
+        """Return the encoder's mirror: transposed convolutions from its map to the image."""
+        self._check_image(features)
+        image_map = output_shape(self.make_encoder(features, settings), features)
+        layers: list[nn.Module] = []
+        if len(representation) == 1:
+            layers += [_make_linear(representation[0], math.prod(image_map)), nn.ReLU()]
+            layers += [nn.Unflatten(1, image_map)]
+        backwards = list(zip(pairwise(self.channels), self.kernels, self.strides, strict=True))
+        for (wide, narrow), kernel, stride in reversed(backwards):
+            layers += [nn.ConvTranspose2d(narrow, wide, kernel, stride, _PADDING), nn.ReLU()]
+        return nn.Sequential(*(layers if self.last_relu else layers[:-1]))
+
+    def _check_image(self, features: Shape) -> None:
+        if len(features) != 3 or features[0] != self.channels[0]:
+            raise ModelError(
+                f"these convolutions read images of {self.channels[0]} channel(s), (channels, "
+                f"height, width), got rows of shape {features}; choose another model.network"
+            )
+
+
+class Perceptron:
+    """A family of fully connected layers with a ReLU between them, for tables and images too small
+    to convolve.
+
+    The papers test images only; these are ours, in the same scheme.
+    """
+
+    activation: ClassVar[type[nn.Module]] = nn.ReLU
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make features, flattened -> `settings.representation_size` numbers after an
+        activation.
+        """
+        widths = (math.prod(features), *settings.hidden, settings.representation_size)
+        return nn.Sequential(
+            nn.Flatten(), *_stack_layers(widths, self.activation), self.activation()
+        )
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Make fc(size, first hidden width), ReLU, dropout, fc(that width, K)."""
+        width = settings.hidden[0] if settings.hidden else settings.representation_size
+        return two_layer_head(size, width, classes, settings.dropout)
+
+    def make_decoder(
+        self, representation: Shape, features: Shape, settings: ModelSettings
+    ) -> nn.Module:
+        """Return the encoder's widths backwards; linear at the end, since features may be
+        negative.
+        """
+        widths = (math.prod(representation), *reversed(settings.hidden), math.prod(features))
+        return nn.Sequential(
+            nn.Flatten(), *_stack_layers(widths, self.activation), nn.Unflatten(1, features)
+        )
+
+
+def _stack_layers(widths: tuple[int, ...], activation: type[nn.Module]) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for wide, narrow in pairwise(widths):
+        layers += [_make_linear(wide, narrow), activation()]
+    return layers[:-1]
+
+
+class Linear(Perceptron):
+    """One layer to the representation, one from there to the classes; the perceptron's decoder.
+
+    For whoever has few labels, for which deeper networks have too many weights. Together the
+    parties' layers are a regularised softmax regression on all features.
+    """
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), _make_linear(math.prod(features), settings.representation_size)
+        )
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), _make_linear(size, classes))
+
+
+class Identity(Perceptron):
+    """The features, flattened, and one layer, where a method finds its weights by an equation."""
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        return nn.Flatten()
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return _make_linear(size, classes, bias=False)
+
+
+class Standardised(nn.Module):
+    """The base of networks that read z, the standardised x; `_standardise` by a party's own
+    rows.
+    """
+
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, features: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(features, dtype=dtype))
+        self.register_buffer("scale", torch.ones(features, dtype=dtype))
+
+    def _fit_scale(self, rows_NF: Tensor) -> None:
+        self.centre = rows_NF.mean(0)
+        scale = rows_NF.std(0, correction=0)
+        # What never differed says nothing of a row, and z stays 0 where it does one day.
+        self.scale = torch.where(scale < _LEAST_SCALE, math.inf, scale)
+
+    def standardise_rows(self, features_B: Tensor) -> Tensor:
+        return (features_B.flatten(1) - self.centre) / self.scale
+
+
+@draws_nothing
+class RandomFeatures(Standardised):
+    """A map x -> (1, z / sqrt F, sqrt(2 / D) cos(z W / width + b)), with z the standardised x.
+
+    Rahimi and Recht 2007 (Random Features for Large-Scale Kernel Machines), Section 3, of a
+    Gaussian kernel; a constant and the features themselves stand beside them.
+
+    Nothing of it is trained. `fit` takes centre, scale and width from a party's own rows; without
+    it z is x, and the width the expected distance of two rows of standard normal numbers.
+
+    Args:
+        features: F, flattened; size: D. W and b come from torch's generator.
+    """
+
+    width: Tensor
+    directions: Tensor
+    phases: Tensor
+
+    def __init__(self, features: int, size: int) -> None:
+        check_layer_size(features, size)
+        super().__init__(features)
+        self.register_buffer("width", torch.tensor(math.sqrt(2 * features)))
+        self.register_buffer("directions", torch.randn(features, size))
+        self.register_buffer("phases", 2 * math.pi * torch.rand(size))
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Standardise by these rows; the width is the median distance of some of them."""
+        rows_NF = features_NF.flatten(1).to(self.centre)
+        self._fit_scale(rows_NF)
+        step = max(1, len(rows_NF) // _SAMPLE)
+        sample_NF = (rows_NF[::step] - self.centre) / self.scale
+        distances = torch.pdist(sample_NF)
+        distances = distances[distances > 0]
+        if len(distances):
+            self.width = distances.median()
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        z_BF = self.standardise_rows(features_B)
+        size = len(self.phases)
+        waves_BD = torch.cos(z_BF @ self.directions / self.width + self.phases)
+        ones_B1 = torch.ones_like(z_BF[:, :1])
+        scaled_BF = z_BF / math.sqrt(z_BF.shape[1])
+        return torch.cat([ones_B1, scaled_BF, math.sqrt(2 / size) * waves_BD], dim=1)
+
+
+class RandomFeatureFamily(Perceptron):
+    """A family of random features of the rows, and one linear layer without a bias: the constant is
+    one.
+    """
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make `settings.random_features` of them, beside the row itself and a constant."""
+        return RandomFeatures(math.prod(features), settings.random_features)
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), _make_linear(size, classes, bias=False))
+
+
+@draws_nothing
+class Projection(Standardised):
+    """A map x -> z W / sqrt(F D), float64, with z the standardised x: rows are about 1 long.
+
+    Johnson and Lindenstrauss 1984 (Extensions of Lipschitz mappings into a Hilbert space). Nothing
+    of it is trained; W comes from torch's generator. It is linear: of D numbers at or above the
+    rank of x everything of x can be read, so `fit` refuses a D above half of that.
+
+    Args:
+        features: F, flattened; numbers: D.
+        allow_reading_all: take any D.
+    """
+
+    directions: Tensor
+
+    def __init__(self, features: int, numbers: int, *, allow_reading_all: bool = False) -> None:
+        check_layer_size(features, numbers)
+        super().__init__(features, torch.float64)
+        self._allow_reading_all = allow_reading_all
+        directions = torch.randn(features, numbers, dtype=torch.float64)
+        self.register_buffer("directions", directions / math.sqrt(features * numbers))
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Standardise by these rows. Raises ModelError: D is above half of their columns."""
+        rows_NF = features_NF.flatten(1).to(self.centre)
+        numbers = self.directions.shape[1]
+        columns = count_columns(rows_NF)
+        most = most_numbers(columns)
+        if numbers > most and not self._allow_reading_all:
+            raise ModelError(
+                f"a projection to {numbers} numbers of {columns} columns that differ is refused, "
+                f"since whoever knows some people reads the others' columns from it; take {most} "
+                "numbers or fewer, or more columns"
+            )
+        self._fit_scale(rows_NF)
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        projected_BD: Tensor = self.standardise_rows(features_B.to(self.centre)) @ self.directions
+        return projected_BD
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Tensor], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Take D from what is loaded: parties settle on it, and settings may leave it open."""
+        stored = state_dict.get(f"{prefix}directions")
+        if stored is not None and stored.dim() == 2 and len(stored) == len(self.directions):
+            self.directions = torch.empty_like(stored)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+@draws_nothing
+class CrossView(RandomFeatures):
+    """A map x -> random features of (x, h), with h a forecast of what other parties see of the
+    person.
+
+    h is linear in random features of x. Both are found by equations (`methods.apfed_code`): nothing
+    of it is trained by descent.
+
+    Args:
+        features: F, flattened; numbers: D of h; size: of random features.
+
+    Attributes:
+        own: random features of x; foretold: the linear layer from these to h.
+    """
+
+    def __init__(self, features: int, numbers: int, size: int) -> None:
+        super().__init__(features + numbers, size)
+        self.own = RandomFeatures(features, size)
+        self.foretold = _make_linear(1 + features + size, numbers, bias=False)
+
+    def fit(self, features_NF: Tensor) -> None:
+        """Take centre, scale and width from these rows, with nothing foretold yet."""
+        self.own.fit(features_NF)
+        self.reset_forecast(features_NF)
+
+    def reset_forecast(self, features_NF: Tensor) -> None:
+        """Foretell nothing: then these rows, and others, are their x alone."""
+        nn.init.zeros_(self.foretold.weight)
+        self.fit_pairs(features_NF, self.predict_representation(features_NF))
+
+    def fit_pairs(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
+        """Fit to these rows and their h, x as long as h: neither decides alone which are near."""
+        with torch.no_grad():
+            super().fit(self._append_forecast(features_NF, forecast_ND))
+
+    def _fit_scale(self, rows_NF: Tensor) -> None:
+        super()._fit_scale(rows_NF)
+        numbers = self.foretold.out_features
+        columns = len(self.scale)
+        parts = self.scale.split((columns - numbers, numbers))
+        known = (part.isfinite().sum().clamp(min=1) for part in parts)
+        pairs = zip(parts, known, strict=True)
+        self.scale = torch.cat([part * (count / columns).sqrt() for part, count in pairs])
+
+    def _append_forecast(self, features_B: Tensor, forecast_BD: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), forecast_BD.to(features_B)], dim=1)
+
+    def predict_representation(self, features_B: Tensor) -> Tensor:
+        """Return the forecast of h, (B, D)."""
+        forecast_BD: Tensor = self.foretold(self.own(features_B))
+        return forecast_BD
+
+    def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:
+        """Return the code of rows and h; None: h is the forecast."""
+        if forecast_BD is None:
+            forecast_BD = self.predict_representation(features_B)
+        return super().forward(self._append_forecast(features_B, forecast_BD))
+
+
+class CrossViewFamily(RandomFeatureFamily):
+    """A family of random features of a row and of a forecast of what others see of the person."""
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make `settings.random_features` of a row and a forecast of
+        `settings.representation_size`.
+        """
+        width = math.prod(features)
+        return CrossView(width, settings.representation_size, settings.random_features)
+
+
+class SequenceEncoder(nn.Module):
+    """A map of sequences -> the last state of each direction of each view, side by side.
+
+    FedMV, sections 6 and 8.2. A row is flat: of each view the number of steps in use, then its
+    steps one after another, as `secure_apfed.data.encoding` lays them out.
+
+    Args:
+        sequences: (T, C) of each view; size: numbers of one direction.
+    """
+
+    def __init__(self, sequences: Sequence[tuple[int, int]], size: int) -> None:
+        super().__init__()
+        self.sequences = tuple(sequences)
+        self.views = nn.ModuleList(
+            nn.GRU(channels, size, batch_first=True, bidirectional=True)
+            for _, channels in self.sequences
+        )
+
+    def encode_views(self, features_B: Tensor) -> list[Tensor]:
+        """Return the last states of each view, (B, 2 D)."""
+        widths = [1 + steps * channels for steps, channels in self.sequences]
+        split = features_B.flatten(1).split(widths, dim=1)
+        return [
+            _last_states(view, own_BF[:, 0], own_BF[:, 1:].unflatten(1, sequence))
+            for view, own_BF, sequence in zip(self.views, split, self.sequences, strict=True)
+        ]
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        return torch.cat(self.encode_views(features_B), dim=1)
+
+
+def _last_states(view: nn.Module, used_B: Tensor, steps_BTC: Tensor) -> Tensor:
+    """Return the last states of both directions; a sequence without a step counts as one of
+    zeros.
+    """
+    if steps_BTC.is_meta:  # there are shapes alone, and no lengths
+        _, last_2BD = view(steps_BTC)
+    else:
+        lengths_B = used_B.round().clamp(1, steps_BTC.shape[1]).long().cpu()
+        _, last_2BD = view(
+            pack_padded_sequence(steps_BTC, lengths_B, batch_first=True, enforce_sorted=False)
+        )
+    return torch.cat([last_2BD[0], last_2BD[1]], dim=1)
+
+
+class Recurrent(Perceptron):
+    """A GRU a view and direction, under one linear layer without a bias."""
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make an encoder of rows of `settings.sequences`. Raises ModelError: rows of another
+        shape.
+        """
+        width = sum(1 + steps * channels for steps, channels in settings.sequences)
+        if not settings.sequences or features != (width,):
+            said = f"of {width} columns" if settings.sequences else "of no sequences"
+            raise ModelError(
+                f"model.sequences: the network gru was told {said}, and rows have the shape "
+                f"{features}; say [steps, channels] of each view, which takes 1 + steps * channels "
+                "columns"
+            )
+        return SequenceEncoder(settings.sequences, settings.representation_size)
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        return _make_linear(size, classes, bias=False)
+
+
+class Selu(Perceptron):
+    """A family of fully connected layers with a SELU behind each but a decoder's last; a linear
+    classifier.
+
+    Source: APC-VFL, Table 3 (layers [a, 64, 128] and so on, SELU; symmetric autoencoders) and
+    section 5 (logistic regression).
+    """
+
+    activation: ClassVar[type[nn.Module]] = nn.SELU
+
+    def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
+        """Make fc(size, K) behind `settings.head`; with the cross-entropy it is a logistic
+        regression.
+        """
+        widths = (size, *settings.head, classes)
+        return nn.Sequential(nn.Flatten(), *_stack_layers(widths, self.activation))
+
+
+class Enriched(nn.Module):
+    """A map x -> (x, code of x), flattened."""
+
+    def __init__(self, code: nn.Module) -> None:
+        super().__init__()
+        self.code = code
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        return torch.cat([features_B.flatten(1), self.code(features_B)], dim=1)
+
+
+class WithFeatures(nn.Module):
+    """An encoder's output behind the row itself: x -> (x, h), flattened.
+
+    Local models after an exchange read it (`secure_apfed.methods.local_models`). Its encoder may be
+    any; `Enriched` is the one that is trained as a whole.
+    """
+
+    def __init__(self, represented: nn.Module) -> None:
+        super().__init__()
+        self.represented = represented
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        h_B = self.represented(features_B)
+        return torch.cat([features_B.flatten(1), h_B.flatten(1)], dim=1)
+
+
+class EnrichedFamily(Selu):
+    """A family with SELU between fully connected layers, none behind the last; the row beside its
+    code.
+
+    Source: Huang et al. 2023 (VFedTrans), whose task party classifies its own features beside what
+    it distilled. Hidden layers are those of APC-VFL's networks (SELU), not the release's sigmoids;
+    the code is linear, since singular vectors have both signs.
+    """
+
+    def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
+        """Make the network features -> features, flattened, and `settings.representation_size`
+        numbers.
+        """
+        layers = list(super().make_encoder(features, settings).children())
+        return Enriched(nn.Sequential(*layers[:-1]))
+
+
+def family_for(settings: ModelSettings, features: Shape) -> NetworkFamily:
+    if settings.network != "auto":
+        if settings.is_own:
+            raise ModelError(
+                f"model.network: {settings.network} is code of a party's own, which is not here; "
+                "methods that train it are APFed, TVFL, split networks and the joint teacher, from "
+                "secure_apfed.train or in the party's own file; a stored model takes it by "
+                "load_model(folder, encoder=...)"
+            )
+        return NETWORKS[settings.network]
+    if len(features) == 3 and features[0] in _AUTO:
+        name, least = _AUTO[features[0]]
+        if min(features[1:]) >= least:
+            return NETWORKS[name]
+    return NETWORKS["mlp"]
+
+
+def encoder_and_head(
+    settings: ModelSettings,
+    features: Shape,
+    classes: int,
+    *,
+    family: NetworkFamily | None = None,
+) -> tuple[nn.Module, nn.Module]:
+    """Return the two networks that predict alone, features -> representation -> class scores.
+
+    Their weights are drawn from torch's generator, the encoder's first. `family`: a party's own
+    networks; None: those that the settings name.
+
+    Raises:
+        ModelError: the network cannot take such rows.
+    """
+    family = family or family_for(settings, features)
+    encoder = family.make_encoder(features, settings)
+    size = math.prod(output_shape(encoder, features))
+    return encoder, family.make_head(size, classes, settings)
+
+
+@contextmanager
+def threads_for(settings: ModelSettings, batch: int, tables: Iterable[Shape]) -> Iterator[None]:
+    """Compute with as many threads, of those that torch has, as pay for a step on so many rows.
+
+    A thread for a small product is waited for longer than it computes, and on a busy machine much
+    longer; convolutions are never small, and of a party's own network nothing is known.
+    """
+    most = torch.get_num_threads()
+    worth = 1
+    for shape in tables:
+        widths = (math.prod(shape), *settings.hidden, settings.representation_size)
+        work = batch * sum(one * other for one, other in pairwise(widths))
+        large = settings.is_own or isinstance(family_for(settings, shape), Convolutional)
+        worth = max(worth, most if large else min(most, work // _A_THREAD))
+    with limit_threads(worth):
+        yield
+
+
+NETWORKS: Mapping[str, NetworkFamily] = {
+    "conv_mnist": Convolutional(
+        channels=(1, 32, 64), kernels=(5, 5), strides=(1, 1), head_width=256, last_relu=True
+    ),
+    "conv_cifar": Convolutional(
+        channels=(3, 16, 32, 64),
+        kernels=(5, 4, 5),
+        strides=(1, 2, 1),
+        head_width=50,
+        last_relu=False,
+    ),
+    "mlp": Perceptron(),
+    "selu": Selu(),
+    "enriched": EnrichedFamily(),
+    "linear": Linear(),
+    "random_features": RandomFeatureFamily(),
+    "cross_view": CrossViewFamily(),
+    "identity": Identity(),
+    "gru": Recurrent(),
+}

@@ -1,0 +1,229 @@
+"""What a passive optimises, given the active's representations and its own features.
+
+A new objective is one class, its settings in `secure_apfed.settings.training`, and one line in
+`OBJECTIVES`.
+
+Letters: B batch (N' in the paper), D numbers of the representation.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secure_apfed.base.seeds import draws_nothing
+from secure_apfed.errors import ModelError
+from secure_apfed.networks.models import (
+    NetworkFamily,
+    Shape,
+    check_layer_size,
+    family_for,
+    output_shape,
+    projection_to,
+)
+from secure_apfed.settings.training import (
+    ClusteringSettings,
+    ContrastiveSettings,
+    ModelSettings,
+    ReconstructionSettings,
+)
+
+
+def contrastive_loss(
+    a_BD: Tensor, p_BD: Tensor, *, temperature: float = 1.0, anchors: str = "both"
+) -> Tensor:
+    """Return Eqs. (14) to (16), with the cosine similarity of Eq. (15).
+
+    The exponent is divided by the temperature tau, which Eq. (14) prints as lambda. The
+    denominator of anchor i runs over the other rows of its own view and all rows of the
+    other view. With "active" the anchors are the rows of `a_BD`, as in Eq. (14); with
+    "both" also those of `p_BD`, and the mean is over 2B anchors, as in the release.
+    """
+    if a_BD.dim() != 2 or a_BD.shape != p_BD.shape:
+        raise ModelError(
+            "contrasted views are two matrices of one shape, got "
+            f"{tuple(a_BD.shape)} and {tuple(p_BD.shape)}"
+        )
+    if anchors not in ("active", "both"):
+        raise ModelError(f"anchors are active or both, got {anchors!r}")
+    rows = len(a_BD)
+    both_2BD = F.normalize(torch.cat([a_BD, p_BD]), dim=1)
+    count = 2 * rows if anchors == "both" else rows
+    scores = both_2BD[:count] @ both_2BD.T / temperature
+    own = torch.arange(count, device=scores.device)
+    scores = scores.index_put((own, own), scores.new_tensor(-torch.inf))
+    return F.cross_entropy(scores, (own + rows) % (2 * rows))
+
+
+class Objective(nn.Module):
+    """A module whose call is (z, own features), of the same rows, -> scalar loss, their mean. It
+    raises a `ModelError` where its networks do not fit the shapes.
+
+    Attributes:
+        row_wise: whether the gradient of a row depends on that row's features alone, what is
+            fitted held fixed. Under `secure_sum.noise` a person is then charged for one row, and
+            the word is measured on the first batch; a class that does not say it is charged for a
+            whole batch.
+    """
+
+    row_wise: ClassVar[bool] = False
+
+    def fit(self, features_N: Tensor) -> None:
+        """Compute once, before the first step, what it needs of all of the passive's own rows of
+        people whom it shares; nothing, unless an objective says more.
+        """
+
+
+@draws_nothing
+class Contrastive(Objective):
+    """The objective of APFed-C: the passive's encoder, its linear projection to the size of z, and
+    the loss.
+
+    Eq. (13) has the encoder alone; the projection is that of the release.
+    """
+
+    row_wise: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        settings: ContrastiveSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+        family: NetworkFamily | None = None,
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        family = family or family_for(model, features)
+        self.encoder = family.make_encoder(features, model)
+        encoded = output_shape(self.encoder, features)
+        self.projection = projection_to(math.prod(representation), encoded)
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        p_BD = self.projection(self.encoder(features_B))
+        return contrastive_loss(
+            z_BD.flatten(1),
+            p_BD,
+            temperature=self._settings.temperature,
+            anchors=self._settings.anchors,
+        )
+
+
+@draws_nothing
+class Reconstruction(Objective):
+    """The objective of APFed-R: mean squared error of the passive's own view, mean over batch and
+    features.
+
+    Eq. (12) leaves the norm L_q open and names the L2 norm; its square is what the release takes.
+    """
+
+    row_wise: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        settings: ReconstructionSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+        family: NetworkFamily | None = None,
+    ) -> None:
+        super().__init__()
+        family = family or family_for(model, features)
+        self.decoder = family.make_decoder(representation, features, model)
+        decoded = output_shape(self.decoder, representation)
+        if decoded != features:
+            raise ModelError(
+                f"the decoder turns representations of shape {representation} into {decoded}, but "
+                f"this passive's rows have shape {features}; send a projection (model.projection), "
+                "or use views of one size"
+            )
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        return F.mse_loss(self.decoder(z_BD), features_B)
+
+
+class Clustering(Objective):
+    """An objective of ours: z is to say in which cluster of the passive's own features a person
+    lies.
+
+    APFed leaves a passive's loss open beside its two examples (Section 4), and no equation of it is
+    followed.
+
+    The loss is the cross-entropy of a linear read-out of z against soft targets p, which is
+    KL(p || read-out) of Deep Embedded Clustering but for a constant (Xie, Girshick and Farhadi,
+    ICML 2016, Eq. 2), with its target distribution (Eq. 3): p_ij as q_ij^2 / f_j, where f_j is the
+    sum of q_ij over all rows. Deviations: centres are those of k-means on the features as they are,
+    computed once and not learnt, since targets that moved with z could all become one; and q_ij is
+    as exp(-d_ij^2 / s^2), s^2 being the mean of the squared distance d to the nearest centre, where
+    DEC's Student kernel (Eq. 1), made for ten embedded dimensions, is nearly flat in many.
+
+    A contribution tells of a person's cluster; the centres themselves do not leave the passive.
+    """
+
+    row_wise: ClassVar[bool] = True
+    centres_KF: Tensor  # noqa: N815
+    spread: Tensor
+    sizes_K: Tensor  # noqa: N815
+
+    def __init__(
+        self,
+        settings: ClusteringSettings,
+        *,
+        representation: Shape,
+        features: Shape,
+        model: ModelSettings,
+        family: NetworkFamily | None = None,
+    ) -> None:
+        super().__init__()
+        clusters = settings.clusters
+        check_layer_size(math.prod(representation), clusters)
+        check_layer_size(math.prod(features), clusters)
+        self.readout = nn.Linear(math.prod(representation), clusters)
+        self.register_buffer("centres_KF", torch.zeros(clusters, math.prod(features)))
+        self.register_buffer("spread", torch.ones(()))
+        self.register_buffer("sizes_K", torch.ones(clusters))
+
+    def fit(self, features_N: Tensor) -> None:
+        """Find the centres. Raises ModelError: fewer different rows than clusters."""
+        from sklearn.cluster import KMeans
+
+        x_NF = features_N.flatten(1).double().cpu()
+        clusters = len(self.centres_KF)
+        if (different := len(x_NF.unique(dim=0))) < clusters:
+            raise ModelError(
+                f"{clusters} clusters need as many different rows of people whom this passive "
+                f"shares, got {different}; lower objective.clusters of it under passives"
+            )
+        seed = int(torch.randint(2**31 - 1, ()))
+        found = KMeans(clusters, n_init=10, random_state=seed).fit(x_NF.numpy())
+        centres_KF = torch.from_numpy(found.cluster_centers_)
+        self.centres_KF = centres_KF
+        self.spread = torch.tensor(found.inertia_ / len(x_NF))
+        self.spread.clamp_(min=torch.finfo(torch.float32).tiny)
+        self.sizes_K = self._assign_clusters(x_NF).sum(0)
+
+    def _assign_clusters(self, features_B: Tensor) -> Tensor:
+        apart_BK = torch.cdist(features_B.flatten(1), self.centres_KF).square()
+        return F.softmax(-apart_BK / self.spread, dim=1)
+
+    def compute_targets(self, features_B: Tensor) -> Tensor:
+        """Return the soft targets p of these rows, (B, K'), each of which sums to 1."""
+        weighed_BK = self._assign_clusters(features_B).square() / self.sizes_K
+        return weighed_BK / weighed_BK.sum(1, keepdim=True)
+
+    def forward(self, z_BD: Tensor, features_B: Tensor) -> Tensor:
+        return F.cross_entropy(self.readout(z_BD.flatten(1)), self.compute_targets(features_B))
+
+
+# Of `Objective`. Any: each takes its own settings. A loss of the passive's own is
+# `secure_apfed.learning.own_code.OwnObjective`.
+OBJECTIVES: Mapping[str, Any] = {
+    "reconstruction": Reconstruction,
+    "contrastive": Contrastive,
+    "clustering": Clustering,
+}

@@ -1,0 +1,229 @@
+"""Which parties of a run one organisation must not run together, since they could collude.
+
+Run by: whoever proposes or joins a run. Protects: parties whose contributions a secure sum, masks
+or a dealer hide only as long as two others do not collude. The rows are those of the table of
+coalitions in `who_learns.md`, and the same facts from the rows of single roles; a test compares
+both. `reads` is what the coalition reads of a single party, and empty if it reads nothing of the
+kind; `alters` is what it could change without being noticed.
+
+Letters: M passives, t threshold of recoverable masks.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from secure_apfed.contract import PartyRole
+from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.methods.alignment import needs_dealer
+from secure_apfed.methods.terms import may_lack
+from secure_apfed.settings.run import RunSettings
+
+__all__ = ["COALITIONS", "Coalition", "Conflict", "facts_of", "find_conflicts"]
+
+_ALTERS = "the sum, without being noticed by parties that it does not run"
+_MASKED = "sum bfv + pairwise masks or sum plain + pairwise masks"
+_CONTRIBUTION = "what one passive alone contributes"
+_THE_OTHERS = "what the other passive contributes: the sum minus the own part"
+_THE_REMAINING = "what the remaining passive contributes: the sum minus the own parts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coalition:
+    """Some roles that collude.
+
+    Attributes:
+        who: the roles, in the words of the table of coalitions.
+        when: facts of a run: `;` is and, ` or ` is or.
+        reads: what they read of a single party; empty: nothing.
+        alters: what they could alter; empty: nothing.
+        needs_threshold_below_all: this holds only if t is below M.
+    """
+
+    who: str
+    when: str
+    reads: str = ""
+    alters: str = ""
+    needs_threshold_below_all: bool = False
+
+    def applies_to(self, facts: Collection[str]) -> bool:
+        """Return whether a run with these facts is one that the row speaks of."""
+        return all(not set(facts).isdisjoint(part.split(" or ")) for part in self.when.split("; "))
+
+
+COALITIONS = (
+    # As in the table of coalitions.
+    Coalition(who="active and aggregator", when="sum ckks or sum bfv; M >= 2", reads=_CONTRIBUTION),
+    Coalition(who="active and aggregator", when="votes of encrypted labels are summed; M >= 2"),
+    Coalition(
+        who="active and all passives but one",
+        when="votes of encrypted labels are summed; M >= 2",
+        reads="the remaining passive's votes",
+    ),
+    Coalition(
+        who="active and aggregator",
+        when="tables are decomposed",
+        reads="every passive's rows up to one orthogonal transformation of its columns",
+    ),
+    Coalition(
+        who="any passive and the aggregator",
+        when="tables are decomposed",
+        reads="every other party's rows up to one orthogonal transformation of its columns",
+    ),
+    Coalition(
+        who="aggregator and dealer",
+        when="tables are decomposed",
+        reads="the aligned training rows of every party, exactly",
+    ),
+    Coalition(who="active and dealer", when="tables are decomposed"),
+    Coalition(who="active and aggregator", when=f"{_MASKED}; M >= 2"),
+    Coalition(
+        who="active and aggregator",
+        when="sum plain + recoverable masks; M >= 2",
+        reads=f"{_CONTRIBUTION}, out of two sums of the same batch",
+        needs_threshold_below_all=True,
+    ),
+    Coalition(who="active and aggregator", when="sum crypten; M >= 2"),
+    *(
+        Coalition(who=who, when=f"{summed}; {count}", reads=reads)
+        for summed in (
+            "gradients are summed",
+            "the sum of votes is opened",
+            "representations are summed",
+            "projections are summed",
+            "pseudo-labels are averaged or weights are averaged",
+        )
+        for who, count, reads in (
+            ("active and one of the two passives", "M = 2", _THE_OTHERS),
+            ("active and all passives but one", "M >= 3", _THE_REMAINING),
+        )
+    ),
+    *(
+        Coalition(who="passives among themselves", when=f"{happens}; M >= 2")
+        for happens in (
+            "pseudo-labels are averaged",
+            "passives vote",
+            "the active sends representations",
+            "gradients are returned",
+        )
+    ),
+    # As the rows of single roles say it.
+    Coalition(
+        who="aggregator and any other party",
+        when="sum plain",
+        reads=f"{_CONTRIBUTION}, which the aggregator gets as it is",
+    ),
+    Coalition(
+        who="dealer and any other party",
+        when="a dealer aligns",
+        reads="which IDs that party's peers have, and it has not",
+    ),
+    Coalition(
+        who="aggregator and more than 2t - M - 1 passives",
+        when="sum plain + recoverable masks",
+        reads=_CONTRIBUTION,
+    ),
+    Coalition(
+        who="aggregator and a party with rows",
+        when=(
+            f"sum ckks or sum bfv or {_MASKED} or sum plain + recoverable masks or "
+            "tables are decomposed or votes of encrypted labels are summed"
+        ),
+        alters=_ALTERS,
+    ),
+)
+"""All coalitions of the pages, whether they read more than their members do alone or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """A group of parties that one organisation would run, and what follows.
+
+    Attributes:
+        parties: names, in the run's order; who: what they are together; gets: what they would read
+            or alter.
+    """
+
+    parties: tuple[str, ...]
+    who: str
+    gets: str
+
+
+def facts_of(config: RunSettings, passives: int) -> frozenset[str]:
+    """Return the facts of a run with so many passives, in the words of the column `when`."""
+    counts = {"M = 2": passives == 2, "M >= 2": passives >= 2, "M >= 3": passives >= 3}
+    facts = {word for word, holds in counts.items() if holds}
+    if "contributions are summed" in config.method.happens:
+        facts.add(f"sum {sum_kind(config.secure_sum).name}")
+    if config.method.aligns and needs_dealer(config.alignment):
+        facts.add("a dealer aligns")
+    return frozenset(facts | config.method.happens)
+
+
+def find_conflicts(
+    config: RunSettings, roles: Mapping[str, PartyRole], together: Collection[str]
+) -> Iterator[Conflict]:
+    """Yield what an organisation gets that runs all these parties of a run.
+
+    `roles` are those of all parties of the run. Reading comes before altering; each coalition that
+    the organisation covers is yielded once, with its members among `together`.
+    """
+    passives = sum(role == "passive" for role in roles.values())
+    facts = facts_of(config, passives)
+    rows = [row for row in COALITIONS if (row.reads or row.alters) and row.applies_to(facts)]
+    for row in sorted(rows, key=lambda row: not row.reads):
+        if row.needs_threshold_below_all and _find_threshold(config, passives) >= passives:
+            continue
+        parties = _list_members(
+            row.who, roles, together, least=_count_needed_passives(config, row, passives)
+        )
+        if parties:
+            gets = f"read {row.reads}" if row.reads else f"could alter {row.alters}"
+            yield Conflict(parties=parties, who=row.who, gets=gets)
+
+
+def _count_needed_passives(config: RunSettings, row: Coalition, passives: int) -> int:
+    """Return how many passives make up a coalition that counts them."""
+    if row.who == "active and all passives but one":
+        return max(1, passives - 1)
+    if row.who == "aggregator and more than 2t - M - 1 passives":
+        return max(1, 2 * _find_threshold(config, passives) - passives)
+    return 1
+
+
+def _find_threshold(config: RunSettings, passives: int) -> int:
+    """Return t, the number of passives that recoverable masks need to decode a sum."""
+    if config.secure_sum.threshold is not None:
+        return config.secure_sum.threshold
+    return 2 * passives // 3 + 1 if may_lack(config) else passives
+
+
+def _list_members(
+    who: str, roles: Mapping[str, PartyRole], together: Collection[str], *, least: int
+) -> tuple[str, ...]:
+    """Return the parties of `together` that form this coalition; none if members are missing."""
+    members: dict[str, list[str]] = {
+        role: [] for role in ("active", "passive", "aggregator", "dealer")
+    }
+    for name in roles:
+        if name in together:
+            members[roles[name]].append(name)
+    active = members["active"]
+    passives = members["passive"]
+    aggregator = members["aggregator"]
+    dealer = members["dealer"]
+    enough = passives if len(passives) >= least else []
+    needed: dict[str, tuple[list[str], ...]] = {
+        "active and aggregator": (active, aggregator),
+        "active and dealer": (active, dealer),
+        "aggregator and dealer": (aggregator, dealer),
+        "any passive and the aggregator": (passives, aggregator),
+        "active and one of the two passives": (active, passives),
+        "active and all passives but one": (active, enough),
+        "aggregator and more than 2t - M - 1 passives": (enough, aggregator),
+        "passives among themselves": (passives[:1], passives[1:]),
+        "aggregator and a party with rows": ([*active, *passives], aggregator),
+        "aggregator and any other party": ([*active, *passives, *dealer], aggregator),
+        "dealer and any other party": ([*active, *passives, *aggregator], dealer),
+    }
+    parts = needed[who]
+    return tuple(name for part in parts for name in part) if all(parts) else ()

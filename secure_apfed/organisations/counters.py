@@ -1,0 +1,586 @@
+"""Counters of a party in files of its own, held against a second record of them.
+
+Run by: every party that runs in a process of its own, for itself, when it opens its folder and
+before each envelope leaves. Protects from: a counter that restarts because its file was lost,
+restored from an older copy, or exchanged. Existence and running number of each counter are recorded
+a second time in the party's audit log, and those of the audit log in `counters.json`. A counter
+that is missing, counts less, or is another file is refused, unless the operator restarts it by name
+(`secure-apfed audit-log restart-counter`), which the audit log records. Does not protect from a
+folder that is restored as a whole from a snapshot; the audit logs of the other parties show that.
+"""
+
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from secure_apfed.base.files import load_json, open_plain, open_regular, to_json, write_atomically
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.runs.audit_log import (
+    FILE_NAME,
+    AuditLog,
+    CounterName,
+    Restarted,
+    Summary,
+    summarise_log,
+)
+from secure_apfed.settings.promises import Promise
+
+__all__ = [
+    "ANSWER_BOOK",
+    "COUNTERS",
+    "WITNESS",
+    "Count",
+    "CounterFiles",
+    "CounterKind",
+    "NothingReleased",
+    "Restart",
+    "kind_of",
+    "list_nonzero_counters",
+    "open_counters",
+    "restart_counter",
+    "restart_in",
+]
+
+ANSWER_BOOK = "answered.sqlite"
+"""The file in a passive's folder that counts its answers in joint predictions."""
+WITNESS = "counters.json"
+"""The file in a party's folder with the last state of its audit log and its counters."""
+_DIGEST_BYTES = 16
+_NOBODY = "0" * 2 * _DIGEST_BYTES
+_Why: TypeAlias = Literal["missing", "lower", "of another run", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """The state of a counter.
+
+    Attributes:
+        number: releases, answers or refusals; it never falls.
+        origin: digest, hex, that differs between the files of different runs and parties.
+        digest: of all that was counted, hex; equal to `origin` if a file does not keep its past.
+    """
+
+    number: int
+    origin: str
+    digest: str
+
+
+class _NotedCount(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    number: int = Field(ge=0)
+    origin: str
+    digest: str
+
+
+class _Witness(BaseModel):
+    """The contents of `counters.json`; `chain`: of the audit log after this many `lines`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    party: str
+    lines: int = Field(ge=0)
+    chain: str = Field(pattern="^[0-9a-f]{64}$")
+    counters: dict[CounterName, _NotedCount]
+
+
+class _LineCounter:
+    """A write-ahead log of one line each, of which the first `headers` count nothing.
+
+    A line counts once its end is written. Only what was appended since the last call is read.
+    """
+
+    def __init__(self, path: Path, *, headers: int) -> None:
+        self._path = path
+        self._headers = headers
+        self._reset_count()
+
+    def _reset_count(self) -> None:
+        self._offset = 0
+        self._lines = 0
+        self._origin = _NOBODY
+        self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def load_count(self) -> Count:
+        """Return the count of the file as it is now."""
+        os.close(open_regular(self._path, create=False))  # which refuses links
+        with open_plain(self._path) as file:
+            if os.fstat(file.fileno()).st_size < self._offset:
+                self._reset_count()
+            file.seek(self._offset)
+            for line in iter(file.readline, b""):
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                self._add_line(line.strip())
+        return self._make_count()
+
+    def load_count_until(self, number: int) -> Count:
+        """Return the count after so many lines, or after all if there are fewer."""
+        self._reset_count()
+        with open_plain(self._path) as file:
+            for line in file:
+                if self._lines - self._headers >= number:
+                    break
+                if line.endswith(b"\n") or b"}" in line:
+                    self._add_line(line.strip())
+        count = self._make_count()
+        self._reset_count()
+        return count
+
+    def _add_line(self, line: bytes) -> None:
+        if not line:
+            return
+        self._lines += 1
+        self._digest.update(line + b"\n")
+        if self._lines == 1:
+            self._origin = self._digest.hexdigest()
+
+    def _make_count(self) -> Count:
+        number = max(0, self._lines - self._headers)
+        return Count(number, self._origin, self._digest.hexdigest())
+
+
+class _BookCounter:
+    """The book of what a passive answered; its origin is a digest of its own key."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load_count(self) -> Count:
+        """Return the count of the file as it is now. Raises CheckpointError: it is no book."""
+        os.close(open_regular(self._path, create=False))
+        try:
+            address = f"{self._path.resolve().as_uri()}?mode=rw"
+            with closing(sqlite3.connect(address, uri=True)) as book:
+                (key,) = book.execute("SELECT under FROM hashed").fetchone()
+                (changes,) = book.execute("SELECT changes FROM running").fetchone()
+                if type(key) is not bytes or type(changes) is not int or changes < 0:
+                    raise TypeError("columns of another kind")
+        except (sqlite3.Error, TypeError) as error:
+            raise CheckpointError(f"{self._path} is no book of answers ({error})") from error
+        origin = hashlib.blake2b(key, digest_size=_DIGEST_BYTES, person=b"answer book").hexdigest()
+        return Count(changes, origin, origin)
+
+    def load_count_until(self, number: int) -> Count:
+        """Return the count of the file; a book does not keep its past."""
+        del number
+        return self.load_count()
+
+
+_Counter: TypeAlias = _LineCounter | _BookCounter
+
+
+def _make_line_counter(path: Path) -> _LineCounter:
+    return _LineCounter(path, headers=0)
+
+
+def _make_ledger_counter(path: Path) -> _LineCounter:
+    return _LineCounter(path, headers=1)
+
+
+@dataclass(frozen=True)
+class CounterKind:
+    """A kind of counter in a party's folder.
+
+    Attributes:
+        pattern: of the names of its files.
+        counts: what, in a few words.
+        make: its reader.
+        when_saved: whether a count is binding only when a checkpoint is about to store it; before
+            that, nothing that depends on it has been sent.
+    """
+
+    pattern: str
+    counts: str
+    make: Callable[[Path], _Counter]
+    when_saved: bool = False
+
+
+COUNTERS: tuple[CounterKind, ...] = (
+    CounterKind("ledger-*.jsonl", "releases", _make_ledger_counter),
+    CounterKind("answers-*.jsonl", "answers in training", _make_ledger_counter),
+    CounterKind("audits-*.jsonl", "failed audits", _make_line_counter),
+    CounterKind("refused-*.jsonl", "refused sums", _make_line_counter),
+    CounterKind("circles-*.jsonl", "steps answered among whom", _make_line_counter),
+    CounterKind("labels-*.log", "stages of answered labels", _make_line_counter, when_saved=True),
+    CounterKind(ANSWER_BOOK, "changes of the book of answers", _BookCounter),
+)
+"""Every counter that a party keeps in a file; checkpoints repeat the ledgers."""
+
+
+def kind_of(name: str) -> CounterKind | None:
+    """Return the kind of counter that a file of this name is; None: it is none."""
+    return next((kind for kind in COUNTERS if Path(name).match(kind.pattern)), None)
+
+
+class CounterFiles:
+    """The counters in one party's folder, watched while the party runs; see `CounterSource`.
+
+    Args:
+        noted: the recorded count of each.
+        watches: whether it reports new counts from now on, or the recorded counts once more.
+    """
+
+    def __init__(
+        self, folder: Path, party: str, noted: Mapping[str, Count] = {}, *, watches: bool = True
+    ) -> None:
+        self._folder = folder
+        self._party = party
+        self._watches = watches
+        self._noted = dict(noted)
+        self._readers: dict[str, _Counter] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
+
+    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+        """See `secure_apfed.runs.audit_log.CounterSource`."""
+        if not self._watches:
+            for name, count in self._noted.items():
+                yield name, count.number, count.origin, count.digest
+            return
+        stamps = dict(self._list_stamps())
+        for name, noted in self._noted.items():
+            if noted.number and name not in stamps:
+                raise CheckpointError(
+                    f"restore {self._folder / name} from a copy: it is gone, and this session "
+                    "counted in it"
+                )
+        for name, stamp in stamps.items():
+            kind = kind_of(name)
+            if kind is None or stamp == self._stamps.get(name) or (kind.when_saved and not saved):
+                continue
+            reader = self._readers.setdefault(name, kind.make(self._folder / name))
+            count = reader.load_count()
+            self._stamps[name] = stamp
+            noted = self._noted.get(name, Count(0, count.origin, count.digest))
+            if count.number < noted.number:
+                raise CheckpointError(
+                    f"restore {self._folder / name} from a copy: it counts {count.number} "
+                    f"{kind.counts}, and counted {noted.number} before, so another process wrote "
+                    "to it"
+                )
+            if count != self._noted.get(name):
+                self._noted[name] = count
+                yield name, count.number, count.origin, count.digest
+
+    @property
+    def counting(self) -> frozenset[str]:
+        """The names of those that counted anything."""
+        return frozenset(name for name, count in self._noted.items() if count.number)
+
+    def exclude_counters(self, names: Collection[str]) -> "CounterFiles":
+        """Return the recorded counts without these counters, whose files were deleted."""
+        noted = {name: count for name, count in self._noted.items() if name not in names}
+        return CounterFiles(self._folder, self._party, noted, watches=False)
+
+    def _list_stamps(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield name, and time and size, of each counter's file."""
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if kind_of(entry.name) is not None:
+                    status = entry.stat(follow_symlinks=False)
+                    yield entry.name, (status.st_mtime_ns, status.st_size)
+
+    def write_witness(self, lines: int, head: str) -> None:
+        """See `secure_apfed.runs.audit_log.CounterSource`."""
+        counters = {name: asdict(count) for name, count in self._noted.items()}
+        content = {"party": self._party, "lines": lines, "chain": head, "counters": counters}
+        path = self._folder / WITNESS
+        write_atomically(path, to_json(content).encode() + b"\n", private=True)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """A fault of a counter: `noted` is what it should count at least."""
+
+    name: str
+    why: _Why
+    noted: Count
+    actual: Count | None
+    detail: str = ""
+
+
+@dataclass
+class _Record:
+    """The recorded counters of a folder, from its audit log, else from `counters.json`."""
+
+    noted: dict[str, Count]
+    log: Summary | None
+    fault: _Fault | None
+
+
+def _load_witness(folder: Path, party: str) -> tuple[_Witness | None, str]:
+    """Return the content of `counters.json`, or None and why it is unreliable; "": no file."""
+    path = folder / WITNESS
+    if not os.path.lexists(path):
+        return None, ""
+    try:
+        witness = load_json(path, _Witness)
+    except CheckpointError as error:
+        return None, str(error)
+    if witness.party != party:
+        return None, f"{path} is of {witness.party}, this party is {party}"
+    return witness, ""
+
+
+def _load_record(folder: Path, party: str) -> _Record:
+    """Read audit log and `counters.json`, and compare them."""
+    path = folder / FILE_NAME
+    witness, unreadable = _load_witness(folder, party)
+    counters = witness.counters if witness else {}
+    by_witness = {name: Count(**count.model_dump()) for name, count in counters.items()}
+    begun = witness is not None or bool(unreadable)
+    noted = Count(witness.lines if witness else 0, _NOBODY, _NOBODY)
+    if not os.path.lexists(path):
+        lost = begun or any(_list_traces(folder))
+        fault = _Fault(FILE_NAME, "missing", noted, None) if lost else None
+        return _Record(by_witness, None, fault)
+    chain_at: list[str] = []
+
+    def note_chain(number: int, chain: str) -> None:
+        if number == noted.number:
+            chain_at.append(chain)
+
+    try:
+        os.close(open_regular(path, create=False))  # which refuses links
+        if not path.stat().st_size and not begun:
+            return _Record({}, None, None)  # a process was killed before its first line
+        log = summarise_log(path, visit=note_chain)
+    except (CheckpointError, OSError) as error:
+        return _Record(by_witness, None, _Fault(FILE_NAME, "unreadable", noted, None, str(error)))
+    fault = _find_log_fault(log, party, noted, witness, chain_at)
+    if fault is not None and unreadable:
+        fault = replace(fault, detail=unreadable)
+    if fault is not None:
+        return _Record(by_witness, None, fault)
+    logged = {
+        name: Count(line.number, line.origin, line.digest) for name, line in log.counters.items()
+    }
+    return _Record(logged, log, None)
+
+
+def _find_log_fault(
+    log: Summary, party: str, noted: Count, witness: _Witness | None, chain_at: Sequence[str]
+) -> _Fault | None:
+    """Compare an intact audit log with `counters.json`.
+
+    Args:
+        noted: how many lines that file records; chain_at: the log's chain after them, if it has
+            so many.
+    """
+    if log.party != party:
+        detail = f"it is of {log.party}, this party is {party}"
+        return _Fault(FILE_NAME, "of another run", noted, None, detail)
+    if witness is None:
+        if not (log.agreed or log.counters):
+            return None  # killed before its first session
+        detail = f"{log.path.parent / WITNESS} is missing, which says how many lines it had"
+        return _Fault(FILE_NAME, "unreadable", noted, None, detail)
+    if log.lines < noted.number:
+        return _Fault(FILE_NAME, "lower", noted, Count(log.lines, _NOBODY, _NOBODY))
+    is_same = [*chain_at] == [witness.chain]
+    return None if is_same else _Fault(FILE_NAME, "of another run", noted, None)
+
+
+def _list_traces(folder: Path) -> Iterator[Path]:
+    """Yield files that show that a party ran here before, apart from its audit log."""
+    contract = folder / "contract.json"
+    if contract.exists():
+        yield contract
+    for name, count in _load_counts(folder):
+        if count is None or count.number:
+            yield folder / name
+
+
+def _load_counts(folder: Path) -> Iterator[tuple[str, Count | None]]:
+    """Yield each counter's file that lies here with its count; None: it cannot be read."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        kind = kind_of(path.name)
+        if kind is not None:
+            try:
+                yield path.name, kind.make(path).load_count()
+            except (CheckpointError, OSError):
+                yield path.name, None
+
+
+def _find_fault(folder: Path, name: str, noted: Count) -> _Fault | None:
+    """Compare one counter's file with its recorded count."""
+    path = folder / name
+    kind = kind_of(name)
+    if kind is None or not noted.number:
+        return None
+    if not os.path.lexists(path):
+        return _Fault(name, "missing", noted, None)
+    try:
+        actual = kind.make(path).load_count_until(noted.number)
+        os.close(open_regular(path, create=False))
+    except (CheckpointError, OSError) as error:
+        return _Fault(name, "unreadable", noted, None, str(error))
+    if actual.origin != noted.origin:
+        return _Fault(name, "of another run", noted, actual)
+    if actual.number < noted.number:
+        return _Fault(name, "lower", noted, actual)
+    is_same = actual.digest == noted.digest
+    return None if is_same else _Fault(name, "of another run", noted, actual)
+
+
+def _describe_fault(fault: _Fault) -> str:
+    """Say what is wrong with a counter."""
+    kind = kind_of(fault.name)
+    counts = kind.counts if kind else "lines"
+    record_file = FILE_NAME if kind else WITNESS
+    noted_text = f"{record_file} notes {fault.noted.number:,} {counts}"
+    if fault.why == "missing":
+        return f"is missing, and {noted_text}"
+    if fault.why == "lower":
+        number = fault.actual.number if fault.actual else 0
+        return (
+            f"holds {number:,} {counts}, and {noted_text}, so it is an older copy, or was shortened"
+        )
+    if fault.why == "unreadable":
+        return f"cannot be relied on ({fault.detail}), and {noted_text}"
+    detail = fault.detail and f": {fault.detail}"
+    return f"is not the file of this run that {record_file} knows{detail}"
+
+
+def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
+    return CheckpointError(
+        f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
+        f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
+        f"begin anew all the same, run: secure-apfed audit-log restart-counter '{folder}' "
+        f"{fault.name} --party {party}"
+    )
+
+
+def open_counters(folder: Path, party: str) -> CounterFiles:
+    """Compare all counters in a party's folder with their second record; return them to watch.
+
+    Raises:
+        CheckpointError: one is missing, counts less than noted, is of another run or party, or
+            cannot be read; or the audit log itself is.
+    """
+    record = _load_record(folder, party)
+    if record.fault is not None:
+        raise _refuse(folder, party, record.fault)
+    for name, noted in record.noted.items():
+        fault = _find_fault(folder, name, noted)
+        if fault is not None:
+            raise _refuse(folder, party, fault)
+    return CounterFiles(folder, party, record.noted)
+
+
+def list_nonzero_counters(folder: Path, party: str) -> frozenset[str]:
+    """Return the names of counters that count something by the audit log. Raises as above."""
+    return open_counters(folder, party).counting
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The outcome of `restart_counter`.
+
+    Attributes:
+        line: for the audit log; aside: the new place of a file that was unreliable; None: there was
+            none, or the counter continues from it.
+        files: the counters to watch.
+        peers: the log's peers, with their identities, hex.
+    """
+
+    line: Restarted
+    aside: Path | None
+    files: CounterFiles
+    peers: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what was done, in plain values."""
+        return {**self.line.model_dump(mode="json"), "aside": self.aside and str(self.aside)}
+
+
+def restart_counter(folder: Path, name: str, *, party: str, now: float) -> Restart:
+    """Let one counter continue, by its name, although its file is not as recorded.
+
+    An older copy of its own file continues from its count; any other file is set aside, and the
+    counter restarts.
+
+    Raises:
+        ConfigError: no counter has that name, or nothing is wrong with it.
+        CheckpointError: the audit log itself must be restarted first.
+    """
+    if name != FILE_NAME and (kind_of(name) is None or Path(name).name != name):
+        patterns = ", ".join(kind.pattern for kind in COUNTERS)
+        raise ConfigError(f"{name!r} is no counter; counters are {FILE_NAME}, {patterns}")
+    record = _load_record(folder, party)
+    fault = record.fault
+    noted = record.noted
+    if name != FILE_NAME:
+        if fault is not None:
+            raise _refuse(folder, party, fault)
+        count = noted.get(name)
+        fault = _find_fault(folder, name, count) if count else None
+        noted = {other: count for other, count in noted.items() if other != name}
+    if fault is None:
+        raise ConfigError(
+            f"{folder / name} counts as noted, so there is nothing to restart; start the party"
+        )
+    keeps = fault.why == "lower"
+    aside = None
+    if not keeps and os.path.lexists(folder / name):
+        aside = _free_place(folder, name)
+        (folder / name).rename(aside)
+    line = Restarted(
+        at=now,
+        counter=name,
+        why=fault.why,
+        noted=fault.noted.number,
+        number=fault.actual.number if keeps and fault.actual else 0,
+    )
+    peers = record.log.peers if record.log else {}
+    watched = CounterFiles(folder, party, noted, watches=False)
+    return Restart(line, aside, watched, peers)
+
+
+def _free_place(folder: Path, name: str) -> Path:
+    number = 1
+    while os.path.lexists(folder / f"{name}.aside-{number}"):
+        number += 1
+    return folder / f"{name}.aside-{number}"
+
+
+class NothingReleased:
+    """A meter of a process that releases nothing; see `secure_apfed.exchange.status.Meter`."""
+
+    charges = 0
+    promise = Promise(figure="epsilon_x", epsilon=None)
+
+
+def restart_in(folder: Path, name: str, *, party: str) -> Restart:
+    """Restart a counter, see `restart_counter`, and record it in the signed audit log.
+
+    Raises as `restart_counter`, and CheckpointError: a process runs in the folder.
+    """
+    from secure_apfed.runs.folder import PartyFolder
+
+    party_folder = PartyFolder(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder; name that of {party}")
+    with party_folder.lock_exclusively():
+        restart = restart_counter(folder, name, party=party, now=time.time())
+        peers = {peer: bytes.fromhex(key) for peer, key in restart.peers.items()}
+        log = AuditLog(
+            folder / FILE_NAME,
+            party,
+            party_folder.load_identity(),
+            peers,
+            NothingReleased(),
+            counters=restart.files,
+        )
+        with closing(log):
+            log.note_restart(restart.line)
+    return restart

@@ -1,0 +1,313 @@
+"""The end of a project in a party's folder: what is deleted and kept, and a signed statement.
+
+Run by: each party, in its own folder, once joint predictions are over. From then on nothing begins
+in that folder. Protects from: secrets, prepared tables and joint networks that remain long after
+they are needed. Does not protect from: copies elsewhere, a disk that keeps deleted data, and the
+files of the other parties.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from secure_apfed.base.files import open_plain, to_json, write_atomically
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.organisations.counters import (
+    ANSWER_BOOK,
+    WITNESS,
+    CounterFiles,
+    NothingReleased,
+    open_counters,
+)
+from secure_apfed.organisations.party import PARTY_FILE, PartyFile
+from secure_apfed.runs.audit_log import FILE_NAME, AuditLog, Ended, summarise_log
+from secure_apfed.runs.folder import (
+    PROJECT_ENDED,
+    Ending,
+    FolderInUseError,
+    PartyFolder,
+    load_ending,
+)
+
+__all__ = [
+    "DELETED",
+    "KEPT",
+    "EndPlan",
+    "Leftover",
+    "Owner",
+    "end_project",
+    "find_owner",
+    "plan_end",
+]
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A kind of file that does not stay: its pattern in the folder, and why it goes."""
+
+    pattern: str
+    why: str
+
+
+DELETED: tuple[Leftover, ...] = (
+    Leftover("joint.safetensors", "the network of joint predictions"),
+    Leftover(f"{ANSWER_BOOK}*", "the book of what was answered in joint predictions"),
+    Leftover("checkpoint-*.bin", "secrets of a training: parameters, noise key, seed"),
+    Leftover("recording-*.bin", "what all parties sent, where one process played them"),
+    Leftover("transcript.msgpack", "what all parties sent, where one process played them"),
+    Leftover("transcript-*.bin", "what all parties sent, where one process played them"),
+    Leftover("alignment", "an intersection under way, with its secret"),
+    Leftover("alignment.safetensors", "which rows are of one person, in all tables"),
+    Leftover("encoders.safetensors", "networks of other parties"),
+    Leftover("table.safetensors", "a prepared table"),
+    Leftover("next-key.pem", "the key of a certificate that was asked for"),
+    Leftover("key.pem", "the key of TLS"),
+    Leftover("relay-key.pem", "the key of the relay's TLS"),
+    Leftover("authority-key.pem", "the key of the project's authority"),
+)
+"""In the order of deletion: first what answers requests, last what peers connect with."""
+
+KEPT: Mapping[str, str] = {
+    "contract.json": "what was agreed, with everybody's signature",
+    FILE_NAME: "what was sent and received, signed",
+    WITNESS: "how far the audit log and the counters were",
+    "statements.json": "what each party signed that it charged",
+    "model.safetensors": "the model of the active, which still predicts alone",
+    "model.json": "the card of the model",
+    "result.json": "what the run gave",
+    "config.yaml": "the settings of the run",
+    "ended.json": "what this party spent",
+    "sealed.json": "the project as all parties sealed it",
+    "identity.pem": "the identity; keep a copy elsewhere, and show it to nobody",
+    "ledger-*.jsonl": "releases, on which the epsilon rests",
+    "answers-*.jsonl": "answers in training, on which the epsilon rests",
+}
+"""The files to keep, and why; all other files stay where they are, too."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The owner of a folder: the party, its peers' identities, and its file, if there is one."""
+
+    folder: Path
+    party: str
+    peers: Mapping[str, bytes]
+    file: Path | None
+
+
+def find_owner(folder: Path | None, config: Path | None) -> Owner:
+    """Return the owner of a folder, by the party's file or by the audit log in the folder.
+
+    Raises:
+        ConfigError: neither or both are given, or the owner cannot be found.
+    """
+    if (folder is None) == (config is None):
+        raise ConfigError("project end: name the party's folder, or its file with --config")
+    if config is None and folder is not None:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; name that of the party")
+        config = folder / PARTY_FILE
+    assert config is not None
+    if config.exists() or folder is None:
+        file = PartyFile.from_file(config)
+        if not file.folder.is_dir():
+            raise ConfigError(
+                f"{config}: {file.folder} is no folder; nothing of {file.party} is there"
+            )
+        peers = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+        return Owner(file.folder, file.party, peers, config)
+    if not (folder / FILE_NAME).exists():
+        raise ConfigError(
+            f"{folder} holds neither {PARTY_FILE} nor {FILE_NAME}, so nothing says whose it is; "
+            "name the party's file with --config"
+        )
+    log = summarise_log(folder / FILE_NAME)
+    peers = {name: bytes.fromhex(key) for name, key in log.peers.items()}
+    return Owner(folder, log.party, peers, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndPlan:
+    """The plan of an end: what it deletes and keeps.
+
+    Attributes:
+        deletes: name, reason and bytes of each file, in order.
+        keeps: by name, the reason.
+        ended_at: when the project was ended here, seconds since 1970; None: it is not.
+    """
+
+    owner: Owner
+    deletes: Sequence[tuple[str, str, int]]
+    keeps: Mapping[str, str]
+    ended_at: float | None
+
+    @property
+    def is_done(self) -> bool:
+        """True if the project ended before, and nothing is left to delete."""
+        return self.ended_at is not None and not self.deletes
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it in plain values."""
+        deletes = [{"file": name, "why": why, "bytes": size} for name, why, size in self.deletes]
+        return {
+            "party": self.owner.party,
+            "folder": self.owner.folder,
+            "deletes": deletes,
+            "keeps": dict(self.keeps),
+            "ended_at": self.ended_at,
+        }
+
+
+def plan_end(owner: Owner) -> EndPlan:
+    """Return the plan of an end; change nothing."""
+    deletes = [
+        (path.name, kind.why, _size_of(path))
+        for kind in DELETED
+        for path in sorted(owner.folder.glob(kind.pattern))
+    ]
+    keeps = {
+        path.name: why
+        for pattern, why in KEPT.items()
+        for path in sorted(owner.folder.glob(pattern))
+    }
+    marker = load_ending(owner.folder)
+    ended_at = marker.at if marker is not None and marker.is_complete else None
+    return EndPlan(owner=owner, deletes=deletes, keeps=keeps, ended_at=ended_at)
+
+
+def _size_of(path: Path) -> int:
+    if path.is_dir() and not path.is_symlink():
+        return sum(_size_of(inner) for inner in path.iterdir())
+    return path.lstat().st_size
+
+
+def end_project(owner: Owner, *, now: float) -> EndPlan:
+    """End the project in this folder; return what was deleted and what is kept.
+
+    First a marker forbids to begin anything in the folder, then files are deleted, then the audit
+    log gets a signed line about the end. If the process is killed in between, the same call
+    finishes it.
+
+    Raises:
+        CheckpointError: a run or `serve` is under way there, or the audit log was altered. The
+            marker is written even while `serve` runs, which then ends after its session.
+    """
+    folder = PartyFolder(owner.folder)
+    log_path = owner.folder / FILE_NAME
+    if log_path.exists() and log_path.stat().st_size:
+        summarise_log(log_path)  # which refuses one that was altered before anything is deleted
+    if not (owner.folder / "identity.pem").is_file():
+        raise CheckpointError(
+            f"{owner.folder} holds no identity.pem, which signs the end; put it back from its copy"
+        )
+    try:
+        with folder.lock_exclusively():
+            return _delete_and_sign(owner, folder, now)
+    except FolderInUseError:
+        raise _refuse_running(owner, folder, now) from None
+
+
+def _refuse_running(owner: Owner, folder: PartyFolder, now: float) -> CheckpointError:
+    """Let a `serve` end after its session; leave a training as it is."""
+    how = "end it (Ctrl-C, SIGTERM, or `systemctl stop` of its unit), and say this command again"
+    if not folder.ended.exists():
+        return CheckpointError(
+            f"a run of {owner.party} is under way in {owner.folder}, so nothing was ended: wait "
+            f"until it is over, or {how}"
+        )
+    if load_ending(owner.folder) is None:
+        _write_marker(owner, (), now, is_complete=False)
+    return CheckpointError(
+        f"{owner.party} serves or predicts in {owner.folder}, so nothing was deleted: it ends by "
+        f"itself after its session, and nothing else begins there; or {how}"
+    )
+
+
+def _write_marker(
+    owner: Owner,
+    deletes: Sequence[str],
+    now: float,
+    *,
+    is_complete: bool,
+    counters_are_as_noted: bool | None = None,
+) -> None:
+    ending = Ending(
+        party=owner.party,
+        at=now,
+        deletes=tuple(deletes),
+        is_complete=is_complete,
+        counters_are_as_noted=counters_are_as_noted,
+    )
+    content = to_json(ending.model_dump(mode="json"), indent=1).encode() + b"\n"
+    write_atomically(owner.folder / PROJECT_ENDED, content)
+
+
+def _delete_and_sign(owner: Owner, folder: PartyFolder, now: float) -> EndPlan:
+    plan = plan_end(owner)
+    if plan.is_done:
+        return plan
+    marker = load_ending(owner.folder)
+    earlier = () if marker is None or marker.is_complete else marker.deletes
+    names = [*dict.fromkeys((*earlier, *(name for name, _, _ in plan.deletes)))]
+    counters, are_as_noted = _counters_of(owner)
+    if earlier and marker is not None and marker.counters_are_as_noted is not None:
+        are_as_noted = marker.counters_are_as_noted  # as found before anything was deleted
+    _write_marker(owner, names, now, is_complete=False, counters_are_as_noted=are_as_noted)
+    for name, _, _ in plan.deletes:
+        _delete_path(owner.folder / name)
+    _sync_folder(owner.folder)
+    # These change now, and nothing of a secret key belongs into a log that others read.
+    undigested = (FILE_NAME, WITNESS, "identity.pem")
+    kept = {
+        name: _digest_file(owner.folder / name) for name in plan.keeps if name not in undigested
+    }
+    log = AuditLog(
+        owner.folder / FILE_NAME,
+        owner.party,
+        folder.load_identity(),
+        owner.peers,
+        NothingReleased(),
+        clock=lambda: now,
+        counters=counters.exclude_counters(names),
+    )
+    with closing(log):
+        log.note_end(
+            Ended(at=now, deleted=tuple(names), kept=kept, counters_are_as_noted=are_as_noted)
+        )
+    _write_marker(owner, names, now, is_complete=True, counters_are_as_noted=are_as_noted)
+    return EndPlan(owner=owner, deletes=plan.deletes, keeps=plan.keeps, ended_at=now)
+
+
+def _counters_of(owner: Owner) -> tuple[CounterFiles, bool]:
+    """Return the counters, and whether they are as the audit log notes them."""
+    try:
+        return open_counters(owner.folder, owner.party), True
+    except CheckpointError:
+        return CounterFiles(owner.folder, owner.party), False
+
+
+def _delete_path(path: Path) -> None:
+    """Delete a file, a folder with all in it, or a link and nothing behind it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Return once the disk knows what was deleted."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest_file(path: Path) -> str:
+    with open_plain(path) as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,159 @@
+"""A job of NVFlare's that runs the parties of a run, and startup kits that allow it.
+
+Run by: whoever submits it, to any environment of NVFlare's (`SimEnv`, `PocEnv`, `ProdEnv`). A job
+holds names of sites and classes and nothing else: no code, no data, no settings of a run, no path.
+Each site alone decides which party it runs, and with which files; see docs/nvflare.md.
+
+Example: a submission in production, where `kits/lead@bank.example` is a startup kit of NVFlare's.
+
+    recipe = PartyRecipe(["bank", "shop", "clinic", "aggregator"])
+    recipe.run(ProdEnv("kits/lead@bank.example", username="lead@bank.example"))
+
+A startup kit of `PartyKits` allows such jobs and lets none bring code: NVFlare's provisioning
+writes it, where `project.yml` names the builder here. What it allows, its owner may change in its
+`local/` before it starts.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from apfed_protocols.installing import install_extra
+from secure_apfed.base.names import check_name
+from secure_apfed.errors import ConfigError
+from secure_apfed.organisations.nvflare_site import PARTY_FILE, SERVER, Server, Site
+
+try:
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+    from nvflare.collab.runtime.controller import CollabController
+    from nvflare.collab.runtime.executor import CollabExecutor
+    from nvflare.job_config.api import FedJob
+    from nvflare.lighter.spec import Builder
+    from nvflare.recipe.sim_env import SimEnv
+    from nvflare.recipe.spec import Recipe
+except ImportError as error:
+    raise ConfigError(
+        "jobs and startup kits of NVFlare's need nvflare 2.9 or later, of which something is "
+        f"missing ({error}); run: {install_extra('nvflare')}"
+    ) from error
+
+ALLOWED_CLASSES = ("nvflare.collab.runtime.", "secure_apfed.organisations.nvflare_site.")
+"""What `class_allow_list` has to hold at every site and at the server."""
+
+_LIST = "class_allow_list"
+_NAME = "secure-apfed"
+
+
+class PartyRecipe(Recipe):  # type: ignore[misc]  # nvflare ships no annotations
+    """The job.
+
+    Args:
+        sites: the parties of the run, each the name of its site, too; with the aggregator and the
+            dealer, where the run has them.
+        resume: go on from the checkpoints in the parties' folders.
+    """
+
+    def __init__(self, sites: Sequence[str], *, name: str = _NAME, resume: bool = False) -> None:
+        if len(sites) < 2 or len(set(sites)) < len(sites):
+            raise ConfigError(f"a job needs two sites or more, each once; got {', '.join(sites)}")
+        try:
+            parties = {check_name(site): Site(resume=resume) for site in sites}
+        except ValueError as error:
+            raise ConfigError(f"sites: {error}") from None
+        if dotted := [site for site in sites if "." in site]:
+            raise ConfigError(f"NVFlare takes no dots in names of sites; rename {dotted[0]}")
+        if SERVER in sites:
+            raise ConfigError(f"{SERVER} is the name of NVFlare's own; rename that party")
+        super().__init__(job_of(name, parties))
+
+
+def job_of(name: str, parties: Mapping[str, Site]) -> FedJob:
+    """Return a job that runs these parties at their sites, and ends when one of them is gone."""
+    job = FedJob(name, len(parties), list(parties), fail_fast=True)
+    job.set_app_packages(["secure_apfed"])
+    server = job.to_server(Server(), id="server")
+    job.to_server(CollabController(server_obj_id=server), id="controller")
+    for site, party in parties.items():
+        played = job.to(party, site, id="party")
+        job.to(CollabExecutor(client_obj_id=played), site, id="executor", tasks=["*"])
+    return job
+
+
+def simulate_job(
+    files: Mapping[str, Path], workspace: Path, *, resume: bool = False, name: str = _NAME
+) -> None:
+    """Play parties of this machine as a job in NVFlare's simulator, each in its own process.
+
+    Args:
+        files: of all parties, as `prepare_parties` of `organisations/local.py` makes them over
+        "nvflare". workspace: NVFlare's; what lies there of a former job is removed.
+    """
+    local = workspace / name / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    allow_classes(local / "resources.json")
+    file = next(iter(files.values()))
+    previous = os.environ.get(PARTY_FILE)
+    os.environ[PARTY_FILE] = str(file.parent.parent / "{site}" / file.name)
+    try:
+        env = SimEnv(clients=list(files), workspace_root=str(workspace))
+        PartyRecipe(list(files), name=name, resume=resume).run(env)
+    finally:
+        del os.environ[PARTY_FILE]
+        if previous is not None:
+            os.environ[PARTY_FILE] = previous
+
+
+class PartyKits(Builder):  # type: ignore[misc]  # nvflare ships no annotations
+    """A builder that writes into all sites' and the server's kits what jobs of parties need.
+
+    Among the builders of `project.yml` it stands after NVFlare's `StaticFileBuilder`.
+    """
+
+    def build(self, project: Any, ctx: Any) -> None:
+        """Allow the classes of such jobs, keep their logs at the sites, and deny code."""
+        for owner in (project.get_server(), *project.get_clients()):
+            local = Path(ctx.get_local_dir(owner))
+            resources, rights = (
+                local / f"{name}.json.default" for name in ("resources", "authorization")
+            )
+            allow_classes(resources)
+            _write_json(resources, _load_json(resources) | {"allow_log_streaming": False})
+            _write_json(rights, _deny_code(_load_json(rights)))
+
+
+def allow_classes(resources: Path, classes: Sequence[str] = ALLOWED_CLASSES) -> None:
+    """Let a site, or the server, load the classes of such jobs besides those that it allows.
+
+    Args:
+        resources: its `local/resources.json`; made from `resources.json.default` beside it where
+            there is none.
+        classes: names, or their beginnings with a dot behind.
+    """
+    default = resources.with_name(f"{resources.name}.default")
+    source = next((file for file in (resources, default) if file.exists()), None)
+    content = _load_json(source) if source is not None else {"format_version": 2}
+    allowed = content.get(_LIST, DEFAULT_CLASS_ALLOW_LIST)
+    _write_json(resources, content | {_LIST: [*dict.fromkeys([*allowed, *classes])]})
+
+
+def _deny_code(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the same rights by role, without the right to submit own code."""
+    roles: dict[str, Any] = content["permissions"]
+    named = {right for rights in roles.values() if isinstance(rights, dict) for right in rights}
+    rights_of_all = {role: rights for role, rights in roles.items() if not isinstance(rights, dict)}
+    spelled_out = roles | {
+        role: dict.fromkeys(named, rights) for role, rights in rights_of_all.items()
+    }
+    denied = {role: rights | {"byoc": "none"} for role, rights in spelled_out.items()}
+    return content | {"permissions": denied}
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,313 @@
+"""A job of NVFlare's at each of its sites: the party of that site, and a server that holds nothing.
+
+Run by: NVFlare's job processes, which find these classes by name in the library as it is installed
+there; no code travels. Each site runs the party whose file the site itself names, exactly as
+`secure-apfed party` does. Calls carry the frames, which are sealed between the two parties from
+their first proof on. The server starts the parties and waits for them. Of an error it learns who
+left, or only the kind; the rest is in the party's own log. Protects from: other sites of the job,
+which start no party, and stop none whose links work.
+"""
+
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apfed_protocols.errors import PartyLeftError
+from apfed_protocols.installing import install_extra
+from apfed_protocols.seal import Identity
+from secure_apfed.base.files import open_regular
+from secure_apfed.base.names import check_name
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.exchange import Transport
+from secure_apfed.exchange.calls import Calls
+from secure_apfed.exchange.envelope import plain_text
+from secure_apfed.exchange.resumable_link import LinkTransport, Missed
+from secure_apfed.exchange.sealed_connection import LocalEnd
+from secure_apfed.organisations.party import Connect, PartyFile, run_party
+from secure_apfed.runs.outcome import Progress
+
+try:
+    from nvflare.collab import collab
+    from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+except ImportError as error:
+    raise ConfigError(
+        "a job of NVFlare's needs nvflare, which is missing; run: " + install_extra("nvflare")
+    ) from error
+
+PARTY_FILE = "SECURE_APFED_PARTY"
+"""Variable of a site's environment: the path of its party's file; `{site}` stands for its name."""
+
+SERVER = "server"
+"""The name by which NVFlare's calls come from its server, and no site's."""
+
+_CALL_S = 15.0
+_OVER = "its part is over"
+_ENDED = "NVFlare ended the job: it was aborted, or a site of it is gone"
+_LONGEST_S = 3e7
+# parties hear of each other's end in much less
+_LOOK_S = 0.2
+_GRACE_S = 30.0
+_LOG = "log.txt"
+_LOGGER = logging.getLogger(__name__)
+
+
+class Site:
+    def __init__(self, resume: bool = False) -> None:
+        self._resume = resume
+        self._lock = threading.Lock()
+        self._played = False
+        self._playing = False
+        self._ended = ""
+        self._calls: Calls | None = None
+        self._stopped: dict[str, str] = {}
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def play(self) -> str:
+        """Run the party to its end; return how it failed, in words for all, or an empty text."""
+        site: str = collab.site_name
+        self._require_first(site, collab.caller)
+        # It says of every call that there was one.
+        logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
+        peers = {client.name: client(timeout=_CALL_S) for client in collab.other_clients}
+        ended = threading.Event()
+        watch = (collab.context.abort_signal, ended)
+        threading.Thread(target=self._watch_abort, args=watch, daemon=True).start()
+        _LOGGER.info("%s: its party begins", site)
+        try:
+            self._run_party(site, partial(self._open_links, peers))
+        except Exception as error:  # noqa: BLE001 - whatever it is, all are told that it ended
+            failure = _for_all(error)
+            _LOGGER.error("%s: %s", site, failure)
+            self._announce_end(peers, failure)
+            return failure
+        finally:
+            self._playing = False
+            ended.set()
+        _LOGGER.info("%s: its party has ended", site)
+        self._announce_end(peers, _OVER)  # who would begin again waits for it in vain
+        return ""
+
+    def _require_first(self, site: str, caller: str) -> None:
+        with self._lock:
+            if self._played or caller != SERVER:
+                raise WrongSiteError(f"{site}: its party is played once a job, by the server alone")
+            self._played = self._playing = True
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def playing(self) -> bool:
+        """Return whether its party still runs; if nobody answers, the site is gone."""
+        return self._playing
+
+    def _run_party(self, site: str, meet: Connect) -> None:
+        folder: Path | None = None
+        try:
+            file = _party_file(site)
+            settings = PartyFile.from_file(file)
+            if settings.party != site:
+                raise WrongSiteError(
+                    f"{PARTY_FILE} names the file of {settings.party} here, and this site is "
+                    f"{site}: a site is named as its party"
+                )
+            folder = settings.folder
+
+            reported_epochs = [
+                0
+            ]  # epochs: NVFlare's log says how far the active is, and nothing more
+
+            def tell_progress(progress: Progress) -> None:
+                if progress.epoch > reported_epochs[-1]:
+                    reported_epochs.append(progress.epoch)
+                    _LOGGER.info("%s: epoch %d of %d", site, progress.epoch, progress.epochs)
+
+            def tell_restart(why: str) -> None:
+                _LOGGER.warning("%s: %s", site, why)
+                _write_log(settings.folder, why)
+
+            run_party(
+                file,
+                resume=self._resume,
+                meet=meet,
+                on_progress=tell_progress,
+                on_restart=tell_restart,
+            )
+        except Exception as error:
+            _write_log(folder, f"{type(error).__name__}: {error}")
+            raise
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def carry(self, name: bytes, number: int, frame: bytes) -> bool:
+        """Take one frame of the calling site; see `Calls.take_frame`."""
+        calls = self._calls  # another session may begin meanwhile
+        return calls is not None and calls.take_frame(collab.caller, name, number, frame)
+
+    @collab.publish  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def stopped(self, failure: str) -> None:
+        """Note that the party of the calling site has ended; see `Calls.note_stop`."""
+        why = _one_line(failure)
+        with self._lock:
+            self._stopped[collab.caller] = why
+            calls = self._calls
+        if calls is not None:
+            calls.note_stop(collab.caller, why)
+
+    def _announce_end(self, peers: Mapping[str, Any], failure: str) -> None:
+        """Tell all sites that this party has ended; linked peers are also told over their links."""
+
+        def announce_to_peer(peer: Any) -> None:
+            with contextlib.suppress(CollabCallError, RunAborted):
+                peer.stopped(failure)
+
+        with ThreadPoolExecutor(max(1, len(peers))) as telling:
+            telling.map(announce_to_peer, peers.values())
+
+    def _open_links(
+        self,
+        peers: Mapping[str, Any],
+        settings: PartyFile,
+        identity: Identity,
+        identities: Mapping[str, bytes],
+        report_missing: Missed = lambda missing: None,
+    ) -> Transport:
+        """Return links to all peers by calls; close those of a session before."""
+        me = LocalEnd(
+            name=settings.party,
+            identity=identity,
+            known={name: key for name, key in identities.items() if name != settings.party},
+        )
+        if set(me.known) != set(peers):
+            raise ConfigError(
+                f"the file of {settings.party} names the peers {', '.join(sorted(me.known))}; the "
+                f"job has the sites {', '.join(sorted(peers))} besides: a site is named as its "
+                "party"
+            )
+
+        def send_frame(peer: str, name: bytes, number: int, frame: bytes) -> bool:
+            try:
+                return peers[peer].carry(name, number, frame) is True
+            except RunAborted as error:
+                raise ConnectionAbortedError("NVFlare ended the job") from error
+            except CollabCallError as error:
+                why = _one_line(error.cause)
+                raise ConnectionError(f"a call to {peer} failed: {why}") from error
+
+        calls = self._replace_calls(Calls(me, send_frame))
+        return LinkTransport.meet_peers(
+            settings.party,
+            calls.make_connectors(),
+            patience_s=settings.reconnect_s,
+            meet_s=settings.meet_s,
+            told=report_missing,
+        )
+
+    def _replace_calls(self, calls: Calls) -> Calls:
+        """Replace the connections of the former session by those of a new one."""
+        with self._lock:
+            former = self._calls
+            self._calls = calls
+            stopped = dict(self._stopped)
+            ended = self._ended
+        if former is not None:
+            former.end_connections("its session is over")
+        for peer, why in stopped.items():
+            calls.note_stop(peer, why)
+        if ended:
+            calls.end_connections(ended)
+        return calls
+
+    def _watch_abort(self, aborted: Any, ended: threading.Event) -> None:
+        """End the party when NVFlare ends the job; no session begins afterwards."""
+        while not ended.wait(_LOOK_S):
+            if aborted.triggered:
+                with self._lock:
+                    self._ended = _ENDED
+                    calls = self._calls
+                if calls is not None:
+                    calls.end_connections(_ENDED)
+                return
+
+
+class Server:
+    """A server that starts the parties and waits for them; it holds no key and no data."""
+
+    @collab.main  # type: ignore[untyped-decorator]  # nvflare ships no annotations
+    def run(self) -> None:
+        """Run the whole job."""
+        ended: dict[str, str] = {}
+
+        def note_end(call: Any, failure: str) -> str:
+            ended[call.target_name.partition(".")[0]] = _one_line(failure)
+            return ""
+
+        sites = collab.clients
+        lost_sites = set[str]()
+        ask_at = float("inf")
+        played = sites(blocking=False, timeout=_LONGEST_S, process_resp_cb=note_end).play()
+        while waited := [
+            site for site in sites if site.name not in {*ended, *lost_sites, *played.failures}
+        ]:
+            if collab.is_aborted:
+                return
+            if time.monotonic() > ask_at:  # some go on without who failed
+                lost_sites |= {site.name for site in waited if not _is_running(site)}
+                ask_at = float("inf")
+            if played.failures or any(ended.values()):
+                ask_at = min(ask_at, time.monotonic() + _GRACE_S)
+            time.sleep(_LOOK_S)
+        failed = {site.name: ended.get(site.name, "it was not heard of any more") for site in sites}
+        if any(failed.values()):
+            raise RuntimeError(
+                "; ".join(f"{site}: {failure}" for site, failure in failed.items() if failure)
+            )
+
+
+def _is_running(site: Any) -> bool:
+    """Return whether the site's party still runs, as far as the server can learn."""
+    try:
+        return site(timeout=_CALL_S).playing() is True
+    except (CollabCallError, RunAborted):
+        return False
+
+
+class WrongSiteError(ConfigError):
+    """A site names no party, or another one; the message holds nothing private to the site."""
+
+
+def _party_file(site: str) -> Path:
+    if not (path := os.environ.get(PARTY_FILE)):
+        raise WrongSiteError(
+            f"{site}: start this site with {PARTY_FILE} in its environment: the path of its "
+            "party's file, such as /srv/apfed/party.yaml"
+        )
+    return Path(path.replace("{site}", check_name(site)))
+
+
+def _for_all(error: Exception) -> str:
+    """Return an error in words for all; of an error that may hold private data, only its kind."""
+    open_to_all = isinstance(error, PartyLeftError | WrongSiteError)
+    failure = str(error) if open_to_all else f"its own {_LOG} says more"
+    return f"{type(error).__name__}: {failure}"
+
+
+def _one_line(text: object) -> str:
+    """Return another site's untrusted text as one short line."""
+    return plain_text(str(text).encode("utf-8", "replace"))
+
+
+def _write_log(folder: Path | None, line: str) -> None:
+    """Write a line to the party's own log, or to stderr."""
+    if folder is None:
+        sys.stderr.write(f"{line}\n")
+        return
+    with (
+        contextlib.suppress(OSError, CheckpointError),
+        os.fdopen(open_regular(folder / _LOG, create=True), "a", encoding="utf-8") as log,
+    ):
+        log.write(f"{line}\n")

@@ -1,0 +1,151 @@
+"""One party's record of a session for its own report: who sent what, and what it sent itself.
+
+Run by: every party that runs in a process of its own, for itself. It counts messages and bytes that
+it receives. If its settings name attacks, it keeps what it sent, in memory alone, to measure after
+the run what that reveals of its own rows.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import OwnData
+from secure_apfed.exchange import Envelope, Flow, Kind, Transcript, unpack_own_tensors
+from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions
+from secure_apfed.settings.run import RunSettings, TranscriptSettings
+
+_MOST_BYTES = 2**28  # kept of the first releases, and as many of the last
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class SentBatch:
+    """One batch that left this party: a value (B, ...) of each alignment position (B,)."""
+
+    kind: Kind
+    receiver: str
+    step: int
+    rows: Tensor = field(repr=False)
+    values: Tensor = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return self.values.nbytes + self.rows.nbytes
+
+
+class OwnRecord:
+    """A `LinkObserver` that records one party's own messages.
+
+    Args:
+        keeps: whether it keeps what it sends, up to 256 MB from the start and from the end.
+        past: the totals of its earlier sessions, from which its counts continue.
+
+    Attributes:
+        sent_by_me: what it sent in all sessions, by receiver and kind; heard: what it received.
+        past: its sessions before this one.
+        rows: of its table by position of the alignment, once it knows them; -1: not its own.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        role: PartyRole,
+        config: RunSettings,
+        held: OwnData | None,
+        *,
+        active: str,
+        keeps: bool = False,
+        past: PastSessions = NONE_BEFORE,
+    ) -> None:
+        self.me = me
+        self.role = role
+        self.config = config
+        self.held = held
+        self.active = active
+        self.sent_by_me = Transcript(TranscriptSettings(keep="none"))
+        self.heard = Transcript(TranscriptSettings(keep="none"))
+        self.past = past
+        self.sent_by_me.add_flows(past.sent)
+        self.heard.add_flows(past.received)
+        self.rows = _NO_ROWS
+        self._keeps = keeps
+        self._size = 0
+        self._last_size = 0
+        self._first = list[SentBatch]()
+        self._last = deque[SentBatch]()
+        self._requests: dict[str, tuple[int, Tensor]] = {}
+        self._newest: dict[Kind, bytes] = {}
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """The flows of messages that it sent and received."""
+        return (*self.sent_by_me.flows, *self.heard.flows)
+
+    @property
+    def plain_flows(self) -> list[dict[str, Any]]:
+        """The same in plain values."""
+        return [asdict(flow) for flow in self.flows]
+
+    @property
+    def batches_by_receiver(self) -> Mapping[tuple[Kind, str], Sequence[SentBatch]]:
+        """The messages that it kept, by kind and receiver, in order; the middle of a long run is
+        left out.
+        """
+        batches: dict[tuple[Kind, str], list[SentBatch]] = {}
+        for batch in (*self._first, *self._last):
+            batches.setdefault((batch.kind, batch.receiver), []).append(batch)
+        return batches
+
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        self.sent_by_me.record_envelope(envelope, len(frame))
+        if self._keeps:
+            for batch in self._parse_batches(envelope):
+                self._keep_batch(batch)
+
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        self.heard.record_envelope(envelope, len(frame))
+
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
+        pass
+
+    def record_contribution(self, step: int, rows_B: Tensor, values_BD: Tensor) -> None:
+        """Record a contribution to a sum before the sum protects it."""
+        if self._keeps:
+            self._keep_batch(SentBatch(Kind.CONTRIBUTION, self.active, step, rows_B, values_BD))
+
+    def _parse_batches(self, envelope: Envelope) -> Iterator[SentBatch]:
+        kind = envelope.kind
+        receiver = envelope.receiver
+        step = envelope.step
+        if kind not in (Kind.REQUEST, Kind.REPRESENTATIONS, Kind.GRADIENTS):
+            return
+        tensors = unpack_own_tensors(envelope.payload)
+        digest = hashlib.sha256(envelope.payload).digest()
+        if kind is Kind.REQUEST:
+            self._requests[receiver] = step, tensors.get("rows", _NO_ROWS)
+        elif self._newest.get(kind) != digest:  # else the same to another passive
+            self._newest[kind] = digest
+            if kind is Kind.REPRESENTATIONS:
+                yield SentBatch(kind, receiver, step, tensors["rows"], tensors["z"])
+            else:
+                requested_step, rows = self._requests.get(receiver, (step, _NO_ROWS))
+                rows = rows if requested_step == step else _NO_ROWS
+                yield SentBatch(kind, receiver, step, rows, tensors["gradient"])
+
+    def _keep_batch(self, batch: SentBatch) -> None:
+        if len(batch.rows) != len(batch.values) or not len(batch.rows):
+            return  # not row by row
+        if self._size + batch.size <= _MOST_BYTES and not self._last:
+            self._size += batch.size
+            self._first.append(batch)
+            return
+        self._last.append(batch)
+        self._last_size += batch.size
+        while self._last_size > _MOST_BYTES:
+            self._last_size -= self._last.popleft().size

@@ -1,0 +1,818 @@
+"""One party of a run in a process of its own: its folder, its rows, its script, its sockets.
+
+Run by: each party, from its own file of settings. Nothing is loaded here but what is this party's;
+what the others hold it learns from their messages, as the contract says, and not at all otherwise.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from apfed_protocols.errors import LocalProtocolError, PartyLeftError
+from apfed_protocols.seal import Identity
+from secure_apfed.alignment.overlap import CommonPeople
+from secure_apfed.base.files import load_json, write_atomically
+from secure_apfed.base.names import Name, PartyName
+from secure_apfed.base.seeds import isolate_torch_modes
+from secure_apfed.config import Config
+from secure_apfed.config.file import dump_settings, load_config, load_settings_text
+from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import OwnData, load_own, load_own_tables
+from secure_apfed.errors import ConfigError, DataError
+from secure_apfed.exchange import Links, StatusTracker, Transport, run_role, sockets
+from secure_apfed.exchange.links import is_final_stop
+from secure_apfed.exchange.resumable_link import ALL_AGAIN, Connection, LinkTransport, Missed
+from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, PeerAcceptor, prove_identity
+from secure_apfed.exchange.sockets import Address, parse_address, spell_address
+from secure_apfed.exchange.status import Meter
+from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code
+from secure_apfed.methods import (
+    METHODS,
+    PartyContext,
+    Session,
+    assign_roles,
+    new_session,
+    run_helper,
+    start_active,
+)
+from secure_apfed.methods.session import PartySession
+from secure_apfed.networks.models import threads_for
+from secure_apfed.organisations.counters import list_nonzero_counters, open_counters
+from secure_apfed.organisations.own_record import OwnRecord
+from secure_apfed.organisations.revocation import RevocationWatch
+from secure_apfed.runs.audit_log import FILE_NAME, AuditLog
+from secure_apfed.runs.course import RunCallbacks, RunWriter, TrainingLoop
+from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
+from secure_apfed.runs.folder import (
+    PartyFolder,
+    RunFolder,
+    make_no_checkpoint_error,
+    require_open_project,
+)
+from secure_apfed.runs.keeper import PartyCheckpointStore
+from secure_apfed.runs.outcome import Progress, RunResult
+from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions, load_logged_sessions
+from secure_apfed.runs.training_labels import load_training_labels
+from secure_apfed.settings import Settings
+from secure_apfed.settings.data import TableShape
+from secure_apfed.settings.protection import (
+    FollowsFrom,
+    Limit,
+    Protection,
+    Unprotective,
+    find_key_types,
+    require_limits,
+)
+
+if TYPE_CHECKING:
+    from secure_apfed.exchange.certificates import Credentials
+
+
+def _check_address(text: str) -> str:
+    try:
+        parse_address(text)
+    except LocalProtocolError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+PARTY_FILE = "party.yaml"
+ANSWERED = "answer-{}.json"
+"""In a party's folder, what it answered where a project was proposed."""
+_NOTHING = "nothing to do: "
+_FEWEST_A_DAY = 100
+_DAYS_OF_A_TABLE = 10
+Place: TypeAlias = Annotated[str, AfterValidator(_check_address)]
+
+
+class Peer(Settings):
+    """The address of another party, and the key by which it is known.
+
+    Attributes:
+        address: "host:port", "[::1]:port" for IPv6; null: it dials, or comes through a relay.
+        identity: its Ed25519 public key, hex.
+        behind_proxy: a proxy ends TLS before it; its identity proves who it is. A certificate there
+            is not the party's.
+    """
+
+    address: Place | None = None
+    identity: str = Field(pattern="^[0-9a-f]{64}$")
+    behind_proxy: bool = False
+
+
+class Tls(Settings):
+    """The files in PEM for TLS at both ends; see docs/between-organisations.md.
+
+    Attributes:
+        ca: authorities that this party believes; certificate, key: its own.
+        revoked: list of certificates and identities that it refuses (see `secure-apfed certs`).
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+
+    def resolve_paths(self, folder: Path) -> "Tls":
+        given = {name: path for name, path in self if path is not None}
+        return self.model_copy(update={name: folder / path for name, path in given.items()})
+
+
+class ServeSettings(Settings):
+    """A party's limits on joint predictions: whom it answers about, and how much at most, in all
+    sessions together.
+
+    Attributes:
+        table: of the people who may be asked about, with the columns of the training; null: that of
+            the training.
+        a_person: answers about one person, ever; who had them is left out of what follows.
+        a_day: answers a day (UTC), about all together; this and the next two end a session. Null: a
+            tenth of the people who may be asked about, and 100 at least.
+        in_all: answers ever, about all together; null: as many as there are people.
+        lookups_a_day: IDs that may be looked up, whether they are known or not; null: as a_day.
+        epsilon: what all answers about one person may cost, beside the training, where noise was
+            agreed; null: as much as the training. Who had so much is left out, as under `a_person`.
+    """
+
+    table: Path | None = None
+    a_person: int = Field(100, ge=1)
+    a_day: int | None = Field(None, ge=1)
+    in_all: int | None = Field(None, ge=1)
+    lookups_a_day: int | None = Field(None, ge=1)
+    epsilon: float | None = Field(None, gt=0)
+
+    def limits_for(self, people: int) -> "ServeSettings":
+        """Return the same with every limit in numbers, where so many people may be asked about."""
+        a_day = max(_FEWEST_A_DAY, people // _DAYS_OF_A_TABLE)
+        return self.model_copy(
+            update={
+                "a_day": self.a_day or a_day,
+                "in_all": self.in_all or max(_FEWEST_A_DAY, people),
+                "lookups_a_day": self.lookups_a_day or a_day,
+            }
+        )
+
+
+class OwnLimits(Settings):
+    """A party's own limits, below which no settings of a run may go.
+
+    Attributes:
+        minima: by setting, as `rules.minimum_batch: 20`: the least that this party takes part with.
+            Of a choice the one that protects least, as `party_seeds: secret`. `*` is any name.
+        maxima: of settings of which more protects less, as `rules.spare_answers: 2`.
+    """
+
+    minima: dict[str, Limit] = {}
+    maxima: dict[str, Limit] = {}
+
+    @classmethod
+    def from_early_file(cls, path: Path) -> "OwnLimits":
+        """Return the limits of a party's file that may hold nothing else yet, or be missing."""
+        said = parse_yaml(load_text(path), str(path))[0] if path.exists() else None
+        known = said if isinstance(said, dict) else {}
+        given = {key: known[key] for key in cls.model_fields if key in known}
+        return load_settings_text(cls, as_yaml(given or {"minima": {}}), source=str(path))
+
+    def require_protection(self, config: Config, *, party: str, path: Path, ask: str) -> None:
+        """Refuse a run's settings that protect less. Raises ConfigError: names all of them."""
+        require_limits(
+            config,
+            self.minima,
+            self.maxima,
+            known=list_protections(),
+            party=party,
+            file=str(path),
+            ask=ask,
+        )
+
+
+@cache
+def list_protections() -> Mapping[str, Protection | Unprotective | FollowsFrom | None]:
+    """Return the marks of all settings that there may be, by dotted path."""
+    found = dict(find_key_types(Config))
+    for method in METHODS.values():
+        found |= find_key_types(method.settings, "method.")
+    return found
+
+
+class PartyFile(OwnLimits):
+    """All that one party needs to take part, in one YAML file of its own.
+
+    Each party writes it for itself, or `prepare_parties` for a trial on one machine. Paths that are
+    relative start at the file's folder.
+
+    Attributes:
+        party: its own name.
+        active: the name of the party whose labels are learnt and who predicts.
+        passives: the names of those who help it.
+        config: YAML of the run; what the parties agree on must be the same in everybody's.
+        folder: its own, for keys, checkpoints and logs.
+        listen: "host:port" where the others reach it; null: it dials out only.
+        peers: the others, by name.
+        link: how it reaches them: "tcp", within one machine; "grpc"; "nvflare", inside a job of
+            NVFlare's. The second is across machines; the last needs no addresses.
+        tls: files that "grpc" takes.
+        insecure_plaintext_on_loopback: "grpc" without TLS, which only addresses of this machine may
+            have. Frames are sealed all the same.
+        relay: "host:port" that all dial, where some cannot be reached.
+        relay_name: the name in the relay's certificate; null: the host's own.
+        proxy: "http://host:port" of a proxy that is asked to CONNECT; null: the environment's.
+        reconnect_s: how long a peer may give no sign of life.
+        table: its rows as prepared for a trial; null reads its own file of `data.parties`.
+        timeout_s: one unit of patience: how long a peer may be silent whose turn it is. Who
+            waits for somebody's answer to others is patient for up to eight of them.
+        meet_s: how long to wait until all others are connected.
+        allow_reading_all: whether this party agrees to settings that let all of its columns be
+            read from sums (`passives.NAME.allow_reading_all` of the run).
+        code: networks, a loss and an optimizer of its own, which nobody else may name.
+        code_folder: where the modules of that code lie; the file's own folder unless it is given.
+        serve: of joint predictions, after the training.
+        minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
+            Of a choice the one that protects least, as {party_seeds: secret}.
+        maxima: of settings of which more protects less, as {rules.spare_answers: 2}.
+    """
+
+    party: Name
+    active: PartyName
+    passives: tuple[PartyName, ...]
+    config: Path
+    folder: Annotated[Path, Field(validate_default=False)] = Path()
+    listen: Place | None = None
+    peers: dict[Name, Peer]
+    link: Literal["tcp", "grpc", "nvflare"] = "tcp"
+    tls: Tls | None = None
+    insecure_plaintext_on_loopback: bool = False
+    relay: Place | None = None
+    relay_name: str | None = "relay"
+    proxy: str | None = None
+    reconnect_s: float = Field(30.0, ge=1, le=86_400)
+    table: Path | None = None
+    timeout_s: float = Field(60.0, gt=0, le=86_400)
+    meet_s: float = Field(60.0, gt=0, le=86_400)
+    allow_reading_all: bool = False
+    code: CodeSettings = CodeSettings()
+    code_folder: Annotated[Path, Field(validate_default=False)] = Path()
+    serve: ServeSettings = ServeSettings()
+
+    @classmethod
+    def from_file(cls, path: Path) -> "PartyFile":
+        file = load_settings_text(cls, load_text(path), source=str(path))
+        below = path.parent
+        table = None if file.table is None else below / file.table
+        paths = {
+            "config": below / file.config,
+            "folder": below / file.folder,
+            "table": table,
+            "code_folder": below / file.code_folder,
+        }
+        if file.serve.table is not None:
+            served = file.serve.model_copy(update={"table": below / file.serve.table})
+            file = file.model_copy(update={"serve": served})
+        return file.model_copy(update={**paths, "tls": file.tls and file.tls.resolve_paths(below)})
+
+
+Connect: TypeAlias = Callable[[PartyFile, Identity, Mapping[str, bytes], Missed], Transport]
+"""Connects a party to all others; see `connect`."""
+
+
+def connect_peers(
+    file: PartyFile,
+    identity: Identity,
+    known: Mapping[str, bytes],
+    told: Missed = lambda missing: None,
+) -> Transport:
+    """Connect to all others, as the party's file says, or a site of NVFlare's for it."""
+    if file.link not in LINKS:
+        raise ConfigError(
+            f"{file.party}: link: nvflare is for a job of NVFlare's, whose site starts the party: "
+            "submit the job (docs/nvflare.md), or name another link"
+        )
+    return LINKS[file.link](file, identity, known).meet_peers(told)
+
+
+class _OverTcp:
+    """A way to peers over TCP: those that listen are dialled, the others come to a door."""
+
+    certificate = ""
+
+    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        self.file = file
+        self.me = LocalEnd(
+            name=file.party,
+            identity=identity,
+            known={name: key for name, key in known.items() if name != file.party},
+            certificate=self.certificate,
+            revoked=self.load_revocations,
+        )
+
+    def meet_peers(self, told: Missed) -> Transport:
+        with ExitStack() as stack:
+            ways = self.make_routes(stack)
+            return LinkTransport.meet_peers(
+                self.file.party,
+                ways,
+                patience_s=self.file.reconnect_s,
+                meet_s=self.file.meet_s,
+                end=stack.pop_all().close,
+                told=told,
+            )
+
+    def make_routes(self, stack: ExitStack) -> dict[str, Callable[[], Connection]]:
+        """Return, by peer, a function that makes a connection to it."""
+        dialled = [peer for peer in self.file.peers if self.needs_dialling(peer)]
+        ways = {peer: partial(self.dial_and_prove, peer) for peer in dialled}
+        if awaited := tuple(peer for peer in self.file.peers if peer not in ways):
+            door = self.make_acceptor(awaited)
+            stack.callback(self.start_listening(door))
+            ways |= {peer: partial(door.take_connection, peer) for peer in awaited}
+        return {**ways}
+
+    def needs_dialling(self, peer: str) -> bool:
+        """Return whether this party dials: if only the other listens, or both do, by their
+        names.
+        """
+        party = self.file.party
+        there = self.file.peers[peer].address is not None
+        if not there and self.file.listen is None:
+            raise ConfigError(
+                f"{party} has no `listen`, and {peer} no address: one of the two must be reached; "
+                "give one of them, or `relay: host:port` in the files of all"
+            )
+        return there and (self.file.listen is None or peer < party)
+
+    def dial_and_prove(self, peer: str) -> Connection:
+        connection = self.dial_peer(peer)
+        try:
+            self.prepare_connection(connection, peer)
+            return prove_identity(connection, self.me, peer)[1]
+        except BaseException:
+            connection.close()
+            raise
+
+    def prepare_connection(self, connection: Carrier, peer: str) -> None:
+        """Do what comes before the proof."""
+
+    def address_of(self, peer: str) -> Address:
+        address = self.file.peers[peer].address
+        assert address is not None
+        return parse_address(address)
+
+    def dial_peer(self, peer: str) -> Carrier:
+        address = self.address_of(peer)
+        try:
+            return sockets.dial(address)
+        except ConnectionError as error:
+            raise ConnectionError(
+                f"{self.me.name} reached nobody as {peer} at {spell_address(address)} ({error}); "
+                f"start {peer}, or correct its address"
+            ) from error
+
+    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+        me = self.me.name
+        why = f"it did not come to {me} in time; start it, or correct the address of {me}"
+        return PeerAcceptor(self.me, awaited, absent=f"{why} in its file")
+
+    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
+        """Let others come to the door; return what ends that."""
+        assert self.file.listen is not None
+        try:
+            return sockets.Port(parse_address(self.file.listen), door.admit_stranger).close
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"listen: {self.file.party} cannot listen at {self.file.listen} ({why}); end "
+                "who does, or name another port there and in the others' files"
+            ) from error
+
+    def load_revocations(self) -> frozenset[str]:
+        return frozenset()
+
+
+class _OverGrpc(_OverTcp):
+    """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
+
+    def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
+        from secure_apfed.exchange.pipe import certificates, grpc_link, relay
+
+        self._certificates = certificates
+        self._grpc = grpc_link
+        self._relay = relay
+        self._credentials = self._load_credentials(file)
+        if self._credentials is not None:
+            self.certificate = self._credentials.digest
+        super().__init__(file, identity, known)
+
+    def _load_credentials(self, file: PartyFile) -> "Credentials | None":
+        """Return the credentials for TLS; None on loopback if that was asked for by name."""
+        if (tls := file.tls) is not None:
+            revoked = self._certificates.load_revocations(tls.revoked)
+            return self._certificates.Credentials.from_files(
+                tls.ca, tls.certificate, tls.key, name=file.party, revoked=revoked
+            )
+        if not file.insecure_plaintext_on_loopback:
+            raise ConfigError(
+                f"{file.party}: link: grpc needs `tls` with ca, certificate and key (secure-apfed "
+                "project makes them)"
+            )
+        named = [file.listen, file.relay, *(peer.address for peer in file.peers.values())]
+        self._grpc.warn_of_plaintext(
+            *(parse_address(address)[0] for address in named if address is not None)
+        )
+        return None
+
+    def needs_dialling(self, peer: str) -> bool:
+        return self.file.relay is not None or super().needs_dialling(peer)
+
+    def dial_peer(self, peer: str) -> Carrier:
+        file = self.file
+        if file.relay is not None:
+            address = parse_address(file.relay)
+            name = file.relay_name
+        else:
+            address = self.address_of(peer)
+            name = None if file.peers[peer].behind_proxy else peer
+        return self._grpc.dial(address, self._credentials, name=name, proxy=file.proxy)
+
+    def prepare_connection(self, connection: Carrier, peer: str) -> None:
+        if self.file.relay is not None:
+            wait_s = min(self._relay.PARTNER_S, self.file.reconnect_s / 3)
+            self._relay.enter_room(connection, self.me, peer, wait_s=wait_s)
+
+    def make_acceptor(self, awaited: tuple[str, ...]) -> PeerAcceptor:
+        return PeerAcceptor(self.me, awaited, self._require_certificate)
+
+    def _require_certificate(self, name: str, certificate: bytes) -> None:
+        peer = self.file.peers.get(name)
+        if self._credentials is not None and peer is not None and not peer.behind_proxy:
+            self._certificates.require_caller(name, certificate, self.load_revocations())
+
+    def start_listening(self, door: PeerAcceptor) -> Callable[[], None]:
+        assert self.file.listen is not None
+        address = parse_address(self.file.listen)
+        return self._grpc.Port(address, self._credentials, door.admit_stranger).close
+
+    def load_revocations(self) -> frozenset[str]:
+        """Return the list as it is now; without it nobody is let in."""
+        try:
+            return self._certificates.load_revocations(
+                self.file.tls.revoked if self.file.tls else None
+            )
+        except ConfigError as error:
+            raise ConnectionError(str(error)) from error
+
+
+LINKS: Mapping[str, type[_OverTcp]] = {"tcp": _OverTcp, "grpc": _OverGrpc}
+
+
+@isolate_torch_modes()
+def run_party(
+    path: Path,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    over: Callable[[Transport], Transport] = lambda transport: transport,
+    on_restart: Callable[[str], None] = lambda why: None,
+    status: StatusTracker | None = None,
+    meet: Connect = connect_peers,
+    on_record: Callable[[OwnRecord], None] = lambda record: None,
+    on_common: Callable[[CommonPeople], None] = lambda common: None,
+) -> RunResult | None:
+    """Play one party's part of a run to its end; at the active return what the run gave: its own
+    bytes on the links, and of passives what they say that they charged.
+
+    Under `rules.restarts` it goes on from what lies in its folder, and where another party left or
+    comes back, it begins a new session by itself, unless that one stopped for its settings, data or
+    budget; `on_restart` is told why. `meet` connects it to the others, and frames go through
+    `over` besides the links. `on_record` is given what the party remembers of its part, once that
+    is over. `on_common` is told how many of its people are common, once the rows are aligned.
+
+    Raises: as `secure_apfed.run`, and PartyLeftError where another party stopped or left.
+    """
+    file = PartyFile.from_file(path)
+    restarts = 0
+    status = status or StatusTracker()
+    result = None
+    record = None
+    failed = ""
+    with status:
+        while record is None:
+            again = resume and not restarts
+            with join_session(file, resume=again, over=over, status=status, meet=meet) as here:
+                left = here.own.config.rules.restarts - restarts
+                try:
+                    result = _run_session(
+                        here, file, on_progress, status, restarts=left, on_common=on_common
+                    )
+                    record = here.record
+                except PartyLeftError as error:
+                    if not left or is_final_stop(error):
+                        raise
+                    failed = str(error)
+            if record is None:
+                restarts += 1
+                begins = f"{file.party} begins session {restarts + 1} by itself"
+                on_restart(f"{_NOTHING}{begins}; {_describe_cause(failed)}")
+    on_record(record)
+    return result
+
+
+def _describe_cause(failed: str) -> str:
+    """Return why a session ended, without what people would have to do by themselves."""
+    return failed.removeprefix(_NOTHING).replace(f"; {ALL_AGAIN}", "")
+
+
+def _run_session(
+    here: "ConnectedParty",
+    file: PartyFile,
+    on_progress: Callable[[Progress], None],
+    status: StatusTracker,
+    *,
+    restarts: int,
+    on_common: Callable[[CommonPeople], None],
+) -> RunResult | None:
+    """Play one session; `restarts`: how many more this party may begin by itself."""
+    folder = RunFolder(file.folder)
+    how: dict[str, Any] = {"timeout_s": file.timeout_s, "observer": status}
+    if here.role == "active":
+        script = _run_active(here, folder, on_progress, restarts=restarts, on_common=on_common)
+        return run_role(script, here.links, here.transport, **how)
+    own = here.own
+    record = here.record
+    assert isinstance(own.config, Config)
+    people = list[CommonPeople]()
+
+    def note_entry(entered: PartySession) -> None:
+        record.rows = entered.rows
+        if entered.common is not None:
+            people.append(entered.common)
+            on_common(entered.common)
+
+    helping = run_helper(
+        own, here.links, METHODS[own.config.method.name], here.role, entered=note_entry
+    )
+    run_role(helping, here.links, here.transport, **how)
+    # The active's own are among its results.
+    write_atomically(folder.config, dump_settings(own.config).encode())
+    folder.write_json(folder.flows, record.plain_flows)
+    if people:
+        folder.write_json(folder.common, [one.model_dump() for one in people])
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectedParty:
+    own: PartyContext
+    role: PartyRole
+    links: Links
+    transport: Transport
+    record: OwnRecord
+
+
+@contextmanager
+def connect_with_audit(
+    file: PartyFile,
+    identity: Identity,
+    meter: Meter,
+    status: StatusTracker,
+    meet: Connect,
+    past: PastSessions = NONE_BEFORE,
+) -> Iterator[tuple[dict[str, bytes], AuditLog, Transport]]:
+    """Hold its counters against the log in a party's folder, open the log, and connect it.
+
+    Yields by which keys all are known, its own among them, the log, and the links. `past`: what
+    sessions before came to, with which the status goes on.
+    """
+    known = {name: bytes.fromhex(peer.identity) for name, peer in file.peers.items()}
+    folder = PartyFolder(file.folder).path
+    counters = open_counters(folder, file.party)
+    log = AuditLog(folder / FILE_NAME, file.party, identity, known, meter, counters=counters)
+    with closing(log) as audit:
+        known[file.party] = identity.public
+        less = (
+            *describe_departures(load_config(file.config)),
+            *describe_shared_organisations(file.folder),
+        )
+        status.start_session(
+            file.party,
+            file.peers,
+            meter,
+            meet_s=file.meet_s,
+            less_protected=less,
+            past=past.count_bytes(),
+        )
+        transport = meet(file, identity, known, status.observe_missing)
+        status.observe_connection(transport.list_broken_links)
+        yield known, audit, transport
+
+
+@contextmanager
+def join_session(
+    file: PartyFile,
+    *,
+    resume: bool = False,
+    over: Callable[[Transport], Transport] = lambda transport: transport,
+    status: StatusTracker | None = None,
+    meet: Connect = connect_peers,
+) -> Iterator[ConnectedParty]:
+    """Hold a party's folder, load its rows, and connect it to the others; see `play_party`."""
+    status = status or StatusTracker()
+    require_open_project(file.folder)
+    config = load_config(file.config)
+    refuse_code(config, source=f"{file.party}: {file.config}, which all parties share,")
+    require_own_limits(file, config)
+    rules = config.rules
+    role = role_of(file, config)
+    resume = resume or (rules.restarts > 0 and PartyFolder(file.folder).holds_steps)
+    with ExitStack() as stack:
+        folder = PartyFolder(file.folder)
+        counted = partial(list_nonzero_counters, folder.path, file.party)
+        stack.enter_context(folder.lock_for_run(resume=resume, counted=counted))
+        if resume and role == "active" and not folder.holds_steps:
+            raise make_no_checkpoint_error(folder.path)
+        data = own_data(file, config, role)
+        keeper = PartyCheckpointStore(folder, file.party, config, data, role=role)
+        shapes = [data.table.shape] if data else []
+        batch = config.train.batch_size
+        stack.enter_context(threads_for(config.model, batch, shapes))
+        secrets = keeper.secrets
+        # With as much patience as the run has with who is started again.
+        meet_s = max(file.meet_s, (rules.patience_s or 0.0) if rules.restarts else 0.0)
+        patient = file.model_copy(update={"meet_s": meet_s})
+        past = load_logged_sessions(folder.path / FILE_NAME)
+        known, audit, met = stack.enter_context(
+            connect_with_audit(patient, secrets.identity, keeper.meter, status, meet, past)
+        )
+        keeper.audit = audit
+        transport = over(met)
+        record = OwnRecord(
+            file.party,
+            role,
+            config,
+            data,
+            active=file.active,
+            keeps=bool(config.attacks),
+            past=past,
+        )
+        yield ConnectedParty(
+            own=PartyContext(
+                config=config,
+                name=file.party,
+                active=file.active,
+                passives=file.passives,
+                secrets=secrets,
+                known=known,
+                held=data,
+                allow_reading_all=file.allow_reading_all,
+                code=OwnCode.from_file(file.code, beside=file.code_folder),
+                contributed=record.record_contribution if config.attacks else None,
+            ),
+            role=role,
+            links=Links(
+                file.party,
+                list(file.peers),
+                transport.send_frame,
+                observers=(RevocationWatch(file), audit, status, record),
+            ),
+            transport=transport,
+            record=record,
+        )
+
+
+class _ActiveCallbacks(RunCallbacks):
+    """The party that runs the active alone, and looks in checkpoints for absent parties that are
+    back.
+    """
+
+    def __init__(
+        self, writer: RunWriter, on_progress: Callable[[Progress], None], here: ConnectedParty
+    ) -> None:
+        super().__init__(writer, on_progress)
+        self._links = here.links
+        self._transport = here.transport
+        self._dismissed = set[str]()
+
+    def find_rejoining(self, absent: Collection[str]) -> Collection[str]:
+        for name in set(absent) - self._dismissed:
+            self._dismissed.add(name)
+            self._links.dismiss_peer(
+                name, f"{name} fell silent, and the session went on without it"
+            )
+        return self._transport.find_rejoining(absent)
+
+
+async def _run_active(
+    here: ConnectedParty,
+    folder: RunFolder,
+    on_progress: Callable[[Progress], None],
+    *,
+    restarts: int,
+    on_common: Callable[[CommonPeople], None],
+) -> RunResult:
+    """Run the active's whole side, as `assist` does for the others, with a course and a result."""
+    own = here.own
+    links = here.links
+    config = own.config
+    method = METHODS[own.config.method.name]
+    assert isinstance(config, Config)
+    labels, state = load_training_labels(config, own.data, own.secrets)
+    own = replace(own, held=labels.build_data())
+    entered, learner = await start_active(own, links, method, session=new_session())
+    here.record.rows = entered.rows
+    if entered.common is not None:
+        on_common(entered.common)
+    sent = here.record.sent_by_me
+    heard = here.record.heard
+    session = Session(entered, learner, links, sent, headline=method.headline)
+    writer = RunWriter(folder, config, heard=heard)
+    watch = (
+        _ActiveCallbacks(writer, on_progress, here)
+        if restarts
+        else RunCallbacks(writer, on_progress)
+    )
+    watch.past = here.record.past
+    course = TrainingLoop(session, labels, watch, state)
+    await course.run()
+    return course.build_result()
+
+
+def require_own_limits(file: PartyFile, config: Config) -> None:
+    """Refuse settings below the party's own limits. Raises ConfigError: names all of them."""
+    file.require_protection(
+        config, party=file.party, path=file.folder / PARTY_FILE, ask=file.active
+    )
+
+
+def role_of(file: PartyFile, config: Config) -> PartyRole:
+    roles = assign_roles(METHODS[config.method.name], config, file.active, file.passives)
+    named = {file.party, *file.peers}
+    if named != set(roles):
+        raise ConfigError(
+            f"{file.party}: a run of {config.method.name} with these settings is of "
+            f"{', '.join(roles)}; the file of {file.party} names {', '.join(sorted(named))}: "
+            "correct party, active, passives and peers"
+        )
+    return roles[file.party]
+
+
+def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None:
+    """Return this party's data; None at an aggregator or dealer.
+
+    Raises DataError: its answer to a project reported another table.
+    """
+    if role in ("aggregator", "dealer"):
+        return None
+    if file.table is not None:
+        return load_own(file.table, file.party)
+    held = load_own_tables(config.data, file.party, seed=config.seed)
+    _require_declared_table(file, held)
+    return held
+
+
+def _require_declared_table(file: PartyFile, held: OwnData) -> None:
+    answer = file.folder / ANSWERED.format(file.party)
+    told = load_json(answer, dict[str, Any])["document"]["table"] if answer.exists() else None
+    if told is None:
+        return
+    said = TableShape(**told)
+    now = shape_of(held, columns=said.columns is not None)
+    rough = {"rows", "labelled"}
+    same = now.model_dump(exclude=rough) == said.model_dump(exclude=rough)
+    if same and said.rows / 2 <= now.rows <= said.rows * 2:
+        return
+    before, here = (dict.fromkeys(shape.columns or ()) for shape in (said, now))
+    lists = {"missing": before.keys() - here.keys(), "new": here.keys() - before.keys()}
+    differ = [f"{what}: {', '.join(sorted(names))}" for what, names in lists.items() if names]
+    raise DataError(
+        f"{file.party} declared another table: {said.rows:,} rows, {said.features} features, and "
+        f"here are {now.rows:,} and {now.features} "
+        f"({'; '.join(differ) or 'or other classes, or columns in another order'}); name the right "
+        f"file in {file.config}, or begin a new project"
+    )
+
+
+def shape_of(own: OwnData, *, columns: bool) -> TableShape:
+    """Return the public facts of a table: counts rounded to two digits, and column names if
+    asked.
+    """
+    table = own.table
+    encoding = own.table.encoding
+    labels = {}
+    if table.labels is not None:
+        labels = {"labelled": _round_digits(len(own.labelled_rows)), "classes": len(own.classes)}
+    named = tuple(column.name for column in encoding.columns) if encoding.kind == "columns" else ()
+    return TableShape(
+        rows=_round_digits(len(table.ids)),
+        features=table.features[0].numel(),
+        columns=named if columns else None,
+        **labels,
+    )
+
+
+def _round_digits(count: int) -> int:
+    return round(count, 2 - len(str(count)))

@@ -1,0 +1,770 @@
+"""From an invitation to the parties' files: a proposal, an answer of each party, a sealed project.
+
+Run by: each organisation in its own folder. They exchange three kinds of files, which are public
+and may go by mail. Each is one JSON object: a document, and the Ed25519 signature of its author.
+The organiser, one of the parties, proposes settings and addresses; each party answers
+with its identity and a request for a certificate; the organiser seals these together. Protects
+from: files that were altered, mixed up or made by somebody else, as far as people compare words
+(`secure_apfed.base.fingerprints`) by another way than the files took. Secret keys stay where they
+are.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.seal import Identity, verify_signature
+from secure_apfed.base.files import load_bytes, load_json, make_private, to_json, write_atomically
+from secure_apfed.base.fingerprints import DOCUMENT_WORDS, IDENTITY_WORDS, format_as_words
+from secure_apfed.base.names import Name
+from secure_apfed.base.peer_text import check_version, escape_text, find_unprintable, quote_text
+from secure_apfed.config import Config
+from secure_apfed.config.file import load_config, load_config_text
+from secure_apfed.config.plain_yaml import as_yaml, load_text, parse_yaml
+from secure_apfed.contract import PartyRole
+from secure_apfed.data import load_data, load_own_tables, pack_own
+from secure_apfed.data.catalogue import party_names
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
+from secure_apfed.exchange.agreement import find_differences
+from secure_apfed.exchange.certificates import (
+    Credentials,
+    certificate_request,
+    make_authority,
+    require_caller,
+)
+from secure_apfed.exchange.grpc_link import is_loopback
+from secure_apfed.exchange.sockets import parse_address, spell_address
+from secure_apfed.learning.own_code import refuse_code
+from secure_apfed.methods import METHODS, assign_roles
+from secure_apfed.organisations.coalitions import Conflict, find_conflicts
+from secure_apfed.organisations.party import (
+    ANSWERED,
+    PARTY_FILE,
+    OwnLimits,
+    PartyFile,
+    Place,
+    shape_of,
+)
+from secure_apfed.organisations.revocation import RENEWED, REVOKED, find_newest_pem
+from secure_apfed.runs.folder import PartyFolder, require_open_project
+from secure_apfed.settings import EACH_ALONE, Settings
+from secure_apfed.settings.data import TABLES, TableShape
+
+ANSWER = ANSWERED
+PROPOSAL = "proposal.json"
+SEALED = "sealed.json"
+RUN = "run.yaml"
+AUTHORITY_KEY = "authority-key.pem"
+"""In the organiser's folder, what issues certificates of the project."""
+_TABLE = "table.safetensors"
+_CA = "ca.pem"
+_CERTIFICATE = "certificate.pem"
+_KEY = "key.pem"
+_RELAY = "relay"
+_PURPOSE = b"project v1"
+_MOST_BYTES = 2**20
+_MOST_PLACE = 200
+_HEX_32 = re.compile("[0-9a-f]{64}")
+_NOT_LOOKED_AT = frozenset(
+    {"request", "relay_request", "certificate", "ca", "certificates", "answers", "proposal"}
+)
+Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Pem = Annotated[str, Field(max_length=2**15, pattern=r"^[\n -~]*$")]
+_NOTHING_REVOKED = (
+    b"# Certificates (SHA-256 or serial number) and identities that this party refuses, in hex, a "
+    b"line each.\n# It is read again whenever it changes: secure-apfed certs revoke ... --list\n"
+)
+# Keys of one party that a proposal carries all the same: the name, and those of the intersection.
+_SAID_TO_ALL = ("name", "dealer", "pairwise_overlaps")
+_SAID_OF_TABLES = (
+    "dataset",
+    "partition",
+    "labels_at",
+    "active",
+    "id_column",
+    "label_column",
+    "missing",
+    "date_formats",
+)
+_DocumentT = TypeVar("_DocumentT", bound="Document")
+
+
+Show: TypeAlias = Callable[["Proposal", Config, TableShape | None], None]
+"""Receives a proposal, the run of a party, and the shape of its table that it would reveal."""
+
+
+def digest_of(content: Any) -> bytes:
+    """Return the SHA-256 of plain values in their canonical JSON form, 32 bytes."""
+    return hashlib.sha256(_encode_canonical(content)).digest()
+
+
+def _encode_canonical(content: Any) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+class Document(Settings):
+    """A document that `party` signs by its `identity`."""
+
+    kind: str
+    version: Annotated[str, AfterValidator(check_version)] = Field(
+        default_factory=lambda: metadata.version("secure-apfed")
+    )
+    party: Name
+    identity: Hex32
+
+    @property
+    def words(self) -> str:
+        return format_as_words(bytes.fromhex(self.identity), IDENTITY_WORDS)
+
+
+class Proposal(Document):
+    """The organiser's proposal, in which `party` asks all to take part.
+
+    Attributes:
+        settings: of the run, as `list_shared_settings` returns them.
+        addresses: "host:port" of the parties that listen; the others only dial out.
+        relay: the address that all dial instead; relay_by: the party that runs it.
+        run_by: organisations that run an aggregator or a dealer, or a party under another name.
+        together: groups of parties that one organisation may run although it then reads more;
+            each party that joins allows them by name, too.
+    """
+
+    kind: Literal["proposal"] = "proposal"
+    settings: dict[str, Any]
+    addresses: dict[Name, Place] = {}
+    relay: Place | None = None
+    relay_by: Name | None = None
+    run_by: dict[Name, Annotated[str, Field(max_length=64, pattern="^[ -~]+$")]] = {}
+    together: Annotated[tuple[tuple[Name, ...], ...], Field(max_length=64)] = ()
+
+    @cached_property
+    def roles(self) -> dict[str, PartyRole]:
+        """The roles of all parties by name, the active first."""
+        config = self.build_config()
+        active, *passives = party_names(config.data)
+        return assign_roles(METHODS[config.method.name], config, active, passives)
+
+    def list_names(self, *roles: PartyRole) -> tuple[str, ...]:
+        return tuple(name for name, role in self.roles.items() if role in roles)
+
+    @cached_property
+    def conflicts(self) -> tuple[tuple[str, Conflict], ...]:
+        """The facts that an organisation reads or could alter because it runs several parties."""
+        organisations: dict[str, list[str]] = {}
+        for name in self.roles:
+            key = "".join(filter(str.isalnum, self.run_by.get(name, name).casefold()))
+            organisations.setdefault(key or name, []).append(name)
+        return tuple(
+            (self.run_by.get(parties[-1], parties[0]), conflict)
+            for parties in organisations.values()
+            for conflict in find_conflicts(self.build_config(), self.roles, parties)
+        )
+
+    def require_allowed_groups(self, together: Sequence[Sequence[str]], remedy: str) -> None:
+        """Raise ValueError: an organisation runs parties together that `together` does not name."""
+        allowed = [set(group) for group in together]
+        for organisation, conflict in self.conflicts:
+            if not any(set(conflict.parties) <= group for group in allowed):
+                raise ValueError(
+                    f"{quote_text(organisation)} would run {' and '.join(conflict.parties)}, who "
+                    f"together {conflict.gets}; {remedy}, or allow it by name, with "
+                    "--allow-together and these names joined by +"
+                )
+
+    def build_config(self, own_table: Mapping[str, Any] | None = None, party: str = "") -> Config:
+        """Return the run's settings, with these of one party's own table (in `data.parties`)."""
+        settings = self.settings
+        if own_table:
+            data = self.build_config().data
+            if party not in (data.parties or {}):
+                raise ConfigError(f"{party} takes part without a table of its own; name none")
+            data_of_all = settings["data"]
+            tables = settings["data"]["parties"]
+            settings = {
+                **settings,
+                "data": {**data_of_all, "parties": {**tables, party: own_table}},
+            }
+        config = load_config_text(as_yaml(settings), source="the proposal's settings")
+        refuse_code(config, source="the proposal")
+        return config
+
+    @model_validator(mode="after")
+    def _has_others(self) -> Self:
+        method = self.build_config().method.name
+        if not METHODS[method].settings.has_passives:
+            raise ValueError(
+                f"method {method} trains the active alone, so there is nothing to agree on with "
+                "others: run it with secure-apfed run, or choose another method"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        shared = list_shared_settings(self.build_config())
+        if private_keys := list(find_differences(self.settings, shared)):
+            raise ValueError(
+                f"settings: {', '.join(private_keys)} is what each party says for itself"
+            )
+        named = {self.party, *self.addresses, *self.run_by, *filter(None, [self.relay_by])}
+        if unknown := sorted(named - set(self.roles)):
+            raise ValueError(f"{', '.join(unknown)} is none of {', '.join(self.roles)}")
+        for name in self.list_names("aggregator", "dealer"):
+            if name not in self.run_by:
+                raise ValueError(
+                    f"it is not said who runs the {name}; an organisation without rows runs it, "
+                    f"say --run-by {name}=ORGANISATION"
+                )
+        if unknown := sorted({name for group in self.together for name in group} - set(self.roles)):
+            raise ValueError(f"together: {', '.join(unknown)} is none of {', '.join(self.roles)}")
+        self.require_allowed_groups(
+            self.together, "let another organisation run one of them, as --run-by NAME=ORGANISATION"
+        )
+        names_by_address = dict[str, str]()
+        for name, address in self.addresses.items():
+            if (other := names_by_address.setdefault(address, name)) != name:
+                raise ValueError(
+                    f"{other} and {name} have one address, {address}; each listens at its own"
+                )
+        if (self.relay is None) != (self.relay_by is None) or (self.relay and self.addresses):
+            raise ValueError(
+                "a relay has an address and a party that runs it, and no other has any"
+            )
+        dialling = [name for name in self.roles if name not in self.addresses]
+        if self.relay is None and len(dialling) > 1:
+            raise ValueError(
+                f"{' and '.join(dialling)} have no address, so they do not reach each other: give "
+                "all parties but one an address, or all of them a relay"
+            )
+        return self
+
+
+class Answer(Document):
+    """The answer of a party to a proposal, of which `proposal` is the digest.
+
+    Attributes:
+        request: for a certificate of the project's authority, in PEM; or, from an organisation that
+            has an authority, its certificate and that authority's; relay_request: for the relay's.
+        table: the shape of its own table; null: not revealed.
+    """
+
+    kind: Literal["answer"] = "answer"
+    proposal: Hex32
+    request: Pem | None = None
+    certificate: Pem | None = None
+    ca: Pem | None = None
+    relay_request: Pem | None = None
+    table: TableShape | None = None
+
+
+class SignedFile(Settings):
+    """A file: a document, and the signature of the party that it names as its author."""
+
+    document: dict[str, Any]
+    signature: str = Field(pattern="^[0-9a-f]{128}$")
+
+    @classmethod
+    def from_document(cls, identity: Identity, content: Document) -> Self:
+        document = content.model_dump(mode="json")
+        signature = identity.sign(_PURPOSE, content.kind.encode(), _encode_canonical(document))
+        return cls(document=document, signature=signature.hex())
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        if not path.exists():
+            raise DataError(f"there is no file {path}; correct its path, or --folder")
+        try:
+            if load_bytes(path, most=_MOST_BYTES)[:2] == b"PK":
+                raise DataError(f"{path} is an archive; unpack it, and name the file in it")
+            return load_json(path, cls)
+        except CheckpointError as error:
+            wrong = str(error).removesuffix("; restore it from a copy")
+            raise DataError(f"{wrong}; ask who sent it for the file again") from None
+
+    def write_file(self, path: Path) -> None:
+        write_atomically(path, to_json(self.model_dump(mode="json"), indent=1).encode() + b"\n")
+
+    def open_document(self, kind: type[_DocumentT], source: object) -> _DocumentT:
+        """Return the document. Nothing of it is used or shown before its signature is verified.
+
+        Raises:
+            RemoteProtocolError: altered since, of another kind, of another version, or malformed.
+        """
+        expected_kind = kind.model_fields["kind"].default
+        self._verify_signature(source)
+        try:
+            _require_kind(self.document, expected_kind)
+            content = kind.model_validate_json(json.dumps(self.document), strict=True)
+        except (ValueError, ConfigError, LocalProtocolError) as error:
+            raise RemoteProtocolError(
+                f"{source}: {_wrong_document(error, expected_kind)}"
+            ) from None
+        return content
+
+    def _verify_signature(self, source: object) -> None:
+        """Raise RemoteProtocolError unless the key that the file names signed its document."""
+        identity = self.document.get("identity")
+        kind = self.document.get("kind")
+        if not isinstance(identity, str) or not _HEX_32.fullmatch(identity):
+            raise RemoteProtocolError(
+                f"{source}: names no key by which it is signed (identity: 64 digits in hex); ask "
+                "who sent it for the file again"
+            )
+        purpose = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
+        try:
+            signature = bytes.fromhex(self.signature)
+            signed = (purpose, _encode_canonical(self.document))
+            verify_signature(
+                bytes.fromhex(identity), signature, _PURPOSE, *signed, signer="its sender"
+            )
+        except RemoteProtocolError:
+            raise RemoteProtocolError(
+                f"{source}: its signature does not fit the key that it names ({identity[:16]}...): "
+                "it was altered, or somebody else made it; ask who sent it for the file again, and "
+                "compare its words by telephone"
+            ) from None
+
+
+class SealedProject(Document):
+    """The project that all hold: the proposal, all answers, and the parties' certificates (PEM).
+
+    All its signatures are verified when it is built; people compare whose keys they are.
+    """
+
+    kind: Literal["sealed project"] = "sealed project"
+    proposal: SignedFile
+    answers: dict[Name, SignedFile]
+    ca: Annotated[str, Field(max_length=2**20, pattern=r"^[\n -~]*$")]
+    certificates: dict[Name, Pem]
+
+    @cached_property
+    def proposal_document(self) -> Proposal:
+        return self.proposal.open_document(Proposal, "the proposal")
+
+    @cached_property
+    def answer_documents(self) -> dict[str, Answer]:
+        return {
+            name: answer.open_document(Answer, f"{name}") for name, answer in self.answers.items()
+        }
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.model_dump(mode="json"))
+
+    @property
+    def project_words(self) -> str:
+        """The project's fingerprint in words: equal at all parties that hold the same project."""
+        return format_as_words(self.digest, DOCUMENT_WORDS)
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        proposal = self.proposal_document
+        by_key = dict[str, str]()
+        if (proposal.party, proposal.identity) != (self.party, self.identity):
+            raise ValueError(
+                f"{proposal.party} proposed it as {proposal.words!r}, and {self.party} sealed it "
+                f"as {self.words!r}; who proposes seals: ask {proposal.party} by telephone"
+            )
+        for name, answer in self.answer_documents.items():
+            other = by_key.setdefault(answer.identity, name)
+            if answer.party != name or name not in proposal.roles:
+                raise ValueError(f"{name} answers, and asked were {', '.join(proposal.roles)}")
+            if answer.proposal != digest_of(self.proposal.document).hex():
+                raise ValueError(
+                    f"{name} answered another proposal; send it this one, to join in a new folder"
+                )
+            if other != name:
+                raise ValueError(
+                    f"{other} and {name} answered with one identity, and nobody is two parties; "
+                    "one of them has to answer from a folder of its own"
+                )
+        if lacking := [name for name in proposal.roles if name not in self.answers]:
+            raise ValueError(f"there is no answer of {', '.join(lacking)}; ask for it")
+        return self
+
+
+def _require_kind(document: Mapping[str, Any], expected_kind: str) -> None:
+    """Raise ValueError: the document is of another kind or version, or holds hidden characters."""
+    kind = document.get("kind")
+    if kind != expected_kind:
+        raise ValueError(
+            f"expected a file of the kind {expected_kind!r}, got {quote_text(kind, most=40)}"
+        )
+    theirs = document.get("version")
+    ours = metadata.version("secure-apfed")
+    if not isinstance(theirs, str):
+        raise ValueError(f"version: expected a text, got {quote_text(theirs)}")
+    if check_version(theirs) != ours:
+        raise ValueError(
+            f"version {theirs} of secure-apfed wrote it, and here is {ours}; all parties of a run "
+            "have one version: agree on it by telephone, install it as docs/keep-running.md says "
+            "under Upgrade, or ask for a file of this one"
+        )
+    if hidden := next(find_unprintable(_drop_pems(document)), None):
+        raise ValueError(
+            f"{hidden}: holds characters that are not shown, as control characters or line breaks; "
+            "leave them out"
+        )
+
+
+def _drop_pems(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document without certificates and requests, which have a pattern of their own.
+
+    Documents within a sealed project are looked at where they are opened.
+    """
+    return {key: value for key, value in document.items() if key not in _NOT_LOOKED_AT}
+
+
+def _wrong_document(error: Exception, expected_kind: str) -> str:
+    """Return the fault of a document, in a sentence."""
+    if isinstance(error, ValidationError | ConfigError):
+        return f"is no {expected_kind}: {_first_of(error)}"
+    return str(error)
+
+
+def list_shared_settings(config: Config) -> dict[str, Any]:
+    """Return a proposal's settings of a run: nothing of one party's own table, machine or
+    folders.
+    """
+    shared = _dump_settings(config)
+    shared["data"].pop("folder", None)
+    if config.data.dataset == TABLES:
+        several = config.data.horizontal or config.data.labels_at
+        shared_keys = {*_SAID_OF_TABLES, *(["classes"] if several else [])}
+        shared["data"] = {key: value for key, value in shared["data"].items() if key in shared_keys}
+        shared["data"]["parties"] = {name: {} for name in config.data.parties or {}}
+    return shared
+
+
+def _dump_settings(settings: Settings) -> dict[str, Any]:
+    values = settings.model_dump(mode="json", exclude_unset=True)
+    for name, field in type(settings).model_fields.items():
+        if EACH_ALONE in field.metadata and name not in _SAID_TO_ALL:
+            values.pop(name, None)
+        elif name in values and isinstance(value := getattr(settings, name), Settings):
+            values[name] = _dump_settings(value)
+    return values
+
+
+def propose_project(
+    config: Config,
+    party: str,
+    folder: Path,
+    *,
+    certificates: Path | None = None,
+    columns: bool = False,
+    show: Show = lambda *_: None,
+    **fields: Any,
+) -> Proposal:
+    """Write a proposal, and the organiser's own answer, into its folder; run by the organiser,
+    `party`.
+
+    `fields`: addresses, relay, relay_by and run_by of the proposal; see `answer_proposal`.
+    """
+    identity = _prepare_folder(folder, party)
+    try:
+        proposal = Proposal(
+            party=party,
+            identity=identity.public.hex(),
+            settings=list_shared_settings(config),
+            **fields,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"this cannot be proposed: {_first_of(error)}") from None
+    own_settings = config.model_dump(mode="json", exclude_unset=True)
+    if config.data.dataset == TABLES:  # so that paths hold from anywhere
+        own_settings["data"]["folder"] = str((config.data.folder or Path()).expanduser().absolute())
+    signed = SignedFile.from_document(identity, proposal)
+    _write_answer(
+        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+    )
+    return proposal
+
+
+def answer_proposal(
+    path: Path,
+    party: str,
+    folder: Path,
+    *,
+    table: Mapping[str, Any] | None = None,
+    certificates: Path | None = None,
+    columns: bool = False,
+    show: Show = lambda *_: None,
+    together: Sequence[Sequence[str]] = (),
+    settings: Sequence[str] = (),
+) -> Proposal:
+    """Make a party's folder, keys, settings and answer; run by a party that takes part.
+
+    Args:
+        table: settings of its own table, as in `data.parties`; columns: reveal their names.
+        certificates: folder with the certificate.pem, key.pem and ca.pem of an organisation that
+            has an authority of its own.
+        show: called with the request before anything is written; what it raises ends this.
+        together: groups of parties that this party lets one organisation run, although it then
+            reads more; without this, groups of the proposal are refused.
+        settings: further settings of its own table, each as "data.parties.shop.numeric=[age]".
+
+    Raises:
+        ConfigError: the proposal lets one organisation run parties that `together` does not allow,
+            or `settings` concern more than the party's own table.
+    """
+    signed = SignedFile.from_file(path)
+    proposal = signed.open_document(Proposal, path)
+    try:
+        proposal.require_allowed_groups(together, f"ask {proposal.party} for another proposal")
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if party not in proposal.roles:
+        raise ConfigError(
+            f"{path} asks for {', '.join(proposal.roles)}, and not for {party}; say --as with the "
+            "name that was agreed"
+        )
+    _prepare_folder(folder, party)
+    config = proposal.build_config(table, party)
+    if settings:
+        config = _set_own(config, party, settings)
+    own_settings = config.model_dump(mode="json", exclude_unset=True)
+    _write_answer(
+        signed, own_settings, party, folder, certificates=certificates, columns=columns, show=show
+    )
+    return proposal
+
+
+def _set_own(config: Config, party: str, settings: Sequence[str]) -> Config:
+    """Return the run with these settings of the party's own table."""
+    if party not in (config.data.parties or {}):
+        raise ConfigError(f"{party} takes part without a table of its own; leave --set out")
+    for setting in settings:
+        if not setting.strip().startswith(f"data.parties.{party}."):
+            raise ConfigError(
+                f"--set {setting}: who joins sets what is of its own table, as "
+                f"data.parties.{party}.numeric=[age]; ask the organiser for another proposal where "
+                "all agree on a setting, and change other settings of your own in "
+                f"{RUN} after joining"
+            )
+    text = as_yaml(config.model_dump(mode="json", exclude_unset=True))
+    return load_config_text(text, source="the proposal's settings", overrides=settings)
+
+
+def _prepare_folder(folder: Path, party: str) -> Identity:
+    """Return the party's identity in its folder, which holds no project yet."""
+    if existing := [path.name for path in folder.glob("*.json")]:
+        raise ConfigError(
+            f"{folder} holds {', '.join(sorted(existing))} already: send what {party} answered, or "
+            "name another folder to begin anew"
+        )
+    make_private(folder)
+    return PartyFolder(folder).load_identity()
+
+
+def _write_answer(
+    proposal: SignedFile,
+    settings: Mapping[str, Any],
+    party: str,
+    folder: Path,
+    *,
+    certificates: Path | None,
+    columns: bool,
+    show: Show,
+) -> None:
+    identity = PartyFolder(folder).load_identity()
+    fields = dict[str, Any]()
+    if certificates is None:
+        request, key = certificate_request(party)
+        fields["request"] = request.decode()
+    else:
+        pems = (certificates / name for name in (_CA, _CERTIFICATE, _KEY))
+        credentials = Credentials.from_files(*pems, name=party)
+        key = credentials.key
+        fields["certificate"] = credentials.certificate.decode()
+        fields["ca"] = credentials.ca.decode()
+    secret = {_KEY: key}
+    if proposal.document["relay_by"] == party:
+        request, secret[f"{_RELAY}-{_KEY}"] = certificate_request(_RELAY)
+        fields["relay_request"] = request.decode()
+    config = load_config_text(as_yaml(settings), source=str(folder / RUN))
+    table_settings = (config.data.parties or {}).get(party)
+    if table_settings is not None and table_settings.file is not None:
+        data = load_own_tables(config.data, party, seed=config.seed)
+        fields["table"] = shape_of(data, columns=columns)
+    content = Answer(
+        party=party,
+        identity=identity.public.hex(),
+        proposal=digest_of(proposal.document).hex(),
+        **fields,
+    )
+    opened = proposal.open_document(Proposal, folder)
+    own_file = folder / PARTY_FILE
+    OwnLimits.from_early_file(own_file).require_protection(
+        config, party=party, path=own_file, ask=opened.party
+    )
+    show(opened, config, content.table)
+    for name, pem in secret.items():
+        write_atomically(folder / name, pem, private=True)
+    write_atomically(folder / RUN, as_yaml(settings).encode())
+    proposal.write_file(folder / PROPOSAL)
+    SignedFile.from_document(identity, content).write_file(folder / ANSWER.format(party))
+
+
+def seal_project(paths: Sequence[Path], folder: Path, *, days: float = 365) -> SealedProject:
+    """Collect the answers, the organiser's own among them, and write the project; run by the
+    organiser.
+
+    Sealing the same answers again renews all certificates under another authority, and so changes
+    the project's words; `secure_apfed.organisations.renewal` renews one under the same authority,
+    whose key stays in this folder.
+    """
+    written = SignedFile.from_file(folder / PROPOSAL)
+    identity = PartyFolder(folder).load_identity()
+    proposal = written.open_document(Proposal, folder / PROPOSAL)
+    if proposal.identity != identity.public.hex():
+        raise ConfigError(f"{folder} is not of {proposal.party}, who proposed this and alone seals")
+    answers: dict[str, SignedFile] = {}
+    for path in dict.fromkeys((folder / ANSWER.format(proposal.party), *paths)):
+        signed = SignedFile.from_file(path)
+        answer = signed.open_document(Answer, path)
+        if answers.setdefault(answer.party, signed) != signed:
+            other = answers[answer.party].open_document(Answer, path)
+            raise RemoteProtocolError(
+                f"{path}: {answer.party} answered twice, as {other.words!r} and as "
+                f"{answer.words!r}; ask it by telephone which words are its own, and leave the "
+                "other file out"
+            )
+    authority = make_authority("secure-apfed project authority")
+    certificates = dict[str, str]()
+    authorities = {authority.certificate.decode(): None}
+    for name, signed in answers.items():
+        answer = signed.open_document(Answer, name)
+        if answer.certificate is not None and answer.ca is not None:
+            require_caller(name, answer.certificate.encode(), frozenset())
+            certificates[name] = answer.certificate
+            authorities[answer.ca] = None
+        for called, request in {name: answer.request, _RELAY: answer.relay_request}.items():
+            if request is not None:
+                made = authority.sign_request(request.encode(), called, days=days)
+                certificates[called] = made.decode()
+    try:
+        sealed = SealedProject(
+            party=proposal.party,
+            identity=proposal.identity,
+            proposal=written,
+            answers=answers,
+            ca="".join(authorities),
+            certificates=certificates,
+        )
+    except ValidationError as error:
+        raise RemoteProtocolError(f"this cannot be sealed: {_first_of(error)}") from None
+    write_atomically(folder / AUTHORITY_KEY, authority.key, private=True)
+    SignedFile.from_document(identity, sealed).write_file(folder / SEALED)
+    return accept_project(folder / SEALED, proposal.party, folder)
+
+
+def accept_project(path: Path, party: str, folder: Path) -> SealedProject:
+    """Take over a sealed project that holds this party's answer, and write party.yaml; run by each
+    party.
+
+    Keys of party.yaml that the project does not set stay as they are.
+    """
+    require_open_project(folder)
+    mine = SignedFile.from_file(folder / ANSWER.format(party))
+    proposed = SignedFile.from_file(folder / PROPOSAL)
+    sealed = SignedFile.from_file(path).open_document(SealedProject, path)
+    proposal = sealed.proposal_document
+    if sealed.proposal != proposed:
+        raise RemoteProtocolError(
+            f"{path} is of another proposal than {folder / PROPOSAL}, which {party} answered; name "
+            f"the folder of its answer (--folder), or ask {proposal.party} which of the two holds"
+        )
+    if sealed.answers.get(party) != mine:
+        raise RemoteProtocolError(
+            f"{path} lacks the answer of {party} that lies in {folder}: it holds another one, of "
+            f"{sealed.answer_documents[party].words!r}; send {proposal.party} yours again, and ask "
+            "it by telephone who sent the other one"
+        )
+    _remove_renewals(folder, sealed)
+    certificate = sealed.certificates.get(party)
+    if certificate is not None:
+        certificate = find_newest_pem(folder, party, certificate)
+    files = {_CA: sealed.ca, _CERTIFICATE: certificate}
+    if proposal.relay_by == party:
+        files[f"{_RELAY}-{_CERTIFICATE}"] = sealed.certificates.get(_RELAY)
+    for name, pem in files.items():
+        write_atomically(folder / name, (pem or "").encode())
+    Credentials.from_files(folder / _CA, folder / _CERTIFICATE, folder / _KEY, name=party)
+    if path.absolute() != (folder / SEALED).absolute():
+        write_atomically(folder / SEALED, load_bytes(path, most=_MOST_BYTES))
+    fields = _party_file(sealed, party)
+    config = load_config(folder / RUN)
+    own_file = folder / PARTY_FILE
+    OwnLimits.from_early_file(own_file).require_protection(
+        config, party=party, path=own_file, ask=proposal.party
+    )
+    if not (folder / REVOKED).exists():
+        write_atomically(folder / REVOKED, _NOTHING_REVOKED)
+    if config.data.dataset != TABLES:  # a trial: everybody has the whole set
+        data = load_data(config.data, seed=config.seed).select_party(party)
+        if data is not None:
+            write_atomically(folder / _TABLE, pack_own(data), private=True)
+            fields["table"] = _TABLE
+    written = folder / PARTY_FILE
+    previous = parse_yaml(load_text(written), str(written))[0] if written.exists() else {}
+    # A list that its owner named stays the one that is read.
+    previous_tls = previous.get("tls") if isinstance(previous.get("tls"), dict) else None
+    fields["tls"]["revoked"] = (previous_tls or {}).get("revoked") or REVOKED
+    write_atomically(written, as_yaml({**previous, **fields}).encode())
+    PartyFile.from_file(written)
+    return sealed
+
+
+def _remove_renewals(folder: Path, sealed: SealedProject) -> None:
+    """Remove renewed certificates of a project that was sealed before this one."""
+    for path in folder.glob(RENEWED.format("*")):
+        document = load_json(path, dict[str, Any]).get("document", {})
+        if not isinstance(document, dict) or document.get("project") != sealed.digest.hex():
+            path.unlink()
+
+
+def _party_file(sealed: SealedProject, party: str) -> dict[str, Any]:
+    proposal = sealed.proposal_document
+    fields: dict[str, Any] = {
+        "party": party,
+        "active": proposal.list_names("active")[0],
+        "passives": list(proposal.list_names("passive")),
+        "config": RUN,
+        "link": "grpc",
+        "tls": {"ca": _CA, "certificate": _CERTIFICATE, "key": _KEY},
+        "peers": {
+            name: {"address": proposal.addresses.get(name), "identity": answer.identity}
+            for name, answer in sealed.answer_documents.items()
+            if name != party
+        },
+        "relay": proposal.relay,
+        "listen": None,
+    }
+    if (address := proposal.addresses.get(party)) is not None:
+        fields["listen"] = listens_at(address)
+    return fields
+
+
+def listens_at(address: str) -> str:
+    """Return where to listen so that others reach `address`: all interfaces, unless it is
+    loopback.
+    """
+    host, port = parse_address(address)
+    return address if is_loopback(host) else spell_address(("0.0.0.0", port))  # noqa: S104
+
+
+def _first_of(error: ValidationError | ConfigError) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ")
+    place = escape_text(".".join(map(str, first["loc"]))[:_MOST_PLACE])
+    return ": ".join(filter(None, (place, message)))

@@ -1,0 +1,272 @@
+"""Lists of revoked keys, and the parties that read them: a list that nobody reads protects nobody.
+
+Run by: `certs revoke` and `check`, which look for the files of parties that read a list; and every
+party over TLS while it runs, which reads its list again whenever it changes and ends its session
+with a peer that is on it. A party that serves predictions may wait for days, and must use the files
+as they are now: if one of them is replaced while nobody asks, its session restarts
+(`SessionFiles`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apfed_protocols.errors import PartyLeftError
+from secure_apfed.base.files import load_json
+from secure_apfed.errors import ApfedError, ConfigError
+from secure_apfed.exchange import Envelope
+from secure_apfed.exchange.certificates import (
+    Credentials,
+    RevokedList,
+    list_entries,
+    load_revocations,
+)
+
+if TYPE_CHECKING:
+    from secure_apfed.organisations.party import PartyFile
+
+__all__ = [
+    "RENEWED",
+    "REVOKED",
+    "FilesReplacedError",
+    "Reader",
+    "RevocationWatch",
+    "SessionFiles",
+    "find_newest_pem",
+    "find_readers",
+    "find_revoked_names",
+    "find_unread_lists",
+]
+
+REVOKED = "revoked.txt"
+"""The file in a party's folder of what it refuses; `project seal` and `join` make it."""
+RENEWED = "renewed-{}.json"
+"""The file in a party's folder with the renewed certificate of a party, by its name."""
+_SEALED = "sealed.json"
+_PARTY_FILES = ("party.yaml", "party.yml")
+_MOST_FILES = 1000
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A party's file that names a list.
+
+    Attributes:
+        party: its name; path: of the file; revoked: the list that it names; None: none.
+        relay: the address of the relay that it dials; None: none.
+    """
+
+    party: str
+    path: Path
+    revoked: Path | None
+    relay: str | None = None
+
+
+def find_readers(
+    revoked: Path, *, beside: Sequence[Path] = ()
+) -> tuple[list[Reader], list[Reader]]:
+    """Return the parties' files near a list that read it, and those over TLS that do not.
+
+    Args:
+        beside: further folders to search, with their subfolders, beside the list's own.
+    """
+    from secure_apfed.organisations.party import PartyFile
+
+    reading: list[Reader] = []
+    others: list[Reader] = []
+    for path in _party_files([revoked.absolute().parent, *beside]):
+        try:
+            file = PartyFile.from_file(path)
+        except (ApfedError, OSError):
+            continue  # `check` says what is wrong with it
+        if file.tls is None:
+            continue
+        reader = Reader(file.party, path, file.tls.revoked, file.relay)
+        reads_list = (
+            file.tls.revoked is not None and file.tls.revoked.resolve() == revoked.resolve()
+        )
+        (reading if reads_list else others).append(reader)
+    return reading, others
+
+
+def _party_files(folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield parties' files in these folders and in those right below them, each once."""
+    yielded: set[Path] = set()
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        below = sorted(path for path in folder.iterdir() if path.is_dir())
+        for place in (folder, *below[:_MOST_FILES]):
+            for name in _PARTY_FILES:
+                path = place / name
+                if path.is_file() and path.resolve() not in yielded:
+                    yielded.add(path.resolve())
+                    yield path
+
+
+def find_unread_lists(file: "PartyFile") -> list[Path]:
+    """Return the non-empty lists beside a party's files that its settings do not name."""
+    assert file.tls is not None
+    read_list = file.tls.revoked.resolve() if file.tls.revoked is not None else None
+    places = dict.fromkeys((file.folder.resolve(), file.tls.ca.resolve().parent))
+    lists = dict.fromkeys(
+        path.resolve()
+        for place in places
+        for path in sorted(place.glob("*revoked*"))
+        if path.is_file()
+    )
+    return [path for path in lists if path != read_list and _revokes_anything(path)]
+
+
+def _revokes_anything(path: Path) -> bool:
+    try:
+        return bool(load_revocations(path))
+    except ConfigError:
+        return False
+
+
+def find_revoked_names(file: "PartyFile", revoked: frozenset[str]) -> list[str]:
+    """Return the names of peers whose identity or certificate is on a list."""
+    return [name for name, marks in _marks_of(file).items() if marks & revoked]
+
+
+def _marks_of(file: "PartyFile") -> dict[str, frozenset[str]]:
+    """Return the entries that may revoke each peer: its identity, and its sealed certificate."""
+    marks = {name: {peer.identity.lower()} for name, peer in file.peers.items()}
+    sealed = file.folder / _SEALED
+    if sealed.is_file():
+        document = load_json(sealed, dict[str, Any]).get("document", {})
+        certificates = document.get("certificates", {}) if isinstance(document, dict) else {}
+        for name, pem in certificates.items() if isinstance(certificates, dict) else ():
+            if name in marks and isinstance(pem, str):
+                marks[name] |= list_entries(find_newest_pem(file.folder, name, pem).encode())
+    return {name: frozenset(entries) for name, entries in marks.items()}
+
+
+def find_newest_pem(folder: Path, name: str, sealed: str) -> str:
+    """Return a party's newest certificate that this folder knows: a renewed one, or `sealed`."""
+    path = folder / RENEWED.format(name)
+    if not path.is_file():
+        return sealed
+    document = load_json(path, dict[str, Any]).get("document", {})
+    pem = document.get("certificate") if isinstance(document, dict) else None
+    return pem if isinstance(pem, str) else sealed
+
+
+class RevocationWatch:
+    """A `LinkObserver` that reads a party's list of revoked keys again when it changes.
+
+    A revoked peer is refused when a connection is proved; this also ends a session with a peer that
+    was connected before. A list that is missing or unreadable ends it, too.
+    """
+
+    def __init__(self, file: "PartyFile") -> None:
+        self._me = file.party
+        self._path = file.tls.revoked if file.tls is not None else None
+        self._list = RevokedList(self._path)
+        self._marks: Mapping[str, frozenset[str]] = _marks_of(file) if self._path else {}
+
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        """Refuse to send to a peer that is revoked. Raises PartyLeftError."""
+        self._require_valid_peer(envelope.receiver)
+
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        """Refuse what a peer sent that is revoked. Raises PartyLeftError."""
+        self._require_valid_peer(envelope.sender)
+
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
+        """Do nothing: the session ends."""
+
+    def _require_valid_peer(self, peer: str) -> None:
+        if self._path is None:
+            return
+        try:
+            revoked = self._list.load_entries()
+        except ConfigError as error:
+            raise ConfigError(
+                f"tls.revoked: {self._me} cannot read {self._path} any more ({error}); put it back"
+            ) from error
+        if self._marks.get(peer, frozenset()) & revoked:
+            raise PartyLeftError(
+                f"{peer} is revoked by the list of {self._me} ({self._path}); where {peer} has a "
+                f"renewed certificate, take that over at {self._me}: secure-apfed certs accept "
+                f"{RENEWED.format(peer)}",
+                left=(peer,),
+            )
+
+
+class FilesReplacedError(ApfedError):
+    """The files of a session were replaced while it waited for others; it restarts."""
+
+
+class SessionFiles:
+    """The files that a serving session was begun with: the party's own, and those of TLS.
+
+    Args:
+        path: of the party's file; file: its content; others: further files.
+        say: called once if a replaced file cannot be used.
+    """
+
+    def __init__(
+        self, path: Path, file: "PartyFile", *others: Path, say: Callable[[str], None]
+    ) -> None:
+        self._path = path
+        self._file = file
+        self._others = others
+        self._say = say
+        self._stamps = self._compute_stamps()
+        self._unusable = self._stamps
+
+    def require_same(self, missing: Mapping[str, str]) -> None:
+        """Raise FilesReplacedError where a file was replaced by what a new session can use.
+
+        Args:
+            missing: the peers that have not come yet; unused, as this is called like `Missed`.
+        """
+        stamps = self._compute_stamps()
+        if stamps in (self._stamps, self._unusable):
+            return
+        party = self._file.party
+        names = ", ".join(
+            path.name for path, stamp in stamps.items() if stamp != self._stamps[path]
+        )
+        try:
+            self._require_usable()
+        except (ApfedError, OSError) as error:
+            self._unusable = stamps
+            self._say(
+                f"{party} goes on with what it began with, for {names} was replaced and cannot be "
+                f"used: {error}"
+            )
+            return
+        raise FilesReplacedError(
+            f"nothing to do: {party} begins its session anew, for {names} was replaced"
+        )
+
+    def _require_usable(self) -> None:
+        """Read all files as a new session will. Raises ConfigError, OSError: one is unusable."""
+        self._file.from_file(self._path)
+        tls = self._file.tls
+        if tls is not None:
+            revoked = load_revocations(tls.revoked)
+            name = self._file.party
+            Credentials.from_files(tls.ca, tls.certificate, tls.key, name=name, revoked=revoked)
+
+    def _compute_stamps(self) -> dict[Path, tuple[int, int, int] | None]:
+        """Return a stamp for each file that changes when it is replaced; None: it is missing."""
+        file = self._file
+        paths = [self._path, *self._others, file.folder / _SEALED]
+        paths += [file.folder / RENEWED.format(name) for name in file.peers]
+        if file.tls is not None:
+            paths += [file.tls.ca, file.tls.certificate, file.tls.key]
+            paths += [file.tls.revoked] if file.tls.revoked is not None else []
+        return {path: _stamp_of(path) for path in paths}
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,839 @@
+"""One party's audit log: every envelope that it sent or received, each line chained to the last.
+
+Run by: every party that runs in a process of its own, for itself; and, to verify a log or hold two
+parties' logs of one link against each other, whoever was handed them. A log holds kinds, sizes and
+digests of sealed bytes, and nothing that was in them. A line is with the operating system before
+its envelope is sent, so a killed process loses none; a machine that loses power may lose those
+since the last checkpoint. Where a line cannot be written, nothing is sent.
+
+The log also records existence and running number of every file in which the party counts, before
+the envelope that they counted (`secure_apfed.organisations.counters`).
+
+A line is one JSON object. Its first field, `chain`, is the SHA-256 of the chain of the line before
+it and of the bytes that follow in the line. So whoever alters, adds, removes or swaps lines has to
+rewrite all that follow, which changes the last chain. Bounds are checked before anything is parsed:
+a log may come from anybody.
+
+What a log shows: that the lines are as they were when it was last signed by the holder of the
+identity that it names. What it cannot show: that the party wrote down what it sent. What one party
+sent, the other must have received, byte for byte and in order. A session may have ended before the
+last frames arrived, so at the end of each session the receiver may lack some. Anything else is
+reported: a frame that arrived altered or that nobody sent, one that is missing in the middle, or
+lines that a log lost. Logs are read line by line, so memory does not depend on their length.
+"""
+
+import hashlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from io import BufferedReader
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.seal import Identity, verify_signature
+from secure_apfed.base.files import open_plain, open_regular
+from secure_apfed.base.formats import AUDIT_LOG
+from secure_apfed.base.names import Name, ReleaseFigure
+from secure_apfed.contract import Contract
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import Envelope, Kind
+from secure_apfed.exchange.envelope import BEFORE_TRAINING, SESSION_LETTERS
+from secure_apfed.exchange.status import Meter
+
+FILE_NAME = "audit.log"
+_MOST_PEERS = 1024
+_MOST_COUNTERS = 4096
+_PURPOSE = b"audit log v1"
+_MOST_LINE = 2**18
+_MOST_SIZE = 2**40
+_CHAIN_BYTES = 32
+_LETTERS = 80
+_BEGINNING = b'{"chain":"'
+_BETWEEN = b'",'
+_BODY_AT = len(_BEGINNING) + 2 * _CHAIN_BYTES + len(_BETWEEN)
+_Hex16: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+CounterName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
+_FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.+-]{0,127}$")]
+_Hex32: TypeAlias = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=_MOST_SIZE)]
+_Number: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Written(BaseModel):
+    """The base of every line, written `at` so many seconds since 1970 by the party's own clock."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    at: float = Field(ge=0)
+
+
+class Opened(_Written):
+    """The log was begun or continued; one line a process.
+
+    Attributes:
+        party: the log's owner; identity: its Ed25519 public key, hex.
+        peers: the others' public keys as this party knows them, by name.
+        cut: bytes of an incomplete line of a killed process, which were cut off.
+    """
+
+    event: Literal["opened"] = "opened"
+    format: Literal[1] = 1
+    party: Name
+    identity: _Hex32
+    peers: dict[Name, _Hex32] = Field(max_length=_MOST_PEERS)
+    cut: _Count = 0
+
+
+class Agreed(_Written):
+    """All parties have signed the contract of a session, whose SHA-256 stands here in hex.
+
+    Attributes:
+        resumes: the step from which it resumes; absent: from the start.
+    """
+
+    event: Literal["agreed"] = "agreed"
+    session: str = Field(min_length=1, max_length=SESSION_LETTERS)
+    contract: _Hex32
+    resumes: _Number | None = None
+
+
+class Frame(_Written):
+    """An envelope that was sent, or received and opened.
+
+    Attributes:
+        peer: the other end; kind, step, sequence: as its header says.
+        size: bytes of header and sealed payload, as both ends have them.
+        digest: their SHA-256, hex.
+        epsilon: of all releases so far, if the ledger was charged for the content of this
+            envelope; "inf": without bound.
+        figure: the name of that epsilon, of `secure_apfed.settings.promises.FIGURES`; if absent
+            beside an epsilon: epsilon_x.
+    """
+
+    event: Literal["sent", "received"]
+    peer: Name
+    kind: Kind
+    step: int = Field(ge=BEFORE_TRAINING, lt=2**63)
+    sequence: _Number
+    size: _Count
+    digest: _Hex32
+    epsilon: Annotated[float, Field(ge=0)] | Literal["inf"] | None = None
+    figure: ReleaseFigure | None = None
+
+
+class Refused(_Written):
+    """A frame came on the link from `peer` that could not be opened; the session ends."""
+
+    event: Literal["refused"] = "refused"
+    peer: Name
+    size: _Count
+    digest: _Hex32
+
+
+class Counted(_Written):
+    """A record of how far a counter of this party had counted; see
+    `secure_apfed.organisations.counters`.
+
+    Attributes:
+        counter: name of its file in the party's folder.
+        number: what it counted so far; origin: digest, hex, of what the file begins with, or of a
+            key inside; digest: of all that it had counted then.
+    """
+
+    event: Literal["counted"] = "counted"
+    counter: CounterName
+    number: _Count
+    origin: _Hex16
+    digest: _Hex16
+
+
+class Restarted(_Written):
+    """The operator let a counter continue, by name, although its file was not as the log noted it.
+
+    Attributes:
+        counter: name of its file; why: what was wrong.
+        noted: its count by the log; number: the count from which it continues.
+    """
+
+    event: Literal["restarted"] = "restarted"
+    counter: CounterName
+    why: Literal["missing", "lower", "of another run", "unreadable"]
+    noted: _Count
+    number: _Count
+
+
+class Ended(_Written):
+    """The party ended the project in its folder.
+
+    Attributes:
+        deleted: names of files and folders that are gone.
+        kept: SHA-256, hex, of what is to be kept.
+        counters_are_as_noted: whether all counters were as the log notes them.
+    """
+
+    event: Literal["ended"] = "ended"
+    deleted: tuple[_FileName, ...] = Field(max_length=_MOST_COUNTERS)
+    kept: dict[_FileName, _Hex32] = Field(max_length=_MOST_COUNTERS)
+    counters_are_as_noted: bool
+
+
+class Signed(_Written):
+    """The party's signature of the chain so far, Ed25519, hex."""
+
+    event: Literal["signed"] = "signed"
+    signature: str = Field(pattern="^[0-9a-f]{128}$")
+
+
+Line: TypeAlias = Opened | Agreed | Frame | Refused | Counted | Restarted | Ended | Signed
+
+
+_EVENTS: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
+
+
+def _parse_line(body: bytes, *, path: Path, number: int) -> Line:
+    """Parse the part of a line behind its chain."""
+    try:
+        return _EVENTS.validate_json(b"{" + body)
+    except ValidationError as error:
+        _require_format(body, path=path, number=number)
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        why = str(first["msg"]).lower()
+        raise CheckpointError(
+            f"{path}: line {number} is chained and yet not as this version writes it "
+            f"(at {place[:_LETTERS]!r}: {why[:_LETTERS]!r}); it was written by another program or "
+            "version: ask its party for the log that its own run wrote"
+        ) from None
+
+
+def _require_format(body: bytes, *, path: Path, number: int) -> None:
+    """Refuse a log of another format by its name; the caller reports any other misfit."""
+    try:
+        line = json.loads(b"{" + body)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(line, dict) and line.get("event") == "opened":
+        AUDIT_LOG.parse_format_number(f"{path}, line {number}", line)
+
+
+class _Chain:
+    """The chain over the lines so far: makes the next line, or follows a log that exists."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.head = b""
+        self.size = 0
+        self.lines = 0
+        self.torn = b""
+        self.newline = True
+
+    def encode_line(self, written: Line) -> bytes:
+        """Return the bytes of the next line; `confirm_line` notes that the file holds it."""
+        body = written.model_dump_json(exclude_none=True).encode()[1:]
+        return _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN + body + b"\n"
+
+    def confirm_line(self, line: bytes) -> None:
+        """Continue from a line that the file holds now."""
+        self.head = bytes.fromhex(line[len(_BEGINNING) : _BODY_AT - len(_BETWEEN)].decode())
+        self.size += len(line)
+        self.lines += 1
+
+    def iter_bodies(self, file: BufferedReader) -> Iterator[bytes]:
+        """Read a log; yield the part of each line behind its chain."""
+        while line := file.readline(_MOST_LINE + 1):
+            if len(line) > _MOST_LINE:
+                raise self._make_error(f"is longer than {_MOST_LINE} bytes")
+            body = line.removesuffix(b"\n")[_BODY_AT:]
+            if line[:_BODY_AT] != _BEGINNING + self._hash_body(body).hex().encode() + _BETWEEN:
+                if not _is_torn(line):
+                    raise self._make_error("is not chained to what stands before it")
+                self.torn = line
+                return
+            self.confirm_line(line)
+            self.newline = line.endswith(b"\n")
+            yield body
+
+    def _hash_body(self, body: bytes) -> bytes:
+        return hashlib.sha256(self.head + body).digest()
+
+    def _make_error(self, why: str) -> CheckpointError:
+        last = f"line {self.lines} is the last that fits" if self.lines else "no line fits"
+        return CheckpointError(
+            f"{self._path}: line {self.lines + 1} {why}: the log was altered or damaged there, and "
+            f"{last}; ask its party for an unaltered copy, and compare it with its peers' logs"
+        )
+
+
+def _is_torn(line: bytes) -> bool:
+    """Return whether the line is only the beginning of one, as a killed process leaves it."""
+    if line.endswith(b"\n") or not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+class CounterSource(Protocol):
+    """A source of this party's counters and how far they counted; see
+    `secure_apfed.organisations.counters`.
+    """
+
+    def list_changes(self, *, saved: bool) -> Iterable[tuple[str, int, str, str]]:
+        """Return name, number, origin and digest of each counter that counted since the last call.
+
+        Args:
+            saved: whether a checkpoint follows; some counters bind only then.
+
+        Raises:
+            CheckpointError: a counter is gone, or counts less than before.
+        """
+
+    def write_witness(self, lines: int, head: str) -> None:
+        """Write down, beside the log, how many lines it has and its last chain."""
+
+
+class AuditLog:
+    """A `LinkObserver` that writes an audit log.
+
+    Args:
+        counters: the counters that this party keeps in files; a frame is logged and sent only when
+            the log holds their state.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        party: str,
+        identity: Identity,
+        peers: Mapping[str, bytes],
+        meter: Meter,
+        clock: Callable[[], float] = time.time,
+        counters: CounterSource | None = None,
+    ) -> None:
+        if len(peers) > _MOST_PEERS:
+            raise CheckpointError(f"{path}: an audit log is of {_MOST_PEERS} peers at most")
+        self.path = path
+        self._party = party
+        self._identity = identity
+        self._meter = meter
+        self._clock = clock
+        self._counters = counters
+        self._charged = meter.charges
+        self._released = b""
+        self._chain = _Chain(path)
+        self._file = open_regular(path, create=True)
+        try:
+            cut = self._verify_file()
+            public = identity.public.hex()
+            peer_keys = {name: key.hex() for name, key in peers.items()}
+            self._write_line(
+                Opened(at=clock(), party=party, identity=public, peers=peer_keys, cut=cut)
+            )
+            self._note_counters(saved=True)
+            self._sync_witness()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def _verify_file(self) -> int:
+        """Verify what is there; return how many bytes of a torn line were cut off."""
+        chain = self._chain
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            for body in chain.iter_bodies(file):
+                if chain.lines > 1:
+                    continue
+                first = _parse_line(body, path=self.path, number=1)
+                owner = first.party if isinstance(first, Opened) else "nobody"
+                if not isinstance(first, Opened) or owner != self._party:
+                    raise CheckpointError(
+                        f"{self.path} is the audit log of {owner}, this party is {self._party}; "
+                        "put it back where it belongs, or choose another folder"
+                    )
+        if chain.torn:
+            os.ftruncate(self._file, chain.size)
+            warnings.warn(
+                f"{self.path}: its last line was torn when a process was killed; its "
+                f"{len(chain.torn)} bytes are cut off, and the log says so",
+                stacklevel=4,
+            )
+        elif not chain.newline:
+            chain.size += os.write(self._file, b"\n")
+        return len(chain.torn)
+
+    def observe_outgoing(self, envelope: Envelope, frame: bytes) -> None:
+        """See `LinkObserver`; on return the line outlives this process.
+
+        Raises:
+            CheckpointError, OSError: it does not; nothing may be sent then.
+        """
+        self._note_counters(saved=False)
+        epsilon = self._epsilon_of(envelope.payload)
+        figure = None if epsilon is None else self._meter.promise.figure
+        fields = {**_describe_envelope(envelope), "epsilon": epsilon, "figure": figure}
+        self._write_frame(Frame, frame, event="sent", peer=envelope.receiver, **fields)
+
+    def observe_incoming(self, envelope: Envelope, frame: bytes) -> None:
+        fields = _describe_envelope(envelope)
+        self._write_frame(Frame, frame, event="received", peer=envelope.sender, **fields)
+
+    def observe_refusal(self, sender: str, frame: bytes) -> None:
+        self._write_frame(Refused, frame, peer=sender)
+
+    def _write_frame(self, line: type[Frame | Refused], frame: bytes, /, **fields: Any) -> None:
+        # They were checked when the envelope was made.
+        digest = hashlib.sha256(frame).hexdigest()
+        self._write_line(
+            line.model_construct(at=self._clock(), **fields, size=len(frame), digest=digest)
+        )
+
+    def note_contract(self, contract: Contract) -> None:
+        """Note the contract of a session, which all have signed."""
+        resumes = contract.resumes.step if contract.resumes else None
+        session = contract.session
+        digest = contract.digest.hex()
+        self._write_line(
+            Agreed(at=self._clock(), session=session, contract=digest, resumes=resumes)
+        )
+
+    def note_restart(self, restart: Restarted) -> None:
+        """Note that the operator let a counter continue by name."""
+        self._write_line(restart)
+
+    def note_end(self, end: Ended) -> None:
+        """Note that the party ended the project in its folder."""
+        self._write_line(end)
+
+    def sync(self) -> None:
+        """Return once all lines are on the disk."""
+        self._note_counters(saved=True)
+        status = os.fstat(self._file)
+        if not status.st_nlink or status.st_size != self._chain.size:
+            raise CheckpointError(
+                f"{self.path} was removed, or is written to by another process; restore it from "
+                "a copy, and give each run a folder of its own"
+            )
+        self._sync_witness()
+
+    def close(self) -> None:
+        """Sign all lines so far, and close the file."""
+        try:
+            try:
+                self._note_counters(saved=False)
+            finally:
+                signature = self._identity.sign(_PURPOSE, self._party.encode(), self._chain.head)
+                self._write_line(Signed(at=self._clock(), signature=signature.hex()))
+                self._sync_witness()
+        finally:
+            os.close(self._file)
+
+    def _note_counters(self, *, saved: bool) -> None:
+        """Write a line for each counter that counted since the last line of its own."""
+        changes = self._counters.list_changes(saved=saved) if self._counters else ()
+        for name, number, origin, digest in changes:
+            self._write_line(
+                Counted(at=self._clock(), counter=name, number=number, origin=origin, digest=digest)
+            )
+
+    def _sync_witness(self) -> None:
+        """Write all lines to the disk, then their number to the counters' own file."""
+        os.fsync(self._file)
+        if self._counters:
+            self._counters.write_witness(self._chain.lines, self._chain.head.hex())
+
+    def _epsilon_of(self, payload: bytes) -> float | Literal["inf"] | None:
+        """Return the epsilon of all releases so far if this payload is one, else None.
+
+        A release is the first payload after a charge, or the same payload to other receivers.
+        """
+        charges = self._meter.charges
+        if charges != self._charged:
+            self._charged = charges
+            self._released = payload
+        elif not payload or payload != self._released:
+            self._released = b""
+            return None
+        epsilon = self._meter.promise.epsilon
+        return "inf" if epsilon == float("inf") else epsilon
+
+    def _write_line(self, written: Line) -> None:
+        line = self._chain.encode_line(written)
+        try:
+            if os.write(self._file, line) != len(line):
+                raise OSError(f"{self.path}: the disk took only part of a line")
+        except OSError:
+            os.ftruncate(self._file, self._chain.size)
+            raise
+        self._chain.confirm_line(line)
+
+
+def _describe_envelope(envelope: Envelope) -> dict[str, Any]:
+    return {"kind": envelope.kind, "step": envelope.step, "sequence": envelope.sequence}
+
+
+@dataclass(kw_only=True)
+class Flow:
+    """The envelopes of one kind to or from one peer; kind: null for refused ones."""
+
+    peer: str
+    event: str
+    kind: Kind | None
+    envelopes: int = 0
+    size: int = 0
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """The contents of a log whose chain is intact.
+
+    Attributes:
+        path: of the log; head: the chain of its last line, hex.
+        party, identity: the log's owner, by its last opening; peers: the parties that it knows, by
+            name, with their identities.
+        lines: number of complete lines; opened: how often a process opened it; agreed: sessions
+            that began.
+        first_at, last_at: seconds since 1970, by the party's clock.
+        cut: bytes of incomplete lines that were cut off; torn: bytes of one at the end now.
+        unsigned: lines after the last signature; 0 of a log that was closed.
+        figure, epsilon: name and value of the last epsilon of what it sent; None if no ledger
+            counts what it sent, which promises nothing.
+        counters: the last note of each counter that was not restarted since, by the name of its
+            file; restarts: the counters that the operator let continue by name, in order.
+        ended: what was deleted and kept when the party ended the project; None: not ended.
+    """
+
+    path: Path
+    head: str = ""
+    party: str = ""
+    identity: str = ""
+    peers: dict[str, str] = field(default_factory=dict)
+    lines: int = 0
+    opened: int = 0
+    agreed: int = 0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    cut: int = 0
+    torn: int = 0
+    unsigned: int = 0
+    figure: ReleaseFigure | None = None
+    epsilon: float | None = None
+    counters: dict[str, Counted] = field(default_factory=dict)
+    restarts: list[Restarted] = field(default_factory=list)
+    ended: Ended | None = None
+    _flows: dict[tuple[str, str, Kind | None], Flow] = field(default_factory=dict, repr=False)
+
+    @property
+    def flows(self) -> tuple[Flow, ...]:
+        """The messages that were sent, received and refused, by peer, event and kind."""
+        return tuple(self._flows.values())
+
+    @property
+    def has_final_signature(self) -> bool:
+        return not self.unsigned and not self.torn
+
+    def as_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        flows = plain.pop("_flows").values()
+        counters = {name: noted.number for name, noted in self.counters.items()}
+        restarts = [restart.model_dump(mode="json") for restart in self.restarts]
+        return {
+            **plain,
+            "counters": counters,
+            "restarts": restarts,
+            "signed": self.has_final_signature,
+            "flows": list(flows),
+            "ended": self.ended and self.ended.model_dump(mode="json"),
+        }
+
+    def count_line(self, number: int, line: Line, *, chain_before: bytes) -> None:
+        """Count a line; `before` is the chain before it."""
+        self.lines = number
+        self.last_at = line.at
+        self.unsigned += 1
+        if isinstance(line, Opened):
+            self._note_opening(number, line)
+        elif isinstance(line, Signed):
+            self._check_signature(number, line, chain_before)
+            self.unsigned = 0
+        elif isinstance(line, Frame | Refused):
+            self._count_frame(number, line)
+        elif isinstance(line, Counted):
+            self._note_counter(number, line)
+        elif isinstance(line, Restarted):
+            self.counters.pop(line.counter, None)
+            self.restarts.append(line)
+        elif isinstance(line, Ended):
+            self.ended = line
+        else:
+            self.agreed += 1
+
+    def _note_counter(self, number: int, line: Counted) -> None:
+        if line.counter not in self.counters and len(self.counters) >= _MOST_COUNTERS:
+            raise self._make_error(number, f"names more than {_MOST_COUNTERS} counters in all")
+        self.counters[line.counter] = line
+
+    def _note_opening(self, number: int, line: Opened) -> None:
+        if self.party not in ("", line.party):
+            raise self._make_error(number, f"is of {line.party}, those before it of {self.party}")
+        if number == 1:
+            self.first_at = line.at
+        self.party = line.party
+        self.identity = line.identity
+        self.peers = dict(line.peers)
+        self.opened += 1
+        self.cut += line.cut
+
+    def _count_frame(self, number: int, line: Frame | Refused) -> None:
+        if line.peer not in self.peers:
+            raise self._make_error(number, f"names {line.peer}, who is no peer of this party")
+        kind = line.kind if isinstance(line, Frame) else None
+        if isinstance(line, Frame) and line.epsilon is not None:
+            self.epsilon = math.inf if line.epsilon == "inf" else line.epsilon
+            self.figure = line.figure or "epsilon_x"
+        key = line.peer, line.event, kind
+        if key not in self._flows and len(self._flows) >= 2 * _MOST_PEERS * len(Kind):
+            raise self._make_error(number, f"names more than {_MOST_PEERS} peers in all")
+        flow = self._flows.setdefault(key, Flow(peer=line.peer, event=line.event, kind=kind))
+        flow.envelopes += 1
+        flow.size += line.size
+
+    def _check_signature(self, number: int, line: Signed, chain_before: bytes) -> None:
+        signature = bytes.fromhex(line.signature)
+        public = bytes.fromhex(self.identity)
+        try:
+            verify_signature(
+                public, signature, _PURPOSE, self.party.encode(), chain_before, signer=self.party
+            )
+        except RemoteProtocolError as error:
+            raise self._make_error(
+                number, f"is no signature of the key {self.identity[:16]}... over what precedes it"
+            ) from error
+
+    def _make_error(self, number: int, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path}: line {number} {why}; no run writes that: ask its party for the log that "
+            "its own run wrote"
+        )
+
+
+def _iter_log(path: Path, summary: Summary | None = None) -> Iterator[tuple[int, Line]]:
+    """Yield a log line by line, with its number from 1; `summary` counts them."""
+    summary = Summary(path=path) if summary is None else summary
+    chain = _Chain(path)
+    with open_plain(path) as file:
+        chain_before = b""
+        for body in chain.iter_bodies(file):
+            line = _parse_line(body, path=path, number=chain.lines)
+            if chain.lines == 1 and not isinstance(line, Opened):
+                raise CheckpointError(
+                    f"{path}: line 1 does not say whose log it is; it is no audit log, or its "
+                    "beginning was removed"
+                )
+            summary.count_line(chain.lines, line, chain_before=chain_before)
+            chain_before = chain.head
+            summary.head = chain_before.hex()
+            yield chain.lines, line
+    if not chain.lines:
+        raise CheckpointError(f"{path}: is empty, or ends before its first line does; no audit log")
+    summary.torn = len(chain.torn)
+
+
+def iter_lines(path: Path) -> Iterator[Line]:
+    """Yield the parsed lines of a log, in order.
+
+    Raises:
+        CheckpointError: missing, no log, or altered from some line on.
+    """
+    for _, line in _iter_log(path):
+        yield line
+
+
+def summarise_log(
+    path: Path, *, visit: Callable[[int, str], None] = lambda line, chain: None
+) -> Summary:
+    """Return the summary of a log; call `visit` with each line's number and the chain there, hex.
+
+    Raises CheckpointError: missing, no log, or altered from some line on.
+    """
+    summary = Summary(path=path)
+    for number, _ in _iter_log(path, summary):
+        visit(number, summary.head)
+    return summary
+
+
+def verify_log(path: Path, *, identity: str | None = None) -> Summary:
+    """Verify a whole log; return its summary.
+
+    Args:
+        path: of the log, or of the party's folder.
+        identity: the party's public key as its reader knows it, hex, which must have signed the
+            end of the log; None: the key that the log names, and the log may end unsigned.
+
+    Raises:
+        CheckpointError: missing, no log, altered from some line on, or not signed as asked.
+    """
+    path = path / FILE_NAME if path.is_dir() else path
+    summary = Summary(path=path)
+    for _ in _iter_log(path, summary):
+        pass
+    if identity is not None and identity.lower() != summary.identity:
+        raise CheckpointError(
+            f"{path}: is of the identity {summary.identity}, not of {identity}: it is another "
+            "party's log, or one that somebody wrote anew; ask its party which key is its own"
+        )
+    if identity is not None and not summary.has_final_signature:
+        raise CheckpointError(
+            f"{path}: is not signed at its end, so anybody may have written what follows its last "
+            "signature; a killed process signs nothing: verify it without an identity, and compare "
+            "it with its peers' logs"
+        )
+    return summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """The place where the logs of a direction disagree; a line is null if its log ends there."""
+
+    sent_line: int | None
+    sent: str
+    received_line: int
+    received: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """The comparison of one direction of a link.
+
+    It counts the envelopes that both ends have, and those at the ends of sessions that the receiver
+    never had. `parting` is where the logs disagree, if they do; then the counts end there.
+    """
+
+    sender: str
+    receiver: str
+    equal: int
+    equal_size: int
+    unreceived: int
+    unreceived_size: int
+    parting: Parting | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The comparison of both directions of a link, and the summary of each log."""
+
+    logs: tuple[Summary, Summary]
+    directions: tuple[Direction, Direction]
+
+    @property
+    def agree(self) -> bool:
+        return all(direction.parting is None for direction in self.directions)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "agree": self.agree,
+            "logs": [log.as_json() for log in self.logs],
+            "directions": [asdict(direction) for direction in self.directions],
+        }
+
+
+def compare_logs(first_path: Path, second_path: Path) -> Comparison:
+    """Verify two parties' logs, or those in their folders, and compare their link."""
+    first = verify_log(first_path)
+    second = verify_log(second_path)
+    _require_peers(first, second)
+    _require_peers(second, first)
+    directions = (_compare_direction(first, second), _compare_direction(second, first))
+    return Comparison(logs=(first, second), directions=directions)
+
+
+def _require_peers(log: Summary, other: Summary) -> None:
+    """Refuse logs whose parties do not know each other by these identities."""
+    known_identity = log.peers.get(other.party)
+    if known_identity is None:
+        raise CheckpointError(
+            f"{log.path} is the log of {log.party}, who has no link to {other.party}, whose log is "
+            f"{other.path}; compare the logs of two parties of one run"
+        )
+    if known_identity != other.identity:
+        raise CheckpointError(
+            f"{log.path}: {log.party} knows {other.party} by the identity "
+            f"{known_identity[:16]}..., and {other.path} is signed by {other.identity[:16]}...: it "
+            "is of another run, or somebody wrote it anew with another key"
+        )
+
+
+def _compare_direction(sender: Summary, receiver: Summary) -> Direction:
+    sent_frames = _iter_frames(sender.path, receiver.party, ("sent",))
+    equal = equal_size = unreceived = unreceived_size = 0
+    parting = None
+    next_sent = next(sent_frames, None)
+    for _, number, received in _iter_frames(receiver.path, sender.party, ("received", "refused")):
+        expected = next_sent
+        skipped = 0
+        skipped_size = 0
+        while next_sent is not None and next_sent[2].digest != received.digest:
+            # Then the rest of that session never arrived.
+            opening = next_sent[0]
+            while next_sent is not None and next_sent[0] == opening:
+                skipped = skipped + 1
+                skipped_size = skipped_size + next_sent[2].size
+                next_sent = next(sent_frames, None)
+        if next_sent is None:
+            lost = "; a machine that loses power may lose lines"
+            lost = lost if sender.unsigned or sender.torn else ""
+            parting = Parting(
+                sent_line=expected[1] if expected else None,
+                sent=_describe_frame(expected[2]) if expected else f"nothing more{lost}",
+                received_line=number,
+                received=_describe_frame(received),
+            )
+            break
+        equal = equal + 1
+        equal_size = equal_size + received.size
+        unreceived = unreceived + skipped
+        unreceived_size = unreceived_size + skipped_size
+        next_sent = next(sent_frames, None)
+    while parting is None and next_sent is not None:
+        unreceived = unreceived + 1
+        unreceived_size = unreceived_size + next_sent[2].size
+        next_sent = next(sent_frames, None)
+    return Direction(
+        sender=sender.party,
+        receiver=receiver.party,
+        equal=equal,
+        equal_size=equal_size,
+        unreceived=unreceived,
+        unreceived_size=unreceived_size,
+        parting=parting,
+    )
+
+
+def _describe_frame(line: Frame | Refused) -> str:
+    if isinstance(line, Refused):
+        description = "a frame that was refused"
+    else:
+        step = "" if line.step < 0 else f" of step {line.step}"
+        description = f"{line.kind}{step}, number {line.sequence}"
+    return f"{description}, {line.size} bytes, SHA-256 {line.digest[:16]}..."
+
+
+def _iter_frames(
+    path: Path, peer: str, events: tuple[str, ...]
+) -> Iterator[tuple[int, int, Frame | Refused]]:
+    """Yield one direction of a link in order: which opening of the log, number of the line, the
+    line.
+    """
+    opening = 0
+    for number, line in _iter_log(path):
+        if isinstance(line, Opened):
+            opening += 1
+        elif isinstance(line, Frame | Refused) and line.peer == peer and line.event in events:
+            yield opening, number, line

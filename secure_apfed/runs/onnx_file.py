@@ -1,0 +1,371 @@
+"""The solo model as an ONNX file, which predicts from raw columns without this library.
+
+The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
+float64, dates as days since 1970-01-01, durations as days, categories as texts; images are one
+input, (N, C, H, W), whole. Outputs: `output_label` (N,), texts, and `output_probability` (N, K); of
+a regression `output_prediction` (N,), float64, in the unit of the labels.
+
+An empty number is NaN, an empty category one of the texts that mean so in a file. A graph cannot
+refuse a row: if `secure_apfed.data.ColumnEncoding` refuses it, the outputs are NaN and the label is
+the empty text. The same holds for a text that a graph cannot convert to the learnt form: one with
+blanks at its ends, or an unknown one with a mark that form NFC composes, or whose number, time or
+moment `secure_apfed.data.frames.plain_text` may write otherwise.
+"""
+
+import functools
+import itertools
+import logging
+import math
+import re
+import sys
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apfed_protocols.ids import EMPTY
+from apfed_protocols.installing import install_extra
+from secure_apfed.base.files import write_atomically
+from secure_apfed.data import ColumnEncoding, ImageEncoding
+from secure_apfed.data.encoding import ArrayEncoding, CategoricalColumn, Column
+from secure_apfed.data.frames import BLANK, RESPELT
+from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.measures.tasks import Classification
+from secure_apfed.runs.solo import SoloModel
+
+_OPSET = 20
+# ONNX's numbers of element types
+_FLOAT = 1
+_INT64 = 7
+_TEXT = 8
+_BOOL = 9
+_DOUBLE = 11
+_FEATURES = "encoding/features"  # no column of a table may have such a name
+_LABEL = "output_label"
+_PROBABILITIES = "output_probability"
+_PREDICTION = "output_prediction"
+_INSIDE = ("encoding/", "network/")
+
+
+def write_onnx(model: SoloModel, path: Path) -> None:
+    """Write the model, checked by ONNX's own checker.
+
+    Raises:
+        ConfigError: the extra `onnx` is not installed.
+        ModelError: a column has a name that the graph needs itself.
+    """
+    _check_names(model)
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter asks for it
+    except ImportError as error:
+        raise ConfigError(
+            f"writing ONNX needs {error.name}; run: {install_extra('onnx')}"
+        ) from error
+    if isinstance(model.encoding, ArrayEncoding):
+        raise ModelError(
+            "the model reads rows as its party has them, and nothing is encoded; export its "
+            "network itself by torch.onnx.export"
+        )
+    network = _export_network(model)
+    encoding = _build_encoding(onnx.helper, model.encoding)
+    encoding.ir_version = network.ir_version
+    joined = onnx.compose.merge_models(
+        encoding,
+        network,
+        io_map=[(_FEATURES, _FEATURES)],
+        prefix2="network/",
+    )
+    _name_outputs(onnx.helper, joined, model)
+    about = {"classes": "\n".join(model.classes)} if model.classes else {}
+    onnx.helper.set_model_props(joined, {**about, "task": model.task.name})
+    onnx.checker.check_model(joined, full_check=True)
+    write_atomically(path, joined.SerializeToString())
+
+
+def _check_names(model: SoloModel) -> None:
+    for column in model.encoding.columns if isinstance(model.encoding, ColumnEncoding) else ():
+        if column.name in (_LABEL, _PROBABILITIES, _PREDICTION) or column.name.startswith(_INSIDE):
+            raise ModelError(
+                f"column {column.name!r} has a name that an ONNX graph of ours needs for itself; "
+                "rename it in the table, and train again"
+            )
+
+
+class _Predicting(nn.Module):
+    """A module that computes `SoloModel.predict`, in the precision of the parameters."""
+
+    def __init__(self, model: SoloModel) -> None:
+        super().__init__()
+        self.network = model.network
+        self.task = model.task
+        self.eval()
+
+    def forward(self, features_N: Tensor) -> Tensor:
+        typed_N = features_N.to(next(self.network.parameters()).dtype)
+        outputs_N = self.task.decode_outputs(self.network(typed_N))
+        return outputs_N.double() if outputs_N.ndim == 1 else outputs_N.float()
+
+
+def _export_network(model: SoloModel) -> Any:
+    """Export the network from encoded features to probabilities, by torch's exporter."""
+    rows = torch.export.Dim("rows")
+    with _silence_exporter():
+        program = torch.onnx.export(
+            _Predicting(model),
+            (torch.zeros(2, *model.encoding.shape),),
+            dynamo=True,
+            opset_version=_OPSET,
+            dynamic_shapes=({0: rows},),
+            input_names=[_FEATURES],
+            output_names=["told"],
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+@contextmanager
+def _silence_exporter() -> Iterator[None]:
+    """Silence the exporter's messages on its own internals and on packages that nobody needs."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _build_encoding(helper: Any, encoding: ColumnEncoding | ImageEncoding) -> Any:
+    """Build the graph from raw values to encoded features."""
+    graph = _Graph(helper)
+    if isinstance(encoding, ColumnEncoding):
+        parts = [
+            graph.add_column(index, column, encoding)
+            for index, column in enumerate(encoding.columns)
+        ]
+        graph.add_refusals(graph.add_node("Concat", parts, "encoding/joined", axis=1), _FEATURES)
+    else:
+        graph.add_strip(encoding)
+    output = helper.make_tensor_value_info(_FEATURES, _FLOAT, ["rows", *encoding.shape])
+    made = helper.make_graph(graph.nodes, "encoding", graph.inputs, [output], graph.constants)
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("ai.onnx.ml", 3)]
+    return helper.make_model(made, opset_imports=opsets)
+
+
+def _one_of(holds: Callable[[str], object]) -> str:
+    """Return a character class of RE2 with the characters for which `holds` is true."""
+    codes = [code for code in range(sys.maxunicode + 1) if not 0xD800 <= code <= 0xDFFF]
+    matching = [code for code in codes if holds(chr(code))]
+    runs = [
+        [code for _, code in run]
+        for _, run in itertools.groupby(enumerate(matching), lambda pair: pair[1] - pair[0])
+    ]
+    return "[" + "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs) + "]"
+
+
+@functools.cache
+def _build_blank_pattern() -> str:
+    """Return a pattern of the characters that `str.strip` removes."""
+    return _one_of(str.isspace)
+
+
+@functools.cache
+def _build_non_nfc_pattern() -> str:
+    """Return a pattern of texts that may be in another form than NFC.
+
+    These hold characters that NFC replaces, or composes with the one before them.
+    """
+    parts = (unicodedata.decomposition(chr(code)) for code in range(sys.maxunicode + 1))
+    pairs = (part.split() for part in parts if not part.startswith("<"))
+    composed = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2}
+    composed |= set(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # Hangul
+    return (
+        "(?s).*"
+        + _one_of(
+            lambda character: (
+                character in composed or not unicodedata.is_normalized("NFC", character)
+            )
+        )
+        + ".*"
+    )
+
+
+class _Graph:
+    """A graph under construction: its nodes, inputs and constants."""
+
+    def __init__(self, helper: Any) -> None:
+        self._helper = helper
+        self.nodes: list[Any] = []
+        self.inputs: list[Any] = []
+        self.constants: list[Any] = []
+        self._refused: list[str] = []
+
+    def add_node(
+        self, operator: str, inputs: list[str], output: str, domain: str = "", **attributes: Any
+    ) -> str:
+        made = self._helper.make_node(operator, inputs, [output], domain=domain, **attributes)
+        self.nodes.append(made)
+        return output
+
+    def add_constant(self, name: str, kind: int, values: list[Any]) -> str:
+        self.constants.append(self._helper.make_tensor(name, kind, [len(values)], values))
+        return name
+
+    def add_column(self, index: int, column: Column, encoding: ColumnEncoding) -> str:
+        """Add one column's features, (N, number of them)."""
+        kind = _TEXT if isinstance(column, CategoricalColumn) else _DOUBLE
+        tensor_info = self._helper.make_tensor_value_info(column.name, kind, ["rows", 1])
+        self.inputs.append(tensor_info)
+        prefix = f"encoding/{index}"
+        if isinstance(column, CategoricalColumn):
+            return self._add_category(prefix, column, encoding)
+        tensor_name = column.name
+        mean = self.add_constant(f"{prefix}_mean", _DOUBLE, [column.mean])
+        if encoding.missing == "mean":
+            empty = self.add_node("IsNaN", [tensor_name], f"{prefix}_empty")
+            tensor_name = self.add_node("Where", [empty, mean, tensor_name], f"{prefix}_filled")
+        centred = self.add_node("Sub", [tensor_name, mean], f"{prefix}_centred")
+        if column.constant:  # what is not finite is NaN here, too
+            zero = self.add_constant(f"{prefix}_zero", _DOUBLE, [0.0])
+            scaled = self.add_node("Mul", [centred, zero], f"{prefix}_scaled")
+        else:
+            scale = self.add_constant(f"{prefix}_scale", _DOUBLE, [column.scale])
+            scaled = self.add_node("Div", [centred, scale], f"{prefix}_scaled")
+        return self.add_node("Cast", [scaled], prefix, to=_FLOAT)
+
+    def add_refusals(self, features: str, output: str) -> str:
+        """Add the features, with NaN in refused rows and where features are infinite."""
+        none = self.add_constant("encoding/none", _FLOAT, [math.nan])
+        infinite = self.add_node("IsInf", [features], "encoding/infinite")
+        refused = [infinite]
+        for index, column in enumerate(self._refused):
+            refused = [self.add_node("Or", [*refused, column], f"encoding/refused_{index}")]
+        return self.add_node("Where", [*refused, none, features], output)
+
+    def _add_category(
+        self, prefix: str, column: CategoricalColumn, encoding: ColumnEncoding
+    ) -> str:
+        """Add a text column's features; the graph compares texts exactly as they are given."""
+        blank = _build_blank_pattern()
+        words = map(re.escape, sorted((EMPTY - column.texts) | BLANK))
+        empty = self._add_match(column, f"{blank}*({'|'.join(words)}){blank}*", f"{prefix}_none")
+        if encoding.missing != "mean":
+            self._refused.append(empty)
+        hot = self.add_node(
+            "OneHotEncoder",
+            [self._replace_spellings(prefix, column)],
+            f"{prefix}_hot",
+            "ai.onnx.ml",
+            cats_strings=[text.encode() for text in column.categories],
+            zeros=1,
+        )
+        hot_known = self.add_node("Flatten", [hot], f"{prefix}_known", axis=1)
+        # Neither a category nor empty.
+        axis = self.add_constant(f"{prefix}_axis", _INT64, [1])
+        any_known = self.add_node("ReduceMax", [hot_known, axis], f"{prefix}_found")
+        is_category = self.add_node("Cast", [any_known], f"{prefix}_taken", to=_BOOL)
+        left_out = self.add_node("Or", [empty, is_category], f"{prefix}_left_out")
+        is_unknown = self.add_node("Not", [left_out], f"{prefix}_other")
+        pattern = f"(?s){blank}.*|.*{blank}|{_build_non_nfc_pattern()}|{RESPELT}"
+        odd = self._add_match(column, pattern, f"{prefix}_odd")
+        self._refused.append(self.add_node("And", [odd, is_unknown], f"{prefix}_refused"))
+        if column.constant:
+            ones = self.add_node("Equal", [column.name, column.name], f"{prefix}_same")
+            return self.add_node("Cast", [ones], prefix, to=_FLOAT)
+        return hot_known
+
+    def _add_match(self, column: CategoricalColumn, pattern: str, output: str) -> str:
+        return self.add_node("RegexFullMatch", [column.name], output, pattern=pattern)
+
+    def _replace_spellings(self, prefix: str, column: CategoricalColumn) -> str:
+        """Add the column with other spellings of its categories replaced by these."""
+        if len(column.spellings) == len(column.categories):
+            return column.name
+        return self.add_node(
+            "LabelEncoder",
+            [column.name],
+            f"{prefix}_spelled",
+            "ai.onnx.ml",
+            keys_strings=[text.encode() for text in column.spellings],
+            values_strings=[text.encode() for text in column.spellings.values()],
+            default_string=b"",
+        )
+
+    def add_strip(self, encoding: ImageEncoding) -> None:
+        """Add this party's rows of whole images, in [0, 1]."""
+        whole = ["rows", encoding.channels, encoding.height, encoding.width]
+        self.inputs.append(self._helper.make_tensor_value_info("images", _FLOAT, whole))
+        first = self.add_constant("encoding/first_row", _INT64, [encoding.first_row])
+        end = self.add_constant("encoding/end_row", _INT64, [encoding.end_row])
+        axis = self.add_constant("encoding/axis", _INT64, [2])
+        cut = self.add_node("Slice", ["images", first, end, axis], "encoding/strip")
+        maximum = self.add_constant("encoding/maximum", _FLOAT, [float(encoding.maximum)])
+        self.add_node("Div", [cut, maximum], _FEATURES)
+
+
+def _name_outputs(helper: Any, joined: Any, model: SoloModel) -> None:
+    """Add the label of each row where rows have classes, and give outputs their names."""
+    graph = joined.graph
+    net = graph.output[0].name
+    if model.task.tells != Classification.tells:
+        number = f"output_{model.task.tells}"
+        graph.node.append(helper.make_node("Identity", [net], [number]))
+        del graph.output[:]
+        graph.output.append(helper.make_tensor_value_info(number, _DOUBLE, ["rows"]))
+        return
+    texts = [name.encode() for name in model.classes]
+    graph.initializer.extend(
+        [
+            helper.make_tensor("network/classes", _TEXT, [len(texts) + 1], [*texts, b""]),
+            helper.make_tensor("network/first", _INT64, [], [0]),
+            helper.make_tensor("network/nobody", _INT64, [], [len(texts)]),
+        ]
+    )
+    graph.node.extend(
+        [
+            helper.make_node("Identity", [net], [_PROBABILITIES]),
+            *_make_decision_nodes(helper, graph, net, model.threshold),
+            helper.make_node("Gather", [net, "network/first"], ["network/one"], axis=1),
+            helper.make_node("IsNaN", ["network/one"], ["network/refused"]),
+            helper.make_node(
+                "Where", ["network/refused", "network/nobody", "network/best"], ["network/given"]
+            ),
+            helper.make_node("Gather", ["network/classes", "network/given"], [_LABEL]),
+        ]
+    )
+    del graph.output[:]
+    graph.output.extend(
+        [
+            helper.make_tensor_value_info(_LABEL, _TEXT, ["rows"]),
+            helper.make_tensor_value_info(_PROBABILITIES, _FLOAT, ["rows", len(texts)]),
+        ]
+    )
+
+
+def _make_decision_nodes(helper: Any, graph: Any, net: str, threshold: float | None) -> list[Any]:
+    """Add the index of the class decided for each row, as `SoloModel.decide_classes` does."""
+    if threshold is None:
+        return [helper.make_node("ArgMax", [net], ["network/best"], axis=1, keepdims=0)]
+    graph.initializer.extend(
+        [
+            helper.make_tensor("network/second", _INT64, [], [1]),
+            helper.make_tensor("network/threshold", _FLOAT, [], [threshold]),
+        ]
+    )
+    share = "network/share"
+    decision = "network/over"
+    return [
+        helper.make_node("Gather", [net, "network/second"], [share], axis=1),
+        helper.make_node("GreaterOrEqual", [share, "network/threshold"], [decision]),
+        helper.make_node("Cast", [decision], ["network/best"], to=_INT64),
+    ]

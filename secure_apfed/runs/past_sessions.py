@@ -1,0 +1,216 @@
+"""The totals of a run's earlier sessions: bytes by receiver and kind, steps, seconds.
+
+Run by: each party in a process of its own, from its audit log, which a killed process leaves
+intact; and a process that simulates all parties, from the record of a broken-off session in the run
+folder. Messages of a repeated step count again, since they were sent again.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from secure_apfed.base.files import load_json, to_json, write_atomically
+from secure_apfed.errors import CheckpointError
+from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Flow, Kind
+from secure_apfed.exchange.links import UNNAMED_SESSION, count_overhead
+from secure_apfed.runs.audit_log import Agreed, Frame, Opened, iter_lines
+
+__all__ = [
+    "NONE_BEFORE",
+    "PastSessions",
+    "load_broken_sessions",
+    "load_logged_sessions",
+    "save_broken_sessions",
+]
+
+_ASIDE = (Kind.ABORT, Kind.ALIVE)
+"""Kinds of no step that come at any time."""
+_BETWEEN_STEPS = (Kind.CHECKPOINT, Kind.SAVED)
+"""Kinds whose step is the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastSessions:
+    """The sessions of a run before this one.
+
+    Attributes:
+        sessions: that all parties agreed on; steps: that they began, repeated ones again.
+        seconds: of training.
+        sent, received: by sender, receiver and kind.
+    """
+
+    sessions: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    sent: tuple[Flow, ...] = ()
+    received: tuple[Flow, ...] = ()
+
+    def count_bytes(self) -> dict[str, tuple[int, int]]:
+        """Return by peer how many bytes went to it and came from it."""
+        bytes_by_peer: dict[str, tuple[int, int]] = {}
+        for flow in self.sent:
+            sent, back = bytes_by_peer.get(flow.receiver, (0, 0))
+            bytes_by_peer[flow.receiver] = (sent + flow.wire_bytes, back)
+        for flow in self.received:
+            sent, back = bytes_by_peer.get(flow.sender, (0, 0))
+            bytes_by_peer[flow.sender] = (sent, back + flow.wire_bytes)
+        return bytes_by_peer
+
+
+NONE_BEFORE = PastSessions()
+
+
+@dataclass
+class _Session:
+    """One opening of a log, while it is read."""
+
+    first: int = 0
+    next_step: int = 0
+    trained_from: float | None = None
+    last_at: float = 0.0
+    name: str = UNNAMED_SESSION
+
+    @property
+    def steps(self) -> int:
+        return max(0, self.next_step - self.first)
+
+    @property
+    def seconds(self) -> float:
+        if self.trained_from is None or not self.steps:
+            return 0.0
+        return max(0.0, self.last_at - self.trained_from)
+
+    def add_frame(self, frame: Frame) -> None:
+        if frame.kind in _ASIDE:
+            return
+        self.last_at = frame.at
+        if frame.step == BEFORE_TRAINING:
+            self.trained_from = frame.at
+        else:
+            reached = frame.step + (frame.kind not in _BETWEEN_STEPS)
+            self.next_step = max(self.next_step, reached)
+
+
+@dataclass
+class _Counts:
+    """The count of envelopes of one kind from one party to another, while a log is read."""
+
+    messages: int = 0
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    steps: list[int] = field(default_factory=list)
+
+    def add_frame(self, payload_bytes: int, frame: Frame) -> None:
+        self.messages += 1
+        self.payload_bytes += payload_bytes
+        self.wire_bytes += frame.size
+        last = max([frame.step, *self.steps[1:]])
+        self.steps = [*self.steps[:1], last] if self.steps else [frame.step, frame.step]
+
+
+def load_logged_sessions(path: Path) -> PastSessions:
+    """Return the totals of the sessions in a party's audit log; none without a log.
+
+    Raises:
+        CheckpointError: the log was altered from some line on.
+    """
+    if not path.is_file():
+        return NONE_BEFORE
+    me = ""
+    agreed = 0
+    sessions: list[_Session] = []
+    counts_by_route: dict[tuple[str, str, Kind], _Counts] = {}
+    for line in iter_lines(path):
+        if isinstance(line, Opened):
+            me = line.party
+            sessions.append(_Session())
+        elif isinstance(line, Agreed):
+            agreed += 1
+            sessions[-1].name = line.session
+            sessions[-1].first = sessions[-1].next_step = line.resumes or 0
+        elif isinstance(line, Frame):
+            sessions[-1].add_frame(line)
+            ends = (me, line.peer) if line.event == "sent" else (line.peer, me)
+            counts = counts_by_route.setdefault((*ends, line.kind), _Counts())
+            counts.add_frame(_payload_size(line, *ends, sessions[-1].name), line)
+    flows = [
+        Flow(*route, counts.messages, counts.payload_bytes, counts.wire_bytes, *counts.steps)
+        for route, counts in counts_by_route.items()
+    ]
+    return PastSessions(
+        sessions=agreed,
+        steps=sum(session.steps for session in sessions),
+        seconds=sum(session.seconds for session in sessions),
+        sent=tuple(flow for flow in flows if flow.sender == me),
+        received=tuple(flow for flow in flows if flow.sender != me),
+    )
+
+
+def _payload_size(frame: Frame, sender: str, receiver: str, session: str) -> int:
+    """Return how many bytes of a frame are payload: all but its header and seal."""
+    envelope = Envelope(
+        session=session,
+        step=frame.step,
+        kind=frame.kind,
+        sender=sender,
+        receiver=receiver,
+        sequence=frame.sequence,
+        payload=b"",
+    )
+    return frame.size - count_overhead(envelope, sealed=session != UNNAMED_SESSION)
+
+
+class _Flow(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    sender: str
+    receiver: str
+    kind: Kind
+    messages: int = Field(ge=0)
+    payload_bytes: int = Field(ge=0)
+    wire_bytes: int = Field(ge=0)
+    first_step: int
+    last_step: int
+
+
+class _BrokenSessions(BaseModel):
+    """The counts in a run folder beside its checkpoints when a session was broken off."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    sessions: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    seconds: float = Field(ge=0, allow_inf_nan=False)
+    flows: tuple[_Flow, ...]
+
+
+def save_broken_sessions(
+    path: Path, flows: Iterable[Flow], *, sessions: int, steps: int, seconds: float
+) -> None:
+    """Write the totals of all sessions until this one was broken off."""
+    content: Mapping[str, Any] = {
+        "sessions": sessions,
+        "steps": steps,
+        "seconds": seconds,
+        "flows": [{**vars(flow), "kind": flow.kind.value} for flow in flows],
+    }
+    write_atomically(path, to_json(content, indent=2).encode() + b"\n")
+
+
+def load_broken_sessions(path: Path) -> PastSessions:
+    """Return what `save_broken_sessions` wrote; none if no session was broken off."""
+    if not path.is_file():
+        return NONE_BEFORE
+    try:
+        stored = load_json(path, _BrokenSessions)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}, or remove it: then the totals lack what came after the newest checkpoint"
+        ) from None
+    flows = tuple(Flow(**dict(flow)) for flow in stored.flows)
+    return PastSessions(
+        sessions=stored.sessions, steps=stored.steps, seconds=stored.seconds, sent=flows
+    )

@@ -1,0 +1,339 @@
+"""What a run or one of its parties promises of privacy: the only place that says it.
+
+Run by: every surface that shows an epsilon, for people or for programs (the terminal, status lines,
+metrics, results, reports, tables, plans and audit logs). A promise is one of three: a finite
+epsilon with its delta; "no guarantee", with the reason; or "nothing is sent", where nothing of that
+kind leaves. An epsilon of 0 is no promise: it stands nowhere.
+
+In JSON an infinite epsilon is the text "inf", and the epsilon of "nothing is sent" is null.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from secure_apfed.settings.method import MethodSettings
+    from secure_apfed.settings.run import RunSettings
+
+__all__ = [
+    "FIGURES",
+    "NOTHING_SENT",
+    "NO_ACCOUNT",
+    "NO_GUARANTEE",
+    "Figure",
+    "Promise",
+    "Spent",
+    "State",
+    "describe_epsilon",
+    "epsilon_words",
+    "figure_title",
+    "promise_of_account",
+    "promise_of_party",
+    "promises_of",
+    "worst_promise",
+]
+
+Figure: TypeAlias = Literal["epsilon_x", "epsilon_v", "epsilon_c", "epsilon_y", "epsilon_model"]
+State: TypeAlias = Literal["bounded", "no guarantee", "nothing is sent"]
+
+NO_GUARANTEE: Literal["no guarantee"] = "no guarantee"
+NO_ACCOUNT = "no account, since no noise of its own is agreed"
+"""What stands for the accounts of a passive that let nothing noisy out."""
+NOTHING_SENT: Literal["nothing is sent"] = "nothing is sent"
+
+FIGURES: Mapping[str, tuple[str, str]] = {
+    "epsilon_x": ("one row's releases", "encoder"),
+    "epsilon_v": ("one person's votes", "labeller"),
+    "epsilon_c": ("one person in sums", "networks"),
+    "epsilon_y": ("one training label", ""),
+    "epsilon_model": ("one whole record", ""),
+}
+"""By its name everywhere, of what a privacy figure speaks, and what it holds fixed."""
+
+_WITHOUT_NOISE: Mapping[str, str] = {
+    "representations are summed": "sums of representations are opened without noise",
+    "gradients are summed": "sums of gradients are opened without noise",
+    "projections are summed": "sums of projections are opened without noise",
+    "pseudo-labels are averaged": "sums of pseudo-labels are opened without noise",
+    "weights are averaged": "sums of weights are opened without noise",
+    "tables are decomposed": "singular vectors of all parties' rows are opened without noise",
+    "passives vote": "votes are opened without noise",
+}
+"""By what happens, why the epsilon of what passives let out is infinite where they add no noise."""
+_LABELS_LEAVE: Mapping[str, str] = {
+    "labels are shown": "labels are shown to the passives as they are",
+    "votes of encrypted labels are summed": "labels leave encrypted, without noise",
+    "gradients are returned": "gradients that depend on labels are returned without noise",
+    "pseudo-labels are averaged": "pseudo-labels that depend on labels are sent without noise",
+}
+"""By what happens, why the active's epsilon of a label is infinite without a label mechanism."""
+
+
+_UNGUARDED = "representations are sent without a guard"
+_NOT_YET = "nothing was sent yet"
+_OWN_ROWS_OF_ALL = frozenset({"weights are averaged", "tables are decomposed"})
+"""What happens where the active lets something of its own features out as passives do."""
+
+
+class Spent(Protocol):
+    """The figures of a run or of a forecast; see `secure_apfed.privacy.ledger.PrivacySpent`."""
+
+    @property
+    def epsilon_x(self) -> float: ...
+
+    @property
+    def epsilon_y(self) -> float: ...
+
+    @property
+    def epsilon_model(self) -> float: ...
+
+    @property
+    def delta(self) -> float | None: ...
+
+    @property
+    def releases(self) -> int | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """The promise of one figure.
+
+    Attributes:
+        figure: one of `FIGURES`.
+        epsilon: finite and above 0; infinite: no guarantee; None: nothing of that kind is sent.
+        delta: at which the epsilon holds; None: not known.
+        releases: T, the most releases of one row that it is for; None: none are counted.
+        party: whose rows it speaks of; empty: those of the party that spent most.
+        why: the reason where there is no guarantee, or nothing is sent.
+    """
+
+    figure: Figure
+    epsilon: float | None
+    delta: float | None = None
+    releases: int | None = None
+    party: str = ""
+    why: str = ""
+
+    @property
+    def state(self) -> State:
+        if self.epsilon is None:
+            return NOTHING_SENT
+        return "bounded" if math.isfinite(self.epsilon) else NO_GUARANTEE
+
+    @property
+    def text(self) -> str:
+        """The epsilon with what it needs to mean anything, or the state.
+
+        Example:
+            >>> Promise(figure="epsilon_x", epsilon=8.0, delta=1e-5, releases=10).text
+            '8 at delta 1e-05, T 10'
+            >>> Promise(figure="epsilon_c", epsilon=math.inf, delta=1e-5).text
+            'no guarantee'
+        """
+        if self.epsilon is None or math.isinf(self.epsilon):
+            return self.state
+        delta_text = "" if self.delta is None else f" at delta {self.delta:g}"
+        counted = "" if self.releases is None else f", T {self.releases:,}"
+        return f"{self.epsilon:.3g}{delta_text}{counted}"
+
+    @property
+    def sentence(self) -> str:
+        """The same, with the reason where it is no figure."""
+        return self.text if self.state == "bounded" or not self.why else f"{self.text}: {self.why}"
+
+    @property
+    def short(self) -> str:
+        """The figure and the epsilon alone, for a line that changes."""
+        return describe_epsilon(self.figure, self.epsilon)
+
+    def format_title(self, *, fixed: bool = False) -> str:
+        return figure_title(self.figure, of=self.party, fixed=fixed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values; `secure_apfed.base.files.to_json` writes infinity as "inf"."""
+        return {"state": self.state, **asdict(self)}
+
+
+def epsilon_words(epsilon: float | None) -> str:
+    """Return a finite epsilon as a number, and any other as what it says."""
+    if epsilon is None:
+        return NOTHING_SENT
+    return NO_GUARANTEE if math.isinf(epsilon) else f"{epsilon:.3g}"
+
+
+def describe_epsilon(figure: str, epsilon: float | None) -> str:
+    """Return a figure and its epsilon for a line that changes.
+
+    Example:
+        >>> describe_epsilon("epsilon_x", 8.0), describe_epsilon("epsilon_c", math.inf)
+        ('epsilon_x 8', 'epsilon_c no guarantee')
+    """
+    return f"{figure} {epsilon_words(epsilon)}"
+
+
+def figure_title(figure: str, *, of: str = "", fixed: bool = False) -> str:
+    """Return the name of a figure, `of` a party, with what it speaks of, and holds `fixed`.
+
+    Example:
+        >>> figure_title("epsilon_v", of="shop", fixed=True)
+        "epsilon_v of shop, one person's votes, labeller held fixed"
+    """
+    what, fixed_part = FIGURES[figure]
+    owner = f" of {of}" if of else ""
+    return f"{figure}{owner}, {what}" + (
+        f", {fixed_part} held fixed" if fixed and fixed_part else ""
+    )
+
+
+def promises_of(
+    config: "RunSettings", spent: Spent, *, contributions: Mapping[str, Mapping[str, Any]]
+) -> tuple[Promise, ...]:
+    """Return all that a run promises, or a forecast of it.
+
+    The first speaks of what leaves a party by `config.method.figure`.
+
+    Args:
+        config: of the run; facts of its method say what leaves whom.
+        spent: of representations, labels and the model.
+        contributions: by passive that adds noise to what it lets out, its account: figure, epsilon,
+            delta and releases.
+    """
+    method = config.method
+    features = [
+        *_list_representation_promises(method, spent),
+        *_list_passive_promises(config, contributions),
+    ]
+    features.sort(key=lambda promise: promise.figure != method.figure)
+    labels = Promise(
+        figure="epsilon_y",
+        epsilon=spent.epsilon_y,
+        delta=spent.delta,
+        why="" if math.isfinite(spent.epsilon_y) else _explain_label_exposure(config),
+    )
+    model = Promise(
+        figure="epsilon_model",
+        epsilon=spent.epsilon_model,
+        delta=spent.delta,
+        why="" if math.isfinite(spent.epsilon_model) else "the model is not trained privately",
+    )
+    return (*features, labels, model)
+
+
+def _explain_label_exposure(config: "RunSettings") -> str:
+    """Return why a label has no finite epsilon, with what is so all the same."""
+    if config.train.meets_labels_after:
+        return "no message depends on a label, but the finished model does, without noise"
+    return "no label privacy and no private training"
+
+
+def _list_representation_promises(method: "MethodSettings", figures: Spent) -> Iterator[Promise]:
+    happens = method.happens
+    if "representations are sent" in happens:
+        why = "" if math.isfinite(figures.epsilon_x) else _UNGUARDED
+        yield _make_promise(
+            "epsilon_x", figures.epsilon_x, figures.delta, figures.releases, why=why
+        )
+    elif "passives take part" not in happens:
+        yield Promise(figure="epsilon_x", epsilon=None, why="the active trains alone")
+
+
+def _list_passive_promises(
+    config: "RunSettings", contributions: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Promise]:
+    for name, account in contributions.items():
+        yield promise_of_account(account, party=name)
+    method = config.method
+    why = _explain_missing_noise(method)
+    if why and method.find_noise(config) is not None:
+        why = "no passive has said yet what it charged"
+    if why and not contributions:
+        yield Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
+
+
+def _explain_missing_noise(method: "MethodSettings") -> str:
+    """Return why what passives let out beside representations is not bounded; "": nothing is."""
+    return next((why for fact, why in _WITHOUT_NOISE.items() if fact in method.happens), "")
+
+
+def promise_of_account(account: Mapping[str, Any], *, party: str = "") -> Promise:
+    """Return what one account comes to: its figure, epsilon, delta and releases."""
+    epsilon = float(account["epsilon"])
+    why = "" if math.isfinite(epsilon) else "what was charged has no finite bound"
+    return _make_promise(
+        account["figure"], epsilon, account["delta"], account["releases"], party=party, why=why
+    )
+
+
+def _make_promise(
+    figure: Figure,
+    epsilon: float,
+    delta: float | None,
+    releases: int | None,
+    *,
+    party: str = "",
+    why: str = "",
+) -> Promise:
+    """Return the promise of an account, which is of nothing until something was charged."""
+    if epsilon == 0:
+        return Promise(figure=figure, epsilon=None, party=party, why=_NOT_YET)
+    return Promise(
+        figure=figure, epsilon=epsilon, delta=delta, releases=releases, party=party, why=why
+    )
+
+
+def worst_promise(promises: Iterable[Promise], figure: str) -> Promise:
+    """Return the promise of a figure that bounds least.
+
+    Raises:
+        ValueError: none is of this figure.
+    """
+    candidates = [promise for promise in promises if promise.figure == figure]
+    if not candidates:
+        raise ValueError(f"nothing is promised by {figure}")
+    return max(candidates, key=lambda promise: promise.epsilon or 0.0)
+
+
+def promise_of_party(
+    config: "RunSettings", role: str, accounts: Sequence[Mapping[str, Any]]
+) -> Promise:
+    """Return what one party promises the people in its table, of what it lets out.
+
+    Args:
+        config: of the run.
+        role: of the party in it: active, passive, aggregator or dealer.
+        accounts: of its ledgers, without those of private updates, which let nothing out.
+    """
+    if accounts:
+        return promise_of_account(max(accounts, key=lambda account: float(account["epsilon"])))
+    if role not in ("active", "passive"):
+        return Promise(figure=config.method.figure, epsilon=None, why="it holds no table")
+    labels = _find_label_promise(config) if role == "active" else None
+    nothing = Promise(figure=config.method.figure, epsilon=None, why="nothing of its rows leaves")
+    return _find_feature_promise(config, role) or labels or nothing
+
+
+def _find_feature_promise(config: "RunSettings", role: str) -> Promise | None:
+    """Return the promise of a party that charged nothing yet; None: its features do not leave."""
+    method = config.method
+    if method.representations_from == ("active" if role == "active" else "passives"):
+        if config.guard.mechanism == "none":
+            return Promise(figure="epsilon_x", epsilon=math.inf, why=_UNGUARDED)
+        return Promise(figure="epsilon_x", epsilon=None, why=_NOT_YET)
+    why = _explain_missing_noise(method)
+    if not why or (role == "active" and not _OWN_ROWS_OF_ALL & method.happens):
+        return None
+    if method.find_noise(config) is not None:
+        return Promise(figure=method.passives_figure, epsilon=None, why=_NOT_YET)
+    return Promise(figure=method.passives_figure, epsilon=math.inf, why=why)
+
+
+def _find_label_promise(config: "RunSettings") -> Promise | None:
+    """Return the active's promise of its labels; None: nothing that depends on them is sent."""
+    why = next((why for fact, why in _LABELS_LEAVE.items() if fact in config.method.happens), "")
+    if not why:
+        return None
+    if config.labels.epsilon is not None:
+        return Promise(figure="epsilon_y", epsilon=config.labels.epsilon, delta=0.0)
+    return Promise(figure="epsilon_y", epsilon=math.inf, why=why)
