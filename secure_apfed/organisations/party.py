@@ -398,7 +398,7 @@ class _OverGrpc(_OverTcp):
     """The same between machines with TLS at both ends; or all peers at a relay that all dial."""
 
     def __init__(self, file: PartyFile, identity: Identity, known: Mapping[str, bytes]) -> None:
-        from secure_apfed.exchange.pipe import certificates, grpc_link, relay
+        from secure_apfed.exchange import certificates, grpc_link, relay
 
         self._certificates = certificates
         self._grpc = grpc_link
