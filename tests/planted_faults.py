@@ -1,4 +1,4 @@
-"""Forty-nine small faults that an engineer could make, each with the tests that should notice it.
+"""Fifty-two small faults that an engineer could make, each with the tests that should notice it.
 
 `tests/test_planted_faults.py` plants one at a time in a copy of the code. Whoever takes tests away
 runs it before and after; whoever changes a quoted place changes the quotation, too.
@@ -71,6 +71,18 @@ zero_twice: test_noise.py
     Discrete noise is zero twice as often as the law says.
 -once_n = ~(negative_n & (magnitude_n == 0))
 +once_n = magnitude_n >= 0
+wide_zero_twice: test_noise.py
+    So is discrete noise of a large deviation.
+-    is_accepted_n &= ~(is_negative_n & (magnitude_n == 0))
++    is_accepted_n &= magnitude_n >= 0
+undecided_words_go_down: test_noise.py
+    A word that leaves its bin open gets the lower one: the law is off by some 2^-56.
+-    for place in undecided:
++    for place in undecided[:0]:
+flat_bins: test_noise.py
+    Within a bin every magnitude is as likely: the law is a staircase.
+-offset_n * (low_n + magnitude_n), 2 * deviation**2
++offset_n * low_n, 2 * deviation**2
 --- secure_apfed/privacy/accountants.py
 add_remove_for_replace: test_privacy_accountants.py
     Noise is calibrated to half the sensitivity of replacing a row.

@@ -252,7 +252,7 @@ def test_a_wrong_table_of_cells_is_noticed(spoil: Callable[[Any], dict[str, Any]
     assert not finds_every_bin(replace(bins, **spoil(bins)))
 
 
-class GivenWords:
+class GivenWords(module._Bits):
     """Bits that are these words, one after the other."""
 
     def __init__(self, *words: int) -> None:
