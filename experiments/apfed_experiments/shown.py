@@ -2,7 +2,7 @@
 
 They were chosen on development sets (digits, handwritten numerals, breast cancer, wine), test rows
 included, so figures of these sets are figures of development. None was chosen by figures of the
-public tables in docs/tell-nothing.md.
+public tables in docs/apfed-without-labels.md.
 `tests/experiments/test_shown.py` holds the main job's files
 against them, and tests that none of them shows a method undertrained.
 """
@@ -40,7 +40,7 @@ LABELS_AFTER: Mapping[str, Any] = {
     "passives": {"default": {"weight": 10.0}},
 }
 """APFed whose labels come after the exchange. What 16 numbers a row and five epochs reveal of the
-passives' columns: docs/tell-nothing.md."""
+passives' columns: docs/apfed-without-labels.md."""
 FROZEN: Mapping[str, Any] = {"mechanism": "frozen_gaussian", "clip": 1.0}
 """The guard under which APFed is shown; its epsilon is each line's own."""
 MIXED_OBJECTIVES: Mapping[str, Any] = {

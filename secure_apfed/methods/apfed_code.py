@@ -2,7 +2,7 @@
 
 In APFed-R (Eq. 12) a passive answers each row's representation z with the gradient of the squared
 error of its decoder, which is 2 W^T (W z + b - x_p) / F for a linear one. What helps the active in
-it is W^T x_p, the passive's features (docs/tell-nothing.md); z only adds what z itself determines.
+it is W^T x_p, the passive's features (docs/public-codes.md); z only adds what z itself determines.
 So z may be a code that everybody knows. The simplest is 0 for every row, and then a decoder has
 nothing to learn from it: it stays as it was drawn, one answer holds all that any number of steps
 would, and the gradient is a random projection of the passive's features (Johnson and Lindenstrauss

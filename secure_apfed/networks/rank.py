@@ -56,7 +56,7 @@ def warn_if_narrow(party: str, columns: int, numbers: int) -> None:
     """Warn a passive whose gradients hold more numbers of a person than half of its columns.
 
     A gradient of APFed's losses is not linear in the columns, but what a person's sums average to
-    nearly is (docs/tell-nothing.md has what was read).
+    nearly is (docs/public-codes.md has what was read).
 
     Args:
         columns: of its table that differ; see `count_columns`.
