@@ -1,9 +1,9 @@
 """Pupils: models of the active's own features, taught by models that also read what came back.
 
 Run by: the active, alone, after an exchange in which sums of the passives' gradients came back for
-its training rows. Such a sum is a projection of the passives' features (docs/apfed-without-labels.md), and
-no new row has one. So a teacher, a local model that reads the sums beside the features, labels all
-training rows; and a pupil, a ridge regression of the features alone, learns these labels (D.
+its training rows. Such a sum is a projection of the passives' features (apfed-without-labels.md),
+and no new row has one. So a teacher, a local model that reads the sums beside the features, labels
+all training rows; and a pupil, a ridge regression of the features alone, learns these labels (D.
 Lopez-Paz et al., "Unifying distillation and privileged information", ICLR 2016). Nothing is sent:
 this is post-processing of what came back.
 
@@ -32,7 +32,7 @@ from secure_apfed.solo.interface import LEAST_CLASSES, FloatArray, IntArray, spl
 BoolArray: TypeAlias = NDArray[np.bool_]
 
 TEACHERS = ("mixmatch", "label_spreading_ridge", "extra_trees")
-"""Chosen on seven sets, three seeds each (docs/apfed-without-labels.md). Their mean teaches, too."""
+"""Chosen on seven sets, three seeds each (apfed-without-labels.md). Their mean teaches, too."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

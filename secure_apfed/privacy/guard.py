@@ -293,7 +293,8 @@ class FrozenGaussianGuard(GaussianGuard):
     The scale is public, 1 / sqrt(1 + D sigma^2 / C^2), which brings the norm of clip and noise back
     to about C: post-processing, which costs nothing, and without which receivers' networks meet
     rows as long as the noise and diverge where epsilon is small. Gradients are not scaled: what
-    helps is what they carry of the passives' features, and that needs no h (docs/apfed-without-labels.md).
+    helps is what they carry of the passives' features, and that needs no h
+    (apfed-without-labels.md).
 
     The frozen rows are state: a run that resumes must restore them, or it would noise its rows
     anew. It would not go unnoticed: the ledger charges bytes that it has not seen.

@@ -1,11 +1,11 @@
 """Regression of the sums of gradients that a curious active opened to a passive's features.
 
 Run by: the active of APFed, whatever the passives' objectives are. A passive's gradient on a row's
-representation holds a projection of that row's features (docs/apfed-without-labels.md), and so does the sum
-of all passives'. The mean of a row's sums over all steps weakens what a single batch or a moving
-decoder adds. Shadow rows, whose features at the victim the active knows, teach a regression from
-these means to the victim's columns. Neither encryption nor masks protect against it: the active
-opens these sums by right.
+representation holds a projection of that row's features (apfed-without-labels.md), and so does the
+sum of all passives'. The mean of a row's sums over all steps weakens what a single batch or a
+moving decoder adds. Shadow rows, whose features at the victim the active knows, teach a regression
+from these means to the victim's columns. Neither encryption nor masks protect against it: the
+active opens these sums by right.
 
 Letters: N rows, D numbers of a representation, F columns.
 """
