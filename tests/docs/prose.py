@@ -44,9 +44,6 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
         "80 % overlap",
         "At 20 % votes",
         "0.1 % FPR",
-        "published .686",
-        "published .059",
-        "published .802",
     ),
     "docs/papers.md": (
         "prints +1.42",
