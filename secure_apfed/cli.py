@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -28,8 +28,6 @@ from secure_apfed.commands import (
     RunFolder,
     apart,
     before,
-    bench,
-    check,
     finished,
     project,
     study,
@@ -61,7 +59,10 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 doctor found something missing, 2 usage or configuration, "
     "3 data or files, 4 protocol or security, 5 privacy budget exhausted, 130 interrupted.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="List the built-in data sets, or fetch one.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="List or fetch built-in data sets; rank columns, test an encoder of them.",
+)
 Transport = Annotated[
     TransportName,
     typer.Option(
@@ -385,39 +386,51 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-_EVERYDAY: tuple[Callable[..., None], ...] = (
+_COMMANDS: tuple[Callable[..., None], ...] = (
     run,
     before.plan,
     report,
     finished.runs,
     finished.attack,
     finished.predict,
-    finished.columns,
     finished.export,
-    before.check_encoder,
-    project.join,
-    check.check,
     apart.party,
     apart.serve,
     apart.relay,
     doctor,
 )
-_RESEARCH: tuple[Callable[..., None], ...] = (
-    finished.tradeoff,
-    study.table,
-    bench.bench,
-    bench.audit,
-)
-for _command in _EVERYDAY:
+for _command in _COMMANDS:
     app.command()(_command)
+data_app.command()(finished.columns)
+data_app.command()(before.check_encoder)
 app.add_typer(data_app, name="data")
 app.add_typer(project.project_app, name="project")
 app.add_typer(project.identity_app, name="identity")
 app.add_typer(apart.certs_app, name="certs")
 app.add_typer(apart.audit_log_app, name="audit-log")
-for _command in _RESEARCH:
-    app.command(rich_help_panel="Research")(_command)
 app.add_typer(study.app, name="study", rich_help_panel="Research")
+
+MOVED_COMMANDS: Mapping[str, str] = {
+    "join": "secure-apfed project join",
+    "check": "secure-apfed project check",
+    "columns": "secure-apfed data columns",
+    "check-encoder": "secure-apfed data check-encoder",
+    "tradeoff": "secure-apfed study tradeoff",
+    "table": "secure-apfed study table",
+    "audit": "secure-apfed study audit",
+    "bench": "python -m apfed_bench",
+}
+"""The command lines that replace commands of earlier versions."""
+
+
+def _refuse_moved_command(arguments: Sequence[str]) -> None:
+    """Raise a usage error that names the new command where an earlier version's is called."""
+    old = arguments[0] if arguments else ""
+    if old not in MOVED_COMMANDS:
+        return
+    new = MOVED_COMMANDS[old]
+    place = "" if new.startswith("secure-apfed") else ", from a checkout of the project"
+    raise _UsageError(f"{old} is called {new} now: say `{new}` in its place{place}")
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -428,6 +441,7 @@ def execute(arguments: Sequence[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = terminal.show_warning
         try:
+            _refuse_moved_command(rest)
             code = app(args=rest, prog_name="secure-apfed", standalone_mode=False)
         except _UsageError as error:
             if not error.format_message():  # no command was named, and the help stands there

@@ -1,4 +1,4 @@
-"""All benches in one form: `secure-apfed bench NAME [--only CASES] [--json] [--quick]`.
+"""All benches in one form: `python -m apfed_bench NAME [--only CASES] [--json] [--quick]`.
 
 A new bench is a `Bench` and one line in the table. One is run, or all after another into a folder:
 a case that fails is a row with the reason, as one whose peer is missing, and ends no other.
@@ -131,7 +131,7 @@ def load_measurement(path: Path) -> Measured:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(
             f"{path} is not what a bench wrote ({type(error).__name__}: {error}); remove it "
-            f"and measure again: secure-apfed bench all --output {path.parent}"
+            f"and measure again: python -m apfed_bench all --output {path.parent}"
         ) from error
     return measured
 

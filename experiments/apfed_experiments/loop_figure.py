@@ -1,4 +1,4 @@
-"""The picture of a trade-off of one's own training loop, as `tradeoff` draws it of runs.
+"""The picture of a trade-off of one's own training loop, as `study tradeoff` draws it of runs.
 
 Run by: whoever varied a defence in an own loop and has for each strength an accuracy, an epsilon
 and what attacks found (`apfed_attacks.evaluate`).

@@ -20,7 +20,6 @@ from secure_apfed.base.working import observing_work
 from secure_apfed.commands import AsJson, JsonEvents, MetricsFile, finished
 from secure_apfed.console import progress, terminal
 from secure_apfed.errors import ApfedError, ConfigError
-from secure_apfed.settings.promises import epsilon_words, figure_title
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -486,6 +485,8 @@ def restart_counter(
 
 
 def _show_log(summary: "Summary") -> None:
+    from secure_apfed.settings.promises import epsilon_words, figure_title
+
     last = "epsilon, last", "none: no ledger counts what it sent, so nothing is promised of it"
     if summary.figure is not None:
         last = f"{figure_title(summary.figure)}, last", epsilon_words(summary.epsilon)

@@ -1,4 +1,4 @@
-"""The commands that ask before a run: `plan` and `check-encoder`; nothing is sent.
+"""The commands that ask before a run: `plan` and `data check-encoder`; nothing is sent.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this.
 """
@@ -301,9 +301,9 @@ def check_encoder(
     config = load_config(config_file, overrides=overrides or ())
     if config.labels_are_private:
         raise ConfigError(
-            "check-encoder fits classifiers to the true training labels, which labels and dp_sgd "
-            "keep private; leave both out here, and show its figures to nobody who may not know "
-            "these labels"
+            "data check-encoder fits classifiers to the true training labels, which labels and "
+            "dp_sgd keep private; leave both out here, and show its figures to nobody who may not "
+            "know these labels"
         )
     data = load_data(config.data, seed=config.seed)
     assert data.active.labels is not None

@@ -1,4 +1,4 @@
-"""The command `check`: whether a party could begin now, by its own files and what it can reach.
+"""The command `project check`: whether a party could begin now, by its files and whom it reaches.
 
 Part of the composition root. It dials peers that listen, and both ends prove who they are. With
 --meet all parties run it at once, meet as for a run, and compare what they hold. The patterns of a
@@ -140,7 +140,9 @@ class _Checks:
             yield from self._try_check("meeting", partial(self._meet_peers, meet_s))
         elif not self.code:
             yield from self._try_check("peers", self._check_peers)
-            yield Finding("peers", "clock, version", "optional", "compared by check --meet 60")
+            yield Finding(
+                "peers", "clock, version", "optional", "compared by project check --meet 60"
+            )
 
     def _try_check(self, name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         """Yield the findings of one check, its failure, and its warnings."""
@@ -389,7 +391,7 @@ class _Checks:
         for name in file.peers:
             state: State = "optional"
             if not link.needs_dialling(name):
-                text = "it dials this party, which check --meet 60 tries"
+                text = "it dials this party, which project check --meet 60 tries"
             else:
                 try:
                     link.dial_and_prove(name).close()
@@ -435,7 +437,7 @@ class _Checks:
                 if theirs.get(fact) != ours:
                     raise RemoteProtocolError(
                         f"{name} has another {fact} than {me}, where it is {ours:.16}; at one of "
-                        "them `check` without --meet names what differs"
+                        "them `project check` without --meet names what differs"
                     )
             if apart_s > _APART_S:
                 raise RemoteProtocolError(
@@ -525,7 +527,7 @@ async def _compare_peers(
             reports[peer] = dict(report), abs(time.time() - float(clock))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RemoteProtocolError(
-                f"{peer} came for the run, and not to compare; all run check --meet at once"
+                f"{peer} came for the run, and not to compare; all run project check --meet at once"
             ) from error
     return reports
 
@@ -557,7 +559,7 @@ def parse_patterns(value: object, *, sender: str) -> dict[str, int]:
         raise RemoteProtocolError(
             f"{sender} sent no patterns of IDs: at most {_MOST_PATTERNS} are expected, each of at "
             f"most {_LONGEST_PATTERN} characters with a share of 1 to 100 per cent; all run the "
-            "same version of check --meet"
+            "same version of project check --meet"
         )
     return value
 

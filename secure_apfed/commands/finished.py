@@ -1,4 +1,4 @@
-"""The commands on finished runs, `runs`, `attack`, `tradeoff`, `predict`, `columns` and `export`,
+"""The commands on finished runs, `runs`, `attack`, `predict`, `data columns` and `export`,
 and the steps after a run.
 
 Part of the composition root: baselines, attacks, report and result follow `run`, and `party` at the
@@ -15,7 +15,7 @@ import typer
 
 from apfed_protocols.installing import install_extra
 from secure_apfed.base.phases import Phases, begin_phase
-from secure_apfed.commands import AsJson, Jobs, RunFolder
+from secure_apfed.commands import AsJson, RunFolder
 from secure_apfed.console import progress, terminal
 
 if TYPE_CHECKING:
@@ -460,43 +460,15 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
     return options_by_attack
 
 
-def tradeoff(
-    study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
-    ] = None,
-    jobs: Jobs = 2,
-    as_json: AsJson = False,
-) -> None:
-    """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from apfed_experiments.tradeoff import load_tradeoff
-
-    study = load_tradeoff(study_file)
-    folder = output or Path("runs", study.name)
-    board = _run_study(study, folder, jobs, quiet=as_json)
-    if as_json:
-        failures = {failure.trial: failure.message for failure in board.failures}
-        terminal.print_json(
-            {
-                "study": study.name,
-                "points": board.table.export_rows(),
-                "failures": failures,
-                "folder": folder,
-            }
-        )
-    if board.failures:
-        raise typer.Exit(3)  # as for data or files; the same command tries them again
-
-
 def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import tradeoff_of
 
-    return _run_study(tradeoff_of(config), folder, 2, quiet=quiet)
+    return run_study(tradeoff_of(config), folder, 2, quiet=quiet)
 
 
-def _run_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
+def run_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
     from apfed_experiments.tradeoff import run_tradeoff
 
     with progress.show_count(f"{study.name}: trials", quiet=quiet) as on_done:

@@ -1,4 +1,4 @@
-"""The commands before a run between organisations: `project`, `join` and `identity`.
+"""The commands before a run between organisations: `project` and `identity`.
 
 Part of the composition root: what a party would learn is read from the report's tables.
 """
@@ -16,7 +16,7 @@ import typer
 
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.base.faults import JoinedTableError, TableError
-from secure_apfed.commands import AsJson, ConfigFile, Overrides
+from secure_apfed.commands import AsJson, ConfigFile, Overrides, check
 from secure_apfed.console import terminal
 from secure_apfed.errors import ConfigError, DataError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from secure_apfed.settings.data import TableShape
 
 project_app = typer.Typer(
-    no_args_is_help=True, help="Propose a run to other organisations, and seal what they answer."
+    no_args_is_help=True, help="Lead a run between organisations, from its proposal to its end."
 )
 identity_app = typer.Typer(
     no_args_is_help=True, help="Make or show the key pair by which the others know a party."
@@ -111,6 +111,79 @@ def new(
         )
 
 
+@project_app.command()
+def join(
+    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
+    party: _As,
+    folder: _Folder = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its own rows: CSV, Parquet or Arrow, or several files."),
+    ] = None,
+    id_column: Annotated[
+        str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
+    ] = None,
+    missing: Annotated[
+        Literal["error", "mean", "drop"] | None,
+        typer.Option(help="What to do about its empty cells; error unless given."),
+    ] = None,
+    columns: _Columns = False,
+    words: Annotated[
+        str | None,
+        typer.Option(help="The organiser's or the whole project's, as told by telephone."),
+    ] = None,
+    certificates: _Certificates = None,
+    together: _Together = None,
+    own_settings: _OwnSettings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
+    from secure_apfed.organisations import project
+
+    home = folder or Path(party)
+    signed = project.SignedFile.from_file(file)
+    sealed = signed.document.get("kind") == "sealed project"
+    organiser: SealedProject | Proposal = (
+        signed.open_document(project.SealedProject, file)
+        if sealed
+        else signed.open_document(project.Proposal, file)
+    )
+    if words is not None:
+        _check_words(words, file, organiser)
+    if sealed:
+        next_step = f"Next: secure-apfed project check --config {home / 'party.yaml'}"
+        _show_sealed_project(
+            project.accept_project(file, party, home), home, next_step, as_json=as_json
+        )
+        return
+    own_table = {
+        "file": table and str(table.absolute()),
+        "id_column": id_column,
+        "missing": missing,
+    }
+    try:
+        proposal = project.answer_proposal(
+            file,
+            party,
+            home,
+            columns=columns,
+            certificates=certificates,
+            table={key: value for key, value in own_table.items() if value is not None},
+            together=_parse_groups(together or ()),
+            settings=own_settings or (),
+            show=partial(_show_proposal, party=party, as_json=as_json),
+        )
+    except TableError as error:
+        faults = [replace(fault, message=_reword_message(fault.message)) for fault in error.faults]
+        raise JoinedTableError(faults) from error
+    except DataError as error:
+        raise DataError(_reword_message(str(error))) from error
+    if not as_json:
+        made = home / project.ANSWER.format(party)
+        settings = home / project.RUN
+        typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
+
+
 @project_app.command("seal")
 def seal_answers(
     answers: Annotated[
@@ -129,6 +202,9 @@ def seal_answers(
     sealed = seal_project(answers, folder, days=days)
     next_step = f"Send {folder / SEALED} to all others; each joins it."
     _show_sealed_project(sealed, folder, next_step, as_json=as_json)
+
+
+project_app.command()(check.check)
 
 
 @project_app.command("end")
@@ -183,78 +259,6 @@ def _show_end(plan: "EndPlan") -> None:
     rows = [(name, terminal.format_size(size), why) for name, why, size in plan.deletes]
     terminal.show_rows(f"To be deleted at {plan.owner.party}", ("file", "size", "what it is"), rows)
     terminal.show_rows("\nTo be kept", ("file", "why"), list(plan.keeps.items()))
-
-
-def join(
-    file: Annotated[Path, typer.Argument(help="A proposal, or the sealed project.")],
-    party: _As,
-    folder: _Folder = None,
-    table: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Its own rows: CSV, Parquet or Arrow, or several files."),
-    ] = None,
-    id_column: Annotated[
-        str | None, typer.Option(help="Where IDs stand in it, if not where the others' do.")
-    ] = None,
-    missing: Annotated[
-        Literal["error", "mean", "drop"] | None,
-        typer.Option(help="What to do about its empty cells; error unless given."),
-    ] = None,
-    columns: _Columns = False,
-    words: Annotated[
-        str | None,
-        typer.Option(help="The organiser's or the whole project's, as told by telephone."),
-    ] = None,
-    certificates: _Certificates = None,
-    together: _Together = None,
-    own_settings: _OwnSettings = None,
-    as_json: AsJson = False,
-) -> None:
-    """Answer a proposal, or take over the sealed project: the file says which of the two it is."""
-    from secure_apfed.organisations import project
-
-    home = folder or Path(party)
-    signed = project.SignedFile.from_file(file)
-    sealed = signed.document.get("kind") == "sealed project"
-    organiser: SealedProject | Proposal = (
-        signed.open_document(project.SealedProject, file)
-        if sealed
-        else signed.open_document(project.Proposal, file)
-    )
-    if words is not None:
-        _check_words(words, file, organiser)
-    if sealed:
-        next_step = f"Next: secure-apfed check --config {home / 'party.yaml'}"
-        _show_sealed_project(
-            project.accept_project(file, party, home), home, next_step, as_json=as_json
-        )
-        return
-    own_table = {
-        "file": table and str(table.absolute()),
-        "id_column": id_column,
-        "missing": missing,
-    }
-    try:
-        proposal = project.answer_proposal(
-            file,
-            party,
-            home,
-            columns=columns,
-            certificates=certificates,
-            table={key: value for key, value in own_table.items() if value is not None},
-            together=_parse_groups(together or ()),
-            settings=own_settings or (),
-            show=partial(_show_proposal, party=party, as_json=as_json),
-        )
-    except TableError as error:
-        faults = [replace(fault, message=_reword_message(fault.message)) for fault in error.faults]
-        raise JoinedTableError(faults) from error
-    except DataError as error:
-        raise DataError(_reword_message(str(error))) from error
-    if not as_json:
-        made = home / project.ANSWER.format(party)
-        settings = home / project.RUN
-        typer.echo(f"\nTo take part, send {made} to {proposal.party}. Settings: {settings}.")
 
 
 def _reword_message(message: str) -> str:

@@ -1,4 +1,4 @@
-"""Many runs for one answer: the commands `secure-apfed study` and `table`.
+"""Many runs for one answer: the commands `secure-apfed study`.
 
 Part of the composition root: `secure_apfed.cli` registers them, nothing else imports this. Workers
 of studies are begun before anything large is imported: see `apfed_experiments.workers`.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
-from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides
+from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides, finished
 from secure_apfed.console import progress, terminal
 from secure_apfed.errors import NarrowBatchWarning
 
@@ -200,6 +200,60 @@ def leaks(
         typer.echo(f"\n{name}\n\n{table_of(rows).format_markdown()}", nl=False)
 
 
+@app.command()
+def tradeoff(
+    study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="YAML file of the study.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder; runs/NAME unless given. A stopped study goes on.")
+    ] = None,
+    jobs: Jobs = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
+    from apfed_experiments.tradeoff import load_tradeoff
+
+    study = load_tradeoff(study_file)
+    folder = output or Path("runs", study.name)
+    board = finished.run_study(study, folder, jobs, quiet=as_json)
+    if as_json:
+        failures = {failure.trial: failure.message for failure in board.failures}
+        terminal.print_json(
+            {
+                "study": study.name,
+                "points": board.table.export_rows(),
+                "failures": failures,
+                "folder": folder,
+            }
+        )
+    if board.failures:
+        raise typer.Exit(_FAILED)  # as for data or files; the same command tries them again
+
+
+@app.command()
+def audit(
+    output: Annotated[Path, typer.Option(help="Folder of audit.json.")] = Path("runs/audit"),
+    quick: Annotated[bool, typer.Option("--quick", help="1,000 retrainings a case.")] = False,
+    retrainings: Annotated[
+        int, typer.Option(min=120, help="Of both worlds together, a case.")
+    ] = 5000,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+) -> None:
+    """Retrain with and without a record; print what that proves about the claims of privacy."""
+    from apfed_experiments.audit.retraining import run_audit
+    from secure_apfed.learning.descent import find_device
+
+    typer.echo("claims and proved lower bounds; of trainings, and of votes, at 95 % together")
+    run_audit(
+        output,
+        retrainings=1000 if quick else retrainings,
+        seed=seed,
+        device=find_device(device),
+        on_done=lambda result: typer.echo(result.describe_result()),
+    )
+    typer.echo(output)
+
+
 def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
     for name in chosen or ():
         if name not in names:
@@ -232,6 +286,7 @@ def _show_tables(
         typer.echo(page)
 
 
+@app.command()
 def table(
     name: Annotated[str | None, typer.Argument(help="A table of --list.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all tables and figures.")] = False,

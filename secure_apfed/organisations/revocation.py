@@ -1,9 +1,9 @@
 """Lists of revoked keys, and the parties that read them: a list that nobody reads protects nobody.
 
-Run by: `certs revoke` and `check`, which look for the files of parties that read a list; and every
-party over TLS while it runs, which reads its list again whenever it changes and ends its session
-with a peer that is on it. A party that serves predictions may wait for days, and must use the files
-as they are now: if one of them is replaced while nobody asks, its session restarts
+Run by: `certs revoke` and `project check`, which look for the files of parties that read a list;
+and every party over TLS while it runs, which reads its list again whenever it changes and ends its
+session with a peer that is on it. A party that serves predictions may wait for days, and must use
+the files as they are now: if one of them is replaced while nobody asks, its session restarts
 (`SessionFiles`).
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 REVOKED = "revoked.txt"
-"""The file in a party's folder of what it refuses; `project seal` and `join` make it."""
+"""The file in a party's folder of what it refuses; `project seal` and `project join` make it."""
 RENEWED = "renewed-{}.json"
 """The file in a party's folder with the renewed certificate of a party, by its name."""
 _SEALED = "sealed.json"
@@ -79,7 +79,7 @@ def find_readers(
         try:
             file = PartyFile.from_file(path)
         except (ApfedError, OSError):
-            continue  # `check` says what is wrong with it
+            continue  # `project check` says what is wrong with it
         if file.tls is None:
             continue
         reader = Reader(file.party, path, file.tls.revoked, file.relay)

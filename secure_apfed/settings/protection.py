@@ -1,9 +1,10 @@
 """Whom a setting protects, and which way is less: said beside each key, and read by every screen.
 
-Read by: the screens before a run (`join`, `project new`, `check`, `plan`), which list every
-departure towards less from the default, and whoever holds a proposal against a party's own limits.
-Every key that all parties sign, or that a proposal carries, has one of these marks among its
-metadata; a test walks all keys. A key without a mark counts as one whose every change is less.
+Read by: the screens before a run (`project join`, `project new`, `project check`, `plan`), which
+list every departure towards less from the default, and whoever holds a proposal against a party's
+own limits. Every key that all parties sign, or that a proposal carries, has one of these marks
+among its metadata; a test walks all keys. A key without a mark counts as one whose every change is
+less.
 
 Example:
     >>> mark = lower_is_less(PASSIVES, "fewer rows hide each other")

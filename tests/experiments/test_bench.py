@@ -13,15 +13,13 @@ from typing import Any
 
 import pytest
 
+from apfed_bench import __main__ as command
 from apfed_bench import apart, parties, psi_case, rows, secure_sum, user
 from apfed_bench.rows import Bench, Group, Row, interleave, make_row, median_ratio
 from apfed_bench.table import BENCHES, format_bench, load_measurement, run_benches
 from apfed_protocols.errors import LocalProtocolError
-from secure_apfed.cli import execute
-from secure_apfed.commands import bench as command
 from secure_apfed.errors import ConfigError, DataError
 from tests.conftest import Children
-from tests.modules import forget_modules
 from tests.refusals import list_unrefused
 from tests.secure_apfed.small_runs import said_to_people
 from tests.waiting import LONG_S
@@ -87,6 +85,13 @@ def _measure(wanted: Collection[str]) -> Iterator[Row]:
     yield make_row("a case that nobody asked for", 1.0)
 
 
+def exit_code(*arguments: str) -> object:
+    """Return the exit code of `python -m apfed_bench` with these arguments."""
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    return ended.value.code
+
+
 def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,7 +105,7 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
     }
     monkeypatch.setattr("apfed_bench.table.BENCHES", benches)
     monkeypatch.setattr(command, "NAMES", tuple(benches))
-    assert execute(["bench", "all", "--json", "--output", str(tmp_path)]) == 1
+    assert exit_code("all", "--json", "--output", str(tmp_path)) == 1
     one, silent, other = map(json.loads, capsys.readouterr().out.splitlines())
     assert [line["seconds"] for line in one["rows"]] == [1.0, None, None]
     assert one["rows"][1]["reason"] == "it failed: ValueError: no such thing"
@@ -108,21 +113,12 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
     assert [line["seconds"] for line in other["rows"]] == [1.0]
     assert {path.stem for path in tmp_path.iterdir()} == set(benches)
     assert json.loads((tmp_path / "one.json").read_text()) == one
-    assert execute(["bench", "other"]) == 0
+    assert exit_code("other") == 0
     assert "its processor time was stolen" in capsys.readouterr().out
-    assert execute(["bench", "othr"]) == 2
-    assert "no bench is called 'othr'" in capsys.readouterr().err
-
-
-def test_benches_need_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    forget_modules(monkeypatch, "apfed_bench")
-    monkeypatch.setattr(
-        sys, "path", [at for at in sys.path if not Path(at, "apfed_bench").is_dir()]
-    )
-    assert execute(["bench", "psi"]) == 2
-    assert "run them from a checkout" in said_to_people(capsys)
+    assert exit_code("othr") == 2
+    assert "no bench is called 'othr'" in said_to_people(capsys)
+    assert exit_code("one", "--only", "nothing") == 2
+    assert "'nothing' names no case of bench one" in said_to_people(capsys)
 
 
 def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:
@@ -139,7 +135,7 @@ def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_bench_prints_one_object(name: str) -> None:
-    call = [sys.executable, "-m", "secure_apfed.cli", "bench", name, "--json", "--quick"]
+    call = [sys.executable, "-m", "apfed_bench", name, "--json", "--quick"]
     done = subprocess.run(call, capture_output=True, text=True, check=True)
     found = {line["case"]: line for line in json.loads(done.stdout)["rows"]}
     assert list(found) == [case for group in BENCHES[name].groups(True) for case in group.cases]

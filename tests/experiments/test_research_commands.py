@@ -10,13 +10,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from apfed_bench import __main__ as bench
 from apfed_bench.table import BENCHES
 from apfed_experiments import leaks as parts
 from apfed_experiments import workers
 from apfed_experiments.study import base_config
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.cli import execute
-from secure_apfed.commands import bench, study
+from secure_apfed.commands import study
 from secure_apfed.runs.run import run
 from tests.experiments.run_folder import own_tables
 from tests.secure_apfed.small_runs import said_to_people, small_config, told
@@ -25,7 +26,11 @@ _HELPS = """
 import sys
 from secure_apfed.cli import execute
 codes = [execute(call.split()) for call in ("--help", "study --help", "study gains --help")]
-codes.append(execute(["bench", "--help"]))
+from apfed_bench.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    codes.append(end.code)
 heavy = {"torch", "matplotlib", "numpy", "pandas", "joblib", "multiprocessing"} & set(sys.modules)
 print(codes, sorted(heavy), file=sys.stderr)
 """

@@ -176,15 +176,15 @@ def test_the_command_lists_fills_and_names_what_is_near(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("apfed_experiments.tables.TABLES", {"toy": toy()})
-    (entry,) = told(capsys, "table", "--list")["tables"]
+    (entry,) = told(capsys, "study", "table", "--list")["tables"]
     assert entry["name"] == "toy"
-    wanted = ["table", "toy", "--output", tmp_path, "--jobs", 1]
+    wanted = ["study", "table", "toy", "--output", tmp_path, "--jobs", 1]
     filled = told(capsys, *wanted)
     assert filled["lines"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
     assert Path(filled["files"]["md"]).is_file()
     told(capsys, *wanted, "--full", code=3)
     assert (tmp_path / "toy-full.csv").is_file()
-    assert execute(["table"]) == 2
+    assert execute(["study", "table"]) == 2
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         find_table("toyy")
 

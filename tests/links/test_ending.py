@@ -147,7 +147,7 @@ def test_an_end_deletes_signs_and_is_done_once(
 
 
 # What begins in a party's folder.
-BEGINS = ("party", "serve", "check", "certs request")
+BEGINS = ("party", "serve", "project check", "certs request")
 
 
 @pytest.mark.parametrize("command", BEGINS)
@@ -171,7 +171,7 @@ def test_nobody_predicts_jointly_or_joins_again_where_it_was_ended(
     rows = here.base / "bank" / "bank.csv"
     call = ("predict", "--model", bank, "--data", rows, "--jointly", config_of(bank))
     assert "was ended in" in told(capsys, *call, code=3)["error"]["message"]
-    join = ("join", bank / project.SEALED, "--as", "bank", "--folder", bank)
+    join = ("project", "join", bank / project.SEALED, "--as", "bank", "--folder", bank)
     assert "was ended in" in told(capsys, *join, code=3)["error"]["message"]
 
 

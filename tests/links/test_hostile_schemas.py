@@ -151,7 +151,10 @@ def test_a_sealed_project_s_text_is_obeyed_by_nobody(
     mail = tmp_path / "mail.json"
     mail.write_text(json.dumps(sign(content, signer)))
     before = (made.home("shop") / "run.yaml").read_bytes()
-    assert execute(["join", str(mail), "--as", "shop", "--folder", str(made.home("shop"))]) != 0
+    assert (
+        execute(["project", "join", str(mail), "--as", "shop", "--folder", str(made.home("shop"))])
+        != 0
+    )
     shown = capsys.readouterr()
     is_shown_safely(shown.out + shown.err)
     assert (made.home("shop") / "run.yaml").read_bytes() == before

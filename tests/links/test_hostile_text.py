@@ -141,6 +141,7 @@ def test_a_proposal_s_text_is_obeyed_by_nobody(
         content["signature"] = "00" * 64
         mail.write_text(json.dumps(content))
     call = [
+        "project",
         "join",
         str(mail),
         "--as",

@@ -274,6 +274,7 @@ def test_what_one_organisation_reads_is_allowed_by_name_at_both_ends(
     made = Organisations(tmp_path)
     proposal = made.propose(run_by={"aggregator": "Bank"}, together=[["bank", "aggregator"]])
     call = (
+        "project",
         "join",
         proposal,
         "--as",
@@ -306,6 +307,7 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     home.mkdir()
     (home / "party.yaml").write_text("minima: {alignment.minimum_rows: 20}\n")
     call = (
+        "project",
         "join",
         greedy.propose(),
         "--as",
@@ -326,8 +328,8 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
     file = here.home("shop") / "party.yaml"
     file.write_text(file.read_text() + "maxima: {rules.restarts: 3}\n")
     project.accept_project(here.home("shop") / project.SEALED, "bank", here.home("bank"))
-    for command in ("check", "party"):
-        said = told(capsys, command, "--config", file, code=2)
+    for command in ("project check", "party"):
+        said = told(capsys, *command.split(), "--config", file, code=2)
         text = json.dumps(said, ensure_ascii=False)
         assert "shop: rules.restarts is 20, and maxima.rules.restarts of" in text
     with pytest.raises(Exception, match=r"rules.restarts is 20, and maxima"):
@@ -448,10 +450,11 @@ def test_the_commands_show_what_is_asked_and_learnt(
     assert len(told(capsys, "identity", "new", "--folder", shop)["identity"]) == 64
     for wrong in (("new", "--folder", shop), ("show", tmp_path)):
         assert "identity" in told(capsys, "identity", *wrong, code=2)["error"]["message"]
-    call = ("join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
+    call = ("project", "join", bank / project.PROPOSAL, "--as", "shop", "--folder", shop)
     file = here.base / "shop" / "shop.csv"
     table = ("--table", file, "--columns", "--id-column", "client", "--missing", "mean")
     sealed = (
+        "project",
         "join",
         here.home("shop") / project.SEALED,
         "--as",
@@ -534,7 +537,7 @@ def test_who_joins_with_a_messy_table_reads_options_that_mend_it(
     file = here.base / "shop" / "shop.csv"
     pd.read_csv(file, dtype=str).assign(**MESSY[case]).to_csv(file, index=False)
     proposal = here.home("bank") / project.PROPOSAL
-    call = ["join", str(proposal), "--as", "shop", "--folder", str(tmp_path / "shop")]
+    call = ["project", "join", str(proposal), "--as", "shop", "--folder", str(tmp_path / "shop")]
     call += ["--table", str(file)]
     capsys.readouterr()
     assert execute(call) == 3
@@ -577,7 +580,7 @@ def test_a_party_is_checked_and_plans_alone(
     config = home / "party.yaml"
 
     def checked(code: int = 0) -> dict[str, tuple[str, str]]:
-        found = told(capsys, "check", "--config", config, code=code)["findings"]
+        found = told(capsys, "project", "check", "--config", config, code=code)["findings"]
         return {each["name"]: (each["state"], each["value"]) for each in found}
 
     found = checked()
@@ -673,7 +676,7 @@ def test_a_party_is_checked_and_plans_alone(
         state, value = checked(code)["certificate"]
         assert (state, why in value, "`secure-apfed certs request`" in value) == (how, True, True)
     (home / "identity.pem").unlink()
-    error = told(capsys, "check", "--config", config, code=2)["error"]["message"]
+    error = told(capsys, "project", "check", "--config", config, code=2)["error"]["message"]
     assert "holds no identity.pem" in error
 
 
@@ -713,14 +716,14 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bank = organisations_with_faulty_tables(tmp_path).home("bank")
-    found = told(capsys, "check", "--config", bank / "party.yaml", code=3)
+    found = told(capsys, "project", "check", "--config", bank / "party.yaml", code=3)
     wrong = [each["value"] for each in found["findings"] if each["state"] == "wrong"]
     signs = [(party, sign) for party, own in FAULTY.items() for _, sign in own.values()]
     assert len(wrong) == len(signs) == 4
     for party, sign in signs:
         assert sum(text.startswith(f"{party}: ") and sign in text for text in wrong) == 1, sign
 
-    assert execute(["check", "--config", str(bank / "party.yaml")]) == 3
+    assert execute(["project", "check", "--config", str(bank / "party.yaml")]) == 3
     shown = capsys.readouterr().out
     unbroken = "".join(shown.split())  # a long path may be cut by the end of a line
     assert "".join(f"below the same keys of {bank / project.RUN}".split()) in unbroken
@@ -732,14 +735,14 @@ def test_one_check_names_all_faults_of_several_tables_and_the_lines_that_mend_th
     for party, lines in pasted.items():
         settings["data"]["parties"][party] |= lines
     (bank / project.RUN).write_text(as_yaml(settings))
-    mended = told(capsys, "check", "--config", bank / "party.yaml")
+    mended = told(capsys, "project", "check", "--config", bank / "party.yaml")
     assert mended["settings"] == ""
     states = {each["name"]: each["state"] for each in mended["findings"]}
     assert states["table"] == states["table of shop"] == "ok"
 
 
 def certificate_findings(home: Path) -> dict[str, tuple[str, str]]:
-    """Return what `check` says of certificates, or why it is wrong."""
+    """Return what `project check` says of certificates, or why it is wrong."""
     checks = _Checks(home / "party.yaml")
     return {
         one.name: (one.state, one.value) for one in checks._try_check("tls", checks._certificate)
@@ -874,7 +877,7 @@ def test_two_parties_meet_and_compare(
 
     def both(code: int) -> str:
         codes: list[int] = []
-        call = ["check", "--meet", "60", "--config"]
+        call = ["project", "check", "--meet", "60", "--config"]
         shop = threading.Thread(
             name="shop",
             target=lambda: codes.append(execute([*call, str(homes["shop"] / "party.yaml")])),

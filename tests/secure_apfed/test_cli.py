@@ -16,8 +16,10 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+import typer
 from sklearn.datasets import load_breast_cancer
 
+from apfed_bench import __main__ as bench
 from apfed_experiments.finished import load_finished_run
 from apfed_experiments.verdict import describe_run
 from apfed_protocols.errors import (
@@ -28,7 +30,7 @@ from apfed_protocols.errors import (
 )
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.base.phases import PhaseName
-from secure_apfed.cli import execute
+from secure_apfed.cli import MOVED_COMMANDS, app, execute
 from secure_apfed.commands import Finding, project
 from secure_apfed.commands.doctor import is_healthy
 from secure_apfed.console import progress, terminal
@@ -73,6 +75,45 @@ def printed(config_file: Path) -> tuple[Path, str, str]:
 @pytest.fixture(scope="module")
 def finished(printed: tuple[Path, str, str]) -> Path:
     return printed[0]
+
+
+def test_the_command_has_at_most_18_entries() -> None:
+    entries = typer.main.get_command(app).commands
+    assert len(entries) <= 18
+    assert not entries.keys() & MOVED_COMMANDS.keys()
+
+
+@pytest.mark.parametrize("old", MOVED_COMMANDS)
+def test_a_moved_command_is_refused_by_a_call_that_works(old: str, capsys: Capture) -> None:
+    error = told(capsys, old, "--config", "any.yaml", code=2)["error"]
+    advised = error["message"].split("`")[1]
+    assert advised == MOVED_COMMANDS[old]
+    program, *words = shlex.split(advised)
+    if program == "secure-apfed":
+        assert execute([*words, "--help"]) == 0
+    else:
+        with pytest.raises(SystemExit, match="0"):
+            bench.main(["--help"])
+    assert words[-1] in capsys.readouterr().out
+
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [
+    *ROOT.glob("*.md"),
+    ROOT / "Makefile",
+    *(
+        path
+        for folder in (".ci", ".github", "protocols", "secure_apfed", "attacks", "experiments", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix not in {".gz", ".pdf", ".png", ".pyc", ".woff2"}
+    ),
+]
+
+
+@pytest.mark.parametrize("old", MOVED_COMMANDS)
+def test_no_text_advises_a_moved_command(old: str) -> None:
+    call = re.compile(rf"secure-apfed\s+{old}(?![\w-])")
+    assert not [path for path in TEXTS if call.search(path.read_text("utf-8"))]
 
 
 def test_a_run_leaves_what_the_folder_promises_and_tells_it(printed: tuple[Path, str, str]) -> None:

@@ -612,14 +612,14 @@ def test_a_command_judges_the_encoder(tmp_path: Path, capsys: pytest.CaptureFixt
         "model: {network: selu, hidden: [], representation: 1}\n"
         "method: {name: apc_vfl, epochs: 20, batch_size: 16}\n"
     )
-    judged = told(capsys, "check-encoder", path, "--folds", 5)
+    judged = told(capsys, "data", "check-encoder", path, "--folds", 5)
     assert judged["good_enough"] is False
     assert len(judged["columns"]) == len(judged["code"]) == 5
-    judged = told(capsys, "check-encoder", path, "--threshold", 1, "--folds", 5)
+    judged = told(capsys, "data", "check-encoder", path, "--threshold", 1, "--folds", 5)
     assert judged["good_enough"] is True
-    assert execute(["check-encoder", str(path), "--folds", "60"]) == 3
+    assert execute(["data", "check-encoder", str(path), "--folds", "60"]) == 3
     private = "labels={mechanism: randomised_response, epsilon: 1}"
-    assert execute(["check-encoder", str(path), "--set", private]) == 2
+    assert execute(["data", "check-encoder", str(path), "--set", private]) == 2
     assert "true training labels" in said_to_people(capsys)
 
 

@@ -268,7 +268,9 @@ def test_weights_that_nobody_reads_are_refused(method: str, parties: Any, said: 
 @pytest.mark.slow
 def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys: Any) -> None:
     run(config_of("mmvfl"), tmp_path / "r")
-    found = told(capsys, "columns", tmp_path / "r", "--keep", 0.25, "--output", tmp_path / "c.yaml")
+    found = told(
+        capsys, "data", "columns", tmp_path / "r", "--keep", 0.25, "--output", tmp_path / "c.yaml"
+    )
     assert [*found["scores"]] == ["active", "passive-1", "passive-2"]
     model = load_file(tmp_path / "r" / "model.safetensors")["head.weight"]
     ranked = found["scores"]["active"]
@@ -279,7 +281,7 @@ def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys
     assert {name: [*own] for name, own in cut.data.columns.items()} == kept  # type: ignore[union-attr]
     assert run(cut, None).accuracy["mmvfl"] > 0.8
     own = tmp_path / "r" / "parties" / "passive-1"
-    alone = told(capsys, "columns", own, "--keep", 3)
+    alone = told(capsys, "data", "columns", own, "--keep", 3)
     assert {name: len(of) for name, of in alone["kept"].items()} == {"passive-1": 3}
     assert (own / "feature-scores.json").stat().st_mode & 0o077 == 0
     for arguments, code, said in (
@@ -287,7 +289,7 @@ def test_columns_are_ranked_and_a_run_is_cut_to_the_first(tmp_path: Path, capsys
         ((own, "--keep", 2.5), 2, "--keep 2.5: expected a number"),
         ((own, "--output", "c.yaml"), 2, "--output: say how many"),
     ):
-        answer = told(capsys, "columns", *arguments, code=code)
+        answer = told(capsys, "data", "columns", *arguments, code=code)
         assert said in answer["error"]["message"]
 
 

@@ -380,7 +380,7 @@ def write_table(board: Board, folder: Path) -> Mapping[str, Path]:
     files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
     write_text(files["csv"], board.lines.format_csv())
     table = board.table
-    command = f"secure-apfed table {table.name}{' --full' if board.full else ''}"
+    command = f"secure-apfed study table {table.name}{' --full' if board.full else ''}"
     unit = f": {table.unit}" if table.unit else ""
     notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
     if table.leaves_out and not board.full:

@@ -1,0 +1,75 @@
+"""The entry point of the benches: `python -m apfed_bench NAME`, from a checkout of the project."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from apfed_protocols.errors import UnsafeChoiceWarning
+from secure_apfed.base.files import to_json
+from secure_apfed.console import terminal
+from secure_apfed.errors import ApfedError
+
+# Of benches, for the help, which loads none of them; a test compares.
+NAMES = ("exchange", "ids", "psi", "secure-sum", "startup", "transport", "user")
+_ALL = "all"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help=f"{_ALL}, or one of: {', '.join(NAMES)}.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line and bench, nothing else.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Stay under 30 seconds a bench.")] = False,
+    only: Annotated[str, typer.Option(help="Glob of cases, such as 'vole/*'.")] = "*",
+    output: Annotated[
+        Path | None, typer.Option(help="Folder that gets a JSON file of each bench.")
+    ] = None,
+) -> None:
+    """Measure one part against its peers, in turns within one run, or all after another."""
+    if name not in (*NAMES, _ALL):
+        known = ", ".join((*NAMES, _ALL))
+        raise typer.BadParameter(f"no bench is called {name!r}; there are {known}")
+    from apfed_bench.table import run_benches, table_of
+
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # benches measure unsafe peers too
+    failed = False
+    names = NAMES if name == _ALL else (name,)
+    for measured in run_benches(names, quick=quick, cases=only, folder=output):
+        failed |= any(row.get("failed") for row in measured["rows"])
+        if as_json:
+            typer.echo(to_json(measured))
+            continue
+        results = table_of(measured)
+        terminal.show_rows(results.title, results.header, results.cells)
+        for row in measured["rows"]:
+            if "reason" in row:
+                typer.echo(f"{row['case']}: {row['reason']}")
+        typer.echo(
+            f"measured on {measured['machine']}; {measured['stolen']:.1%} of its processor time "
+            "was stolen"
+        )
+    if failed:
+        raise typer.Exit(1)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the benches that the arguments name, and end the process with the exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = terminal.show_warning
+        try:
+            app(args=list(arguments), prog_name="python -m apfed_bench")
+        except (ApfedError, OSError) as error:
+            failure = terminal.failure_of(error)
+            terminal.show_failure(failure, as_json="--json" in arguments, debug=False)
+            sys.exit(failure.code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
