@@ -103,7 +103,15 @@ TEXTS = [
     ROOT / "Makefile",
     *(
         path
-        for folder in (".ci", ".github", "protocols", "secure_apfed", "attacks", "experiments", "docs")
+        for folder in (
+            ".ci",
+            ".github",
+            "protocols",
+            "secure_apfed",
+            "attacks",
+            "experiments",
+            "docs",
+        )
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and path.suffix not in {".gz", ".pdf", ".png", ".pyc", ".woff2"}
     ),
