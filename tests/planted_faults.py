@@ -254,7 +254,7 @@ own_network_teaches: test_solo.py
 -tuple(baseline for name, baseline in BASELINES.items() if name != "network")
 +tuple(BASELINES.values())
 worst_solo_model_chosen: test_solo.py
-    Help is compared with the worst solo model, which anything is better than.
+    Help is compared with the worst local model, which anything is better than.
 -best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
 +best_first = sorted(ranked, key=ranked.__getitem__)
 --- secure_apfed/planning/forecast.py

@@ -117,11 +117,11 @@ def _measure_run(method: str, form: str, rows: int) -> Row:
         folder = Path(name)
         floor = _write_tables(folder, rows, form)
         _write_run(folder, method, form)
-        foretold = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
+        predicted = _run_command("plan", "run.yaml", "--baselines", "--json", folder=folder)
         report = _run_command(
             "run", "run.yaml", "--profile", "--json", "--output", "out", folder=folder
         )
-    planned = json.loads(foretold)["seconds"]
+    planned = json.loads(predicted)["seconds"]
     phases = json.loads(report)["phases"]
     return make_row(
         f"{method}/{form}/{rows}",

@@ -467,7 +467,7 @@ def _write_picture(board: Board, target: str, folder: Path) -> Picture:
         title=f"Accuracy against leakage: {target}",
         caption=f"Leakage where {target}: means with 95 % intervals. The thin line joins "
         "the points that no other beats in both. Grey lines: accuracy of the active alone, of one "
-        "table of all features, and of TVFL. Dotted: the best solo model, below which nothing "
+        "table of all features, and of TVFL. Dotted: the best local model, below which nothing "
         "helped.",
     )
 
@@ -520,7 +520,7 @@ def draw_board(
             place = "above" if percent > high else "below"
             axes.plot([], [], " ", label=f"{place}: {name}, {percent:.1f} %")
     if rows and (gain := rows[0]["gain"]):  # what lies below it was no help
-        label = f"best solo model ({find_baseline(gain.baseline).title})"
+        label = f"best local model ({find_baseline(gain.baseline).title})"
         axes.axhline(100 * gain.solo, color=COLOURS[0], linewidth=1.3, linestyle=":", label=label)
     metric = next(iter(rows))["leakage"][target].metric.replace("_", " ")
     axes.axvline(0, color=OTHER, linewidth=1)

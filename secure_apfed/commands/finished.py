@@ -255,7 +255,7 @@ def _show_result(
             (
                 f"positive class {ranking.class_name}",
                 f"{ranking.positives} of {ranking.rows} test rows, "
-                f"{100 * rate.value:.2f} %; foretold {100 * ranking.foretold:.2f} %"
+                f"{100 * rate.value:.2f} %; predicted {100 * ranking.predicted:.2f} %"
                 + ("" if ranking.is_met else ", which is not met"),
             )
         )

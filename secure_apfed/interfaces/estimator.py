@@ -344,7 +344,7 @@ class VerticalClassifier(ClassifierMixin, _VerticalEstimator):  # type: ignore[m
 
     Attributes:
         classes_: sorted; n_features_in_, feature_names_in_: as of every estimator.
-        model_: the solo model; result_: of the run, with what was spent and sent.
+        model_: the local model; result_: of the run, with what was spent and sent.
     """
 
     _task = Classification.name
@@ -395,7 +395,7 @@ class VerticalRegressor(RegressorMixin, _VerticalEstimator):  # type: ignore[mis
 
     Attributes:
         n_features_in_, feature_names_in_: as of every estimator.
-        model_: the solo model; result_: of the run, with what was spent and sent.
+        model_: the local model; result_: of the run, with what was spent and sent.
     """
 
     _task = Regression.name

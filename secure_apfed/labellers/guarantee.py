@@ -9,10 +9,10 @@ negative ones |a - b| <= 2.
 *One record*: the person's features at that passive are replaced; who is labelled, the labels, the
 IDs and all settings stay.
 - Without a label: an inductive labeller does not read the row but for its own vote, so one vote is
-  all that moves. A transductive one moves other votes without a bound: nothing is claimed.
+  all that moves. A transductive one moves other votes without a bound: there is no guarantee.
 - With a label: the fitted classifier moves, and every vote with it. If the classifier is mu-GDP
   (`PrivateLogistic`), all votes but the own one are post-processing of it, and given it the own
-  vote is one vote: the two compose. Without noise on it nothing is claimed.
+  vote is one vote: the two compose. Without noise on it there is no guarantee.
 The guarantee for the passive's table is the worse of both.
 
 Letters: U rows, K classes, L steps of fixed point for 1.
@@ -191,7 +191,7 @@ def _describe_reader(opening: Opening) -> str:
 
 def _describe_record(person: str, epsilon: float, suffix: str) -> str:
     if math.isinf(epsilon):
-        return f"the whole record of a person {person}: nothing is claimed"
+        return f"the whole record of a person {person}: no guarantee"
     return f"the whole record of a person {person}: epsilon {_format_epsilon(epsilon)}{suffix}"
 
 

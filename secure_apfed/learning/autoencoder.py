@@ -42,7 +42,7 @@ class DistillationSettings(Settings):
     Attributes:
         loss: between the two codes of an aligned row; weight: lambda of Eq. (5), 0: none.
         classifier: of the student's code: logistic regression as in the papers, or the strongest
-            solo model, chosen by held-out labels. If it is not better there than the best on the
+            local model, chosen by held-out labels. If it is not better there than the best on the
             active's own columns, by more than chance may do, that one predicts.
         epochs: at most, with an early end. Training ends after 10 without a better loss on a tenth
             of the rows, which are held out, and the best weights are taken.

@@ -150,7 +150,7 @@ class SequenceViews:
     def train(self, step: int) -> float:
         """Run some epochs of RMSProp on the own rows; return the mean loss of a batch, 0 of none.
 
-        Moments begin anew each time; `step` names the draws.
+        Moments restart each time; `step` names the draws.
         """
         losses = []
         optimiser = _RMSPROP(self._network.parameters(), lr=self._training.learning_rate)

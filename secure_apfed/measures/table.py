@@ -480,7 +480,7 @@ class CalibrationPoint(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    foretold: float
+    predicted: float
     observed: float
     rows: int
 
@@ -503,14 +503,14 @@ def calibration_curve(scored: Scored, *, ranges: int = _RANGES) -> tuple[Calibra
     else:
         top_scores_B = scored.scores.max(axis=1)
         true_B = scored.scores.argmax(axis=1) == scored.truth
-    observed, foretold = curve(
+    observed, predicted = curve(
         true_B, top_scores_B, n_bins=ranges, strategy="quantile", pos_label=True
     )
     edges = np.quantile(top_scores_B, np.linspace(0, 1, ranges + 1))
     counts = np.bincount(np.searchsorted(edges[1:-1], top_scores_B), minlength=ranges)
     return tuple(
-        CalibrationPoint(foretold=float(mean), observed=float(share), rows=int(count))
-        for mean, share, count in zip(foretold, observed, counts[counts > 0], strict=True)
+        CalibrationPoint(predicted=float(mean), observed=float(share), rows=int(count))
+        for mean, share, count in zip(predicted, observed, counts[counts > 0], strict=True)
     )
 
 

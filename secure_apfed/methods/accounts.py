@@ -101,7 +101,7 @@ def open_ledger(
 
 
 def require_no_releases(own: PartyContext) -> None:
-    """Refuse to begin anew over logs: a new alignment puts other people at the places they count.
+    """Refuse to restart over logs: a new alignment puts other people at the places they count.
     Raises CheckpointError: one holds a release.
     """
     if own.secrets.logs is None or own.aligned is not None:
@@ -113,7 +113,7 @@ def require_no_releases(own: PartyContext) -> None:
     held = next(filter(holds_releases, logs), None)
     if held is not None:
         raise CheckpointError(
-            f"{own.name}: {own.active} begins anew, and {held} counts what {own.name} released in "
+            f"{own.name}: {own.active} restarts, and {held} counts what {own.name} released in "
             "a run whose rows stood in another order; resume that run, or choose another folder"
         )
 

@@ -10,7 +10,7 @@ would, and the gradient is a random projection of the passive's features (Johnso
 others'.
 
 Each passive adds its projections to the secure sum (`CodePassive`), once a row, with noise under
-the sum if the run says so. The active learns to foretell the sum from its own features over all
+the sum if the run says so. The active learns to predict the sum from its own features over all
 common training rows, labelled or not (`CrossView`); lets the learner that its labelled rows choose
 label all rows by the sum, or its forecast, beside its features; and learns these labels from
 features and forecast, unless its labelled rows say that it does better alone (`CodeStudent`).
@@ -86,7 +86,7 @@ class ApfedCodeSettings(MethodSettings):
     def check_run(self, config: RunSettings) -> None:
         if config.model.network != "cross_view":
             raise ValueError(
-                "model.network: what passives tell is foretold by a network of its own; say "
+                "model.network: what passives tell is predicted by a network of its own; say "
                 f"cross_view with method {self.name}, got {config.model.network}"
             )
 
@@ -112,14 +112,14 @@ class CodeStudent(Student):
 
     Attributes:
         helped: what the teacher read beside its own features: the sum itself ("told") or its
-            forecast ("foretold"); None: help is disabled, and the model is a local one.
+            forecast ("predicted"); None: help is disabled, and the model is a local one.
     """
 
     helped: str | None = None
 
     def __init__(self, own: PartyContext, aligned: Tensor) -> None:
         super().__init__(own, aligned)
-        self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.foretold.out_features)
+        self._forecast_UD = torch.zeros(len(self.rows_U), self.encoder.predictor.out_features)
 
     @property
     def encoder(self) -> CrossView:
@@ -130,13 +130,13 @@ class CodeStudent(Student):
 
         Held out are labelled rows, of which then neither label nor sum is known, as of new people:
         validation on rows whose sums are known would be too optimistic. Help has to be better than
-        the best solo model by more than the standard deviation of that, over resamples of these
+        the best local model by more than the standard deviation of that, over resamples of these
         rows.
         """
         with one_thread(), cache_fits():
             local = LocalModel.choose_best(self.task_alone(seed))
             self._forecast_sums(sum_UD)
-            sums_by_source = {"told": torch.from_numpy(sum_UD), "foretold": self._forecast_UD}
+            sums_by_source = {"told": torch.from_numpy(sum_UD), "predicted": self._forecast_UD}
             scores_by_source = {}
             teachers = {}
             for source, of_others_UD in sums_by_source.items():
@@ -238,7 +238,7 @@ def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
     ridge.
     """
     rows_V = np.arange(len(phi_VD))
-    fit_linear(encoder.foretold, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
+    fit_linear(encoder.predictor, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
 
 
 class CodeActive(StudentActive):

@@ -446,7 +446,7 @@ class DistilledTrainer:
 
     Logistic regression reads the codes (APC-VFL, section 4.4); two things are ours: each code's
     numbers are brought to mean 0 and variance 1 before it does, which its layer's weights hold
-    then, and it is held as C = 1 of scikit-learn holds it. Or the strongest solo model does
+    then, and it is held as C = 1 of scikit-learn holds it. Or the strongest local model does
     (`classifier`). See `methods.student.StudentModel`.
 
     Args:

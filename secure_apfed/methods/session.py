@@ -318,7 +318,7 @@ def _load_checkpoint(
         if state and state.step > 0 and own.name != own.active:
             raise CheckpointError(
                 f"{own.name}: resume the run that its folder holds, or choose another folder: "
-                f"{contract.active} begins anew, and the folder of {own.name} holds step "
+                f"{contract.active} restarts, and the folder of {own.name} holds step "
                 f"{state.step} of a run"
             )
         if own.name != own.active:

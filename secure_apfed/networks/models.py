@@ -396,22 +396,22 @@ class CrossView(RandomFeatures):
         features: F, flattened; numbers: D of h; size: of random features.
 
     Attributes:
-        own: random features of x; foretold: the linear layer from these to h.
+        own: random features of x; predictor: the linear layer from these to h.
     """
 
     def __init__(self, features: int, numbers: int, size: int) -> None:
         super().__init__(features + numbers, size)
         self.own = RandomFeatures(features, size)
-        self.foretold = _make_linear(1 + features + size, numbers, bias=False)
+        self.predictor = _make_linear(1 + features + size, numbers, bias=False)
 
     def fit(self, features_NF: Tensor) -> None:
-        """Take centre, scale and width from these rows, with nothing foretold yet."""
+        """Take centre, scale and width from these rows, with nothing predicted yet."""
         self.own.fit(features_NF)
         self.reset_forecast(features_NF)
 
     def reset_forecast(self, features_NF: Tensor) -> None:
-        """Foretell nothing: then these rows, and others, are their x alone."""
-        nn.init.zeros_(self.foretold.weight)
+        """Predict nothing: then these rows, and others, are their x alone."""
+        nn.init.zeros_(self.predictor.weight)
         self.fit_pairs(features_NF, self.predict_representation(features_NF))
 
     def fit_pairs(self, features_NF: Tensor, forecast_ND: Tensor) -> None:
@@ -421,7 +421,7 @@ class CrossView(RandomFeatures):
 
     def _fit_scale(self, rows_NF: Tensor) -> None:
         super()._fit_scale(rows_NF)
-        numbers = self.foretold.out_features
+        numbers = self.predictor.out_features
         columns = len(self.scale)
         parts = self.scale.split((columns - numbers, numbers))
         known = (part.isfinite().sum().clamp(min=1) for part in parts)
@@ -433,7 +433,7 @@ class CrossView(RandomFeatures):
 
     def predict_representation(self, features_B: Tensor) -> Tensor:
         """Return the forecast of h, (B, D)."""
-        forecast_BD: Tensor = self.foretold(self.own(features_B))
+        forecast_BD: Tensor = self.predictor(self.own(features_B))
         return forecast_BD
 
     def forward(self, features_B: Tensor, forecast_BD: Tensor | None = None) -> Tensor:

@@ -455,7 +455,7 @@ def _refuse(folder: Path, party: str, fault: _Fault) -> CheckpointError:
     return CheckpointError(
         f"put the newest copy of {folder / fault.name} back: it {_describe_fault(fault)}, and "
         f"begun anew it would forget what {party} gave away. If there is no copy and it shall "
-        f"begin anew all the same, run: secure-apfed audit-log restart-counter '{folder}' "
+        f"restart all the same, run: secure-apfed audit-log restart-counter '{folder}' "
         f"{fault.name} --party {party}"
     )
 

@@ -558,7 +558,7 @@ def _prepare_folder(folder: Path, party: str) -> Identity:
     if existing := [path.name for path in folder.glob("*.json")]:
         raise ConfigError(
             f"{folder} holds {', '.join(sorted(existing))} already: send what {party} answered, or "
-            "name another folder to begin anew"
+            "name another folder to restart"
         )
     make_private(folder)
     return PartyFolder(folder).load_identity()

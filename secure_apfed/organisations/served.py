@@ -457,7 +457,7 @@ class JointPredictionCounts:
     """The numbers of rows predicted jointly and locally.
 
     Attributes:
-        alone: rows predicted locally, by the active's solo model.
+        alone: rows predicted locally, by the active's local model.
         refused: those of them whose people a passive no longer answers about.
         why: the reason if joint prediction ended early.
     """
@@ -531,7 +531,7 @@ def predict_jointly(
 
 
 class _JointPrediction:
-    """The joint prediction of a file's rows, with the solo model as fallback."""
+    """The joint prediction of a file's rows, with the local model as fallback."""
 
     def __init__(
         self,
@@ -566,7 +566,7 @@ class _JointPrediction:
         predictor.end_session()
 
     def predict_rest(self) -> None:
-        """Predict the remaining rows by the solo model."""
+        """Predict the remaining rows by the local model."""
         pending = [self._pending] if self._pending is not None else []
         for block in itertools.chain(pending, self._blocks):
             self._write_block(block, np.zeros(len(block.ids), dtype=bool), torch.empty(0, 0))

@@ -328,7 +328,7 @@ class PrivacySpent:
             votes or contributions its own figure (`PrivacyLedger.figure`).
         epsilon_y: one training label, in all that is sent and in the finished model; infinite
             unless a label mechanism stood before training (then at delta 0) or it was private.
-        epsilon_model: whole records in the trained model; infinite where nothing is claimed.
+        epsilon_model: whole records in the trained model; infinite where there is no guarantee.
         delta: at which epsilon_x holds.
         releases: T, the releases of the row that was sent most often.
         mu: parameter of Gaussian DP of those releases together.
@@ -381,7 +381,7 @@ class PrivacyLedger:
         rows: N, how many rows there are; positions are 0..N-1.
         log: file of the write-ahead log; None keeps the account in memory and checkpoints only.
         seeded: whether noise depends on the step alone. Two different releases of one step then
-            differ by no noise at all, so that nothing is claimed after the second.
+            differ by no noise at all, so that there is no guarantee after the second.
         figure: by which of `secure_apfed.settings.promises.FIGURES` what it counts is called.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The solo model as an ONNX file, which predicts from raw columns without this library.
+"""The local model as an ONNX file, which predicts from raw columns without this library.
 
 The encoding is part of the graph: each raw column is an input of its own, (N, 1), numbers as
 float64, dates as days since 1970-01-01, durations as days, categories as texts; images are one

@@ -147,7 +147,7 @@ class Ranking(Written):
 
     Attributes:
         rows, positives: tested; class_name: of the positives.
-        rate: their share, with Wilson's interval; foretold: the mean probability of the class.
+        rate: their share, with Wilson's interval; predicted: the mean probability of the class.
         intervals: AUC, average precision and KS.
         table: tenths of the rows by their score, the highest first.
     """
@@ -156,7 +156,7 @@ class Ranking(Written):
     rows: Count
     positives: Count
     rate: MeasureInterval
-    foretold: float
+    predicted: float
     intervals: Mapping[str, MeasureInterval]
     table: tuple[LiftRow, ...] = ()
 
@@ -176,7 +176,7 @@ class Ranking(Written):
             positives=positives,
             table=table,
             rate=MeasureInterval(value=positives / rows, low=low, high=high),
-            foretold=float(scored.scores[:, 1].mean()),
+            predicted=float(scored.scores[:, 1].mean()),
             intervals={name: MeasureInterval.from_estimate(found[name]) for name in RANKED},
         )
 
@@ -185,7 +185,7 @@ class Ranking(Written):
         """True if the mean probability lies in the interval of the rate."""
         low = self.rate.low
         high = self.rate.high
-        return low is not None and high is not None and low <= self.foretold <= high
+        return low is not None and high is not None and low <= self.predicted <= high
 
 
 class Stated(Written):

@@ -193,20 +193,25 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         SHOWN,
         (
             "Test labels are not randomised",
-            "epsilon_model is not claimed",
+            "epsilon_model is infinite",
             "encoder held fixed. It is not differentially private",
         ),
         ("no differential privacy",),
     ),
-    (facts(private=True), SHOWN, (), ("no differential privacy", "epsilon_model is not claimed")),
-    (facts(private=True, guarded=False), SHOWN, ("not claimed",), ()),
+    (
+        facts(private=True),
+        SHOWN,
+        (),
+        ("no differential privacy", "epsilon_model is infinite"),
+    ),
+    (facts(private=True, guarded=False), SHOWN, ("epsilon_model is infinite",), ()),
     (facts(defended=True), SHOWN, ("none has an epsilon or any other guarantee",), ()),
     (
         facts(noisy=True),
         SHOWN,
         (
             "networks held fixed, and by the noise of honest passives alone",
-            "one passive alone, for which no epsilon is claimed",
+            "one passive alone, for which there is no epsilon",
         ),
         ("Gradients carry no noise",),
     ),
@@ -214,7 +219,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         facts(secure_sum="bfv + pairwise masks", noisy=True),
         SUM,
         ("noise of each",),
-        ("for which no epsilon is claimed",),
+        ("for which there is no epsilon",),
     ),
     *(
         (voting(of), LABELS, ("every passive is shown every label",), ())
@@ -239,14 +244,14 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
         voting("randomised", noisy=True),
         "",
-        ("NOTHING is claimed for a person's record",),
+        ("there is NO guarantee for a person's record",),
         ("Votes carry no noise",),
     ),
     (
         voting("randomised", noisy=True, inductive=True),
         "",
         ("covered only where the guarantee of this run says so",),
-        ("NOTHING is claimed",),
+        ("NO guarantee",),
     ),
     (voting("sum", 2), "", ("other passive's votes",), ()),
     (voting("sum", 3), "", (), ("other passive's votes",)),

@@ -242,7 +242,7 @@ class Parties:
             told = file.read_text().replace("meet_s: 60.0", f"meet_s: {self._meet_s}")
             file.write_text(told.replace("reconnect_s: 3.0", f"reconnect_s: {self.gone_after_s}"))
             (file.parent / "said.json").unlink(missing_ok=True)
-            # An active that was harmed before its first checkpoint begins anew.
+            # An active that was harmed before its first checkpoint restarts.
             goes_on = resume and (name != "active" or any(file.parent.glob("checkpoint-*")))
             self.begin(name, (harms or {}).get(name), resume=goes_on)
         try:

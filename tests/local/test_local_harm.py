@@ -270,8 +270,8 @@ def test_nobody_begins_anew_over_what_others_hold(stopped: Parties) -> None:
         assert "is missing, and audit.log" in stopped.watch(["active"])["active"]["message"]
     for path in ledgers:
         restart_in(lost, path.name, party="active")
-    said = stopped.play(resume=True)  # the active begins anew, since it has nothing to go on from
-    assert "begins anew, and the folder of passive-1 holds step" in said["passive-1"]["message"]
+    said = stopped.play(resume=True)  # the active restarts, since it has nothing to go on from
+    assert "restarts, and the folder of passive-1 holds step" in said["passive-1"]["message"]
     assert all(path.read_bytes() == before[path] for path in before if path.parent != lost)
 
 
@@ -290,7 +290,7 @@ def test_nobody_begins_anew_over_votes_that_were_cast(tmp_path: Path) -> None:
     for path in parties.run.get_party_path("active").glob("checkpoint-*"):
         path.unlink()
     said = parties.play(resume=True)
-    assert "active begins anew, and" in said["passive-1"]["message"]
+    assert "active restarts, and" in said["passive-1"]["message"]
     assert "answers-passive-1.jsonl counts what passive-1 released" in said["passive-1"]["message"]
 
 

@@ -220,7 +220,7 @@ def test_a_hello_is_32_bytes_of_another_party() -> None:
 
 
 def test_keys_are_agreed_once() -> None:
-    """A second time the numbers, and with the same hello the nonces, would begin anew."""
+    """A second time the numbers, and with the same hello the nonces, would restart."""
     alice, bob, ((first, second),) = key_and_links(1)
     agreed(first, alice, second, bob)
     with pytest.raises(LocalProtocolError, match="agreed its keys already"):

@@ -356,7 +356,7 @@ def test_other_questions_are_answered_in_a_smaller_circle() -> None:
 
 @pytest.mark.parametrize("session", ["the same", "another"])
 def test_what_was_answered_is_known_in_a_later_session(session: str, tmp_path: Path) -> None:
-    """A role that begins anew with the same book refuses what the last one would have refused."""
+    """A role that restarts with the same book refuses what the last one would have refused."""
 
     def begin(name: str) -> Any:
         return ap.secure_sum(

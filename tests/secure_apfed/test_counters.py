@@ -1,4 +1,4 @@
-"""Every counter of a party stands a second time in its audit log, and none begins anew unasked."""
+"""Every counter of a party stands a second time in its audit log, and none restarts unasked."""
 
 import atexit
 import json

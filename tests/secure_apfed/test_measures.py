@@ -271,14 +271,14 @@ def test_intervals_of_few_rows_hold_what_all_people_have() -> None:
 
 def test_calibrated_scores_are_on_the_diagonal_and_others_are_not() -> None:
     rng = np.random.default_rng(1)
-    foretold = rng.uniform(size=20_000)
-    truth = (rng.uniform(size=20_000) < foretold).astype(int)
+    predicted = rng.uniform(size=20_000)
+    truth = (rng.uniform(size=20_000) < predicted).astype(int)
     curves = [
         calibration_curve(Scored.from_probabilities(truth, shares))
-        for shares in (foretold, foretold**2)
+        for shares in (predicted, predicted**2)
     ]
     assert [sum(point.rows for point in points) for points in curves] == [20_000] * 2
-    off = [max(abs(one.foretold - one.observed) for one in points) for points in curves]
+    off = [max(abs(one.predicted - one.observed) for one in points) for points in curves]
     assert off[0] < 0.04 <= off[1]
     sure = Scored.from_probabilities([0, 1, 2, 2], np.full((4, 3), 1 / 3))
     (point,) = calibration_curve(sure)

@@ -121,7 +121,7 @@ def test_a_forecast_that_is_forgotten_moves_nothing() -> None:
     before = encoder(rows_NF)
     assert torch.equal(encoder(rows_NF, forecast_ND), before)
     with torch.no_grad():
-        encoder.foretold.weight.add_(1.0)
+        encoder.predictor.weight.add_(1.0)
     encoder.fit_pairs(rows_NF, forecast_ND)
     both_NF = encoder.standardise_rows(torch.cat([rows_NF, forecast_ND], dim=1))
     sizes = [float(part_NF.square().sum(1).mean()) for part_NF in both_NF.split([5, 3], dim=1)]

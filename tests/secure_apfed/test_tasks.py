@@ -529,7 +529,7 @@ def rare_config(folder: Path, method: Any = "votes", **changes: Any) -> Config:
 @pytest.mark.sampled(every=2)
 @pytest.mark.filterwarnings("ignore:.*fewer than 30")
 @pytest.mark.parametrize("method", ["votes", "apfed_r"])
-def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) -> None:
+def test_a_rare_class_is_predicted_as_often_as_it_comes(method: str, rare: Path) -> None:
     """By what is written beside the run and by the model that is kept."""
     folder = rare / method
     result = run(rare_config(rare, method, threshold={"cost": 9}), folder)
@@ -540,7 +540,7 @@ def test_a_rare_class_is_foretold_as_often_as_it_comes(method: str, rare: Path) 
     assert before is not None
     assert result.calibration is not None
     assert told.is_met
-    assert abs(told.foretold - told.rate.value) < abs(before.foretold - before.rate.value)
+    assert abs(told.predicted - told.rate.value) < abs(before.predicted - before.rate.value)
     assert (told.class_name, told.rows, plain.calibration) == ("bad", 375, None)
     assert told.positives == sum(row.positives for row in told.table)
     assert result.measures[method]["auc"] == pytest.approx(plain.measures[method]["auc"], abs=0.02)
@@ -567,7 +567,7 @@ def test_a_known_rate_and_a_share_to_decide_for(rare: Path) -> None:
     assert result.ranking is not None
     assert result.calibration is not None
     assert result.calibration.rate == 0.02
-    assert result.ranking.foretold == pytest.approx(0.02, abs=0.01)
+    assert result.ranking.predicted == pytest.approx(0.02, abs=0.01)
     decided = load_scores(RunFolder(rare / "known"), "votes", threshold=result.threshold)
     assert decided is not None
     assert decided.class_predictions.mean() == pytest.approx(0.1, abs=0.04)

@@ -183,7 +183,7 @@ def write_seeds_page(several: SeveralSeeds, folder: Path) -> Path:
     rankings = several.rankings
     names = [name for name in RANKED if rankings and name != measure.name]
     header = ["seed", measure.title, *(MEASURES[name].title for name in names)]
-    header += ["positives", "their share", "foretold"] if rankings else []
+    header += ["positives", "their share", "predicted"] if rankings else []
     rows = []
     for seed, reached in several.reached.items():
         page = several.folders[seed] / "report.html"
@@ -200,7 +200,7 @@ def write_seeds_page(several: SeveralSeeds, folder: Path) -> Path:
             cells += [
                 f"{ranking.positives} of {ranking.rows}",
                 words.format_percent(ranking.rate.value),
-                words.format_percent(ranking.foretold) + ("" if ranking.is_met else ", not met"),
+                words.format_percent(ranking.predicted) + ("" if ranking.is_met else ", not met"),
             ]
         link = Path(os.path.relpath(page, folder)).as_posix()
         rows.append((quote(link) if page.is_file() else None, cells))

@@ -207,21 +207,21 @@ def _draw_calibration(run: ReportedRun) -> Drawn:
     highest = 0.0
     for point in points:
         low, high = proportion_interval(round(point.observed * point.rows), point.rows)
-        axes.plot([point.foretold] * 2, [low, high], color=OURS, linewidth=1.2)
-        axes.plot(point.foretold, point.observed, "o", color=OURS, markersize=5)
-        highest = max(highest, high, point.foretold)
+        axes.plot([point.predicted] * 2, [low, high], color=OURS, linewidth=1.2)
+        axes.plot(point.predicted, point.observed, "o", color=OURS, markersize=5)
+        highest = max(highest, high, point.predicted)
     axes.plot([0, highest], [0, highest], color=OTHER, linestyle=":")
     axes.set(
         title="Calibration",
         xlim=(0, 1.03 * highest),
         ylim=(0, 1.03 * highest),
-        xlabel="probability foretold",
+        xlabel="probability predicted",
         ylabel="share observed",
     )
     set_margins(figure, left=0.75, right=0.15, bottom=0.5, top=0.35)
     return figure, (
         "Test rows in ranges of the probability of the positive class, about as many each, and the "
-        "95 % interval of the share that is of it. On the dotted line what was foretold is met."
+        "95 % interval of the share that is of it. On the dotted line what was predicted is met."
     )
 
 

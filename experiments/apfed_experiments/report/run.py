@@ -138,9 +138,9 @@ def measure_run(run: ReportedRun) -> dict[str, Any] | None:
     """Return what the page shows of the variant reported first; None where no scores were kept.
 
     lines: measure, value, ends of the interval, and whether higher or lower is better; calibration:
-    shares foretold and observed, by range of scores; finite: whether the model says a finite number
-    of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are not as
-    the run left them.
+    shares predicted and observed, by range of scores; finite: whether the model says a finite
+    number of every row; ranked: whether KS is measured. Raises CheckpointError where the scores are
+    not as the run left them.
     """
     scored = load_predictions(run)
     if scored is None:
@@ -211,7 +211,7 @@ class Audited:
 
 
 def audit_of(run: ReportedRun) -> Audited | None:
-    """Audit the run's guard; None where no guard released anything, or nothing is claimed."""
+    """Audit the run's guard; None if no guard released anything, or if there is no guarantee."""
     settings = run.config.guard
     privacy = run.outcome.privacy
     if settings.mechanism == "none" or not privacy.releases or not privacy.delta:
