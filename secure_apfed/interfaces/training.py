@@ -44,6 +44,7 @@ from secure_apfed.data.lazy_rows import LazyRows, is_lazy
 from secure_apfed.data.partition import choose_labelled_rows, split_rows
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarning
+from secure_apfed.learning.black_box import GradientSource, describe_black_boxes
 from secure_apfed.learning.descent import MakeOptimizer
 from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
 from secure_apfed.measures.table import MEASURES
@@ -128,25 +129,55 @@ class Passive:
     Attributes:
         name: of the party.
         ids: of its rows, N texts or numbers, distinct.
-        rows: array or tensor (N, *shape), a frame of N rows, or a map-style data set of N items.
+        rows: array or tensor (N, *shape), a frame of N rows, or a map-style data set of N items; a
+            party with a `gradient` may leave them out.
         loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
             function. Gradients through z are what it contributes.
         weight: lambda of Eq. (8).
         row_wise: of a loss of its own: whether a row's gradient depends on that row alone.
         encoder: what it sends, where a method sums or joins representations (TVFL, split networks).
+        gradient: in place of a loss, what answers without being looked into, of any framework:
+            (step, rows, z) -> gradient (`secure_apfed.learning.black_box`). `rows` are positions in
+            `ids`, (B,) int64; z is an array (B, *shape); it returns an array or a tensor of that
+            shape, of each row the gradient of that row's own loss.
         optimizer: as `torch.optim.AdamW`; None: that of `train`.
         workers: threads that read a data set.
+
+    Raises:
+        ConfigError: a `gradient` beside a loss, an encoder or an optimizer, which it replaces; or
+            neither rows nor a `gradient`.
     """
 
     name: str
     ids: Sequence[Any] = field(repr=False)
-    rows: Any = field(repr=False)
+    rows: Any = field(default=None, repr=False)
     loss: "Reconstruction | Contrastive | LossSource" = field(default_factory=Reconstruction)
     weight: float = 1.0
     row_wise: bool = False
     encoder: ModuleSource | None = field(default=None, kw_only=True)
+    gradient: GradientSource | None = field(default=None, kw_only=True)
     optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
     workers: int = field(default=4, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.gradient is None:
+            if self.rows is None:
+                raise ConfigError(
+                    f"{self.name}: it has neither rows nor a gradient; give rows=..., or "
+                    "gradient=... of a party that computes it out of sight"
+                )
+            return
+        replaced = {
+            "loss": self.loss != Reconstruction(),
+            "encoder": self.encoder is not None,
+            "optimizer": self.optimizer is not None,
+        }
+        given = [name for name, is_given in replaced.items() if is_given]
+        if given:
+            raise ConfigError(
+                f"{self.name}: gradient is given beside {' and '.join(given)}; what computes its "
+                "own gradient trains itself: leave one of the two out"
+            )
 
 
 @dataclass(frozen=True)
@@ -184,6 +215,7 @@ class TrainingResult:
         best_local, best_local_name: that of the best local model by validation; None: not tried.
         not_tried: which local models were not tried, and why.
         test_rows: positions of the active's rows that measured, int64.
+        black_boxes: the passives that brought a gradient of their own.
     """
 
     networks: nn.Sequential | None = field(repr=False)
@@ -194,6 +226,7 @@ class TrainingResult:
     best_local_name: str = ""
     not_tried: str = ""
     test_rows: Tensor = field(repr=False)
+    black_boxes: tuple[str, ...] = ()
 
     @property
     def model(self) -> nn.Sequential:
@@ -251,6 +284,7 @@ class TrainingResult:
             f"{title}: epsilon {value:g}" if math.isfinite(value) else f"{title}: no guarantee"
             for title, value in self.epsilon.items()
         ]
+        lines += describe_black_boxes(self.black_boxes)
         lines.append(f"bytes sent: {self.run.wire_bytes:,}")
         return "\n".join(lines)
 
@@ -332,7 +366,13 @@ def train(
     model = None
     if networks is not None:
         model = nn.Sequential(networks.encoder, networks.head).eval()
-    found = TrainingResult(networks=model, classes=classes, run=result, test_rows=data.test_rows)
+    found = TrainingResult(
+        networks=model,
+        classes=classes,
+        run=result,
+        test_rows=data.test_rows,
+        black_boxes=tuple(party.name for party in passives if party.gradient is not None),
+    )
     return _compare_locally(found, config, data, fresh) if baselines else found
 
 
@@ -343,6 +383,8 @@ def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCo
         own = optimizer
     if isinstance(party, Active):
         return OwnCode(encoder=party.encoder, head=party.head, optimizer=own)
+    if party.gradient is not None:
+        return OwnCode(gradient=party.gradient)
     loss = party.loss
     if isinstance(loss, Reconstruction):
         return OwnCode(encoder=party.encoder, decoder=loss.decoder, optimizer=own)
@@ -354,6 +396,8 @@ def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCo
 def _describe_loss(party: Passive) -> dict[str, Any]:
     """Return the settings of a passive's objective."""
     loss = party.loss
+    if party.gradient is not None:
+        return {"name": "black_box"}
     if isinstance(loss, Reconstruction):
         return {"name": "reconstruction"}
     if isinstance(loss, Contrastive):
@@ -420,6 +464,11 @@ def _describe_passive(
     party: Passive, model: Mapping[str, Any], *, has_loss: bool
 ) -> dict[str, Any]:
     """Return a passive's settings; networks that it does not bring are those of the settings."""
+    if party.gradient is not None and not has_loss:
+        raise ConfigError(
+            f"{party.name}: it brings a gradient, and this method sums none of passives; take "
+            "method apfed, or leave it out"
+        )
     brings = party.encoder is not None
     said: dict[str, Any] = {"model": {**model, "network": "own" if brings else "auto"}}
     if has_loss:
@@ -533,6 +582,9 @@ def _make_table(party: Active | Passive, *, labels: Tensor | None) -> PartyTable
 def _read_rows(party: Active | Passive) -> tuple[Any, FeatureEncoding]:
     """Return the rows as features, and how they were read."""
     rows = party.rows
+    if isinstance(party, Passive) and rows is None:
+        # Whoever computes gradients out of sight shows no rows: nobody reads this column.
+        return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
         words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
         encoding = fit_columns(rows, categorical=words, source=party.name)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 from torch import Tensor, nn
 
 from secure_apfed.errors import ConfigError, ModelError
+from secure_apfed.learning.black_box import BlackBox, GradientSource
 from secure_apfed.learning.descent import MakeOptimizer
 from secure_apfed.networks.models import NETWORKS, Shape, family_for
 from secure_apfed.networks.objectives import Objective
@@ -31,6 +32,7 @@ from secure_apfed.settings import Settings, did_you_mean
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     CODE_NAME,
+    BlackBoxSettings,
     CodeName,
     ModelSettings,
     OwnLossSettings,
@@ -49,6 +51,7 @@ class CodeSettings(Settings):
         head_network: the active's head.
         decoder: of a passive that reconstructs.
         objective: a passive's loss, where the run says `objective: {name: own}`.
+        gradient: a passive's (step, rows, z) -> gradient, where it says `objective: black_box`.
         optimizer: takes the parameters that the party trains.
     """
 
@@ -56,6 +59,7 @@ class CodeSettings(Settings):
     head_network: CodeName | None = None
     decoder: CodeName | None = None
     objective: CodeName | None = None
+    gradient: CodeName | None = None
     optimizer: CodeName | None = None
 
 
@@ -67,6 +71,7 @@ class OwnCode:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
         decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
         objective: the loss of a passive, or a whole `Objective`.
+        gradient: of a passive that nobody sees inside, (step, rows, z) -> gradient of each row.
         optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
     """
 
@@ -74,6 +79,7 @@ class OwnCode:
     head: ModuleSource | None = field(default=None, repr=False)
     decoder: ModuleSource | None = field(default=None, repr=False)
     objective: LossSource | None = field(default=None, repr=False)
+    gradient: GradientSource | None = field(default=None, repr=False)
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +115,7 @@ class OwnCode:
             head=found.get("head_network"),
             decoder=found.get("decoder"),
             objective=found.get("objective"),
+            gradient=found.get("gradient"),
             optimizer=found.get("optimizer"),
         )
 
@@ -138,6 +145,22 @@ class OwnCode:
         if isinstance(loss, Objective):
             return loss
         return OwnObjective(loss, settings, owner=owner)
+
+    def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
+        """Return the party's own gradients; see `BlackBox`.
+
+        Raises:
+            ConfigError: it brought none.
+        """
+        source: Any = self.gradient
+        if source is None:
+            raise ConfigError(
+                f"passives.{owner}.objective: it is black_box, and {owner} brought no gradient; "
+                "hand one in (secure_apfed.train), or name it in its own file, as code: {gradient: "
+                '"my_registry:gradient"}'
+            )
+        gradient = source() if isinstance(source, type) else source
+        return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
     def copy_networks(self) -> "FreshFamily | None":
         """Return its own networks as they are now, to be made anew each time; None: none."""
@@ -315,6 +338,7 @@ def split_code(
         own[name] = CodeSettings(
             network=_pick_code((settings.model or config.model).network),
             objective=objective.code if isinstance(objective, OwnLossSettings) else None,
+            gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
         )
     model = _hide_network(config.model)
     return config.model_copy(update={"model": model, "passives": shared}), own
@@ -335,7 +359,7 @@ def _hide_code(settings: PassiveSettings) -> PassiveSettings:
     hidden: dict[str, object] = {}
     if settings.model is not None:
         hidden["model"] = _hide_network(settings.model)
-    if isinstance(settings.objective, OwnLossSettings):
+    if isinstance(settings.objective, OwnLossSettings | BlackBoxSettings):
         hidden["objective"] = settings.objective.model_copy(update={"code": None})
     return settings.model_copy(update=hidden)
 
@@ -346,8 +370,9 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
     for name, passive in config.passives.items():
         if passive.model is not None:
             named |= _list_networks(f"passives.{name}.model", passive.model)
-        if isinstance(passive.objective, OwnLossSettings) and passive.objective.code:
-            named[f"passives.{name}.objective.code"] = passive.objective.code
+        code = getattr(passive.objective, "code", None)
+        if code:
+            named[f"passives.{name}.objective.code"] = code
     return {key: value for key, value in named.items() if CODE_NAME.fullmatch(value)}
 
 

@@ -41,7 +41,7 @@ from secure_apfed.privacy.noise import NoiseSource
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.settings.method import Released
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import NoiseSettings, OwnLossSettings
+from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnLossSettings
 
 
 def fresh_secrets(
@@ -331,7 +331,7 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
     kinds = (DEFENCES[choice.kind] for choice in config.defences)
     defended = any("contributions" in kind.protects for kind in kinds)
     objective = objective_of(config, passive)
-    if isinstance(objective, OwnLossSettings):
+    if isinstance(objective, OwnLossSettings | BlackBoxSettings):
         row_wise = objective.row_wise
     else:
         row_wise = OBJECTIVES[objective.name].row_wise

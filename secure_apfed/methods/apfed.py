@@ -35,6 +35,7 @@ from secure_apfed.data.lazy_rows import score_in_parts, select_rows
 from secure_apfed.errors import ModelError, NarrowBatchWarning
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.labellers import Labeller, Spreading
+from secure_apfed.learning.black_box import BlackBox
 from secure_apfed.learning.descent import (
     EVERY,
     ActiveNetworks,
@@ -107,6 +108,7 @@ from secure_apfed.privacy.measured import check_loss, check_objective, check_row
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
+    BlackBoxSettings,
     ContrastiveSettings,
     ObjectiveSettings,
     OwnLossSettings,
@@ -412,7 +414,7 @@ class ApfedPassive(SumHelper):
     def __init__(
         self,
         sum_end: PassiveSum,
-        trainer: "PassiveTrainer",
+        trainer: "PassiveTrainer | BlackBox",
         *,
         held_N: Tensor | None = None,
         defences: Sequence[GradientDefence] = (),
@@ -863,31 +865,47 @@ class Apfed(SumMethod, SingleView):
         return active_of(ApfedActive, own, contract, rows, sum_end)
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        train = own.config.train
         held_N = rows >= 0
         terms = contract.passives[own.name]
         table = own.data.table
         shape = terms.representation.shape
-        assert terms.objective is not None
-        with seed_draws(own.secrets.seed, own.name, "objective"):
-            objective = _make_objective(own, terms.objective, representation=shape)
-            objective.fit(select_rows(table.features, rows[held_N]))
-        trainer = PassiveTrainer(
-            own.name,
-            objective,
-            features_N=select_rows(table.features, rows.clamp(min=0)),
-            train=train,
-            seed=own.secrets.seed,
-            optimizer=own.code.optimizer,
-        )
+        is_black_box = isinstance(terms.objective, BlackBoxSettings)
+        trainer: PassiveTrainer | BlackBox
+        if is_black_box:
+            trainer = own.code.make_black_box(owner=own.name, rows_N=rows, ids=table.ids)
+        else:
+            trainer = _make_passive_trainer(own, terms, rows, held_N)
         sum_end = SessionSum.from_contract(own, contract).make_passive_end(
             people=len(rows), held_N=held_N, repeatable=True
         )
         defences = defences_of(own, "contributions")
-        if sum_end.noise is None and not defences and math.prod(table.shape) <= _MOST_COUNTED:
+        is_counted = not is_black_box and math.prod(table.shape) <= _MOST_COUNTED
+        if sum_end.noise is None and not defences and is_counted:
             columns = count_columns(table.features[rows[held_N]])
             warn_if_narrow(own.name, columns, math.prod(shape))
         return ApfedPassive(sum_end, trainer, held_N=held_N, defences=defences)
+
+
+def _make_passive_trainer(
+    own: PartyContext, terms: PassiveTerms, rows: Tensor, held_N: Tensor
+) -> PassiveTrainer:
+    """Return a passive's descent over its rows in the order of the alignment, fitted to those
+    held.
+    """
+    features = own.data.table.features
+    assert terms.objective is not None
+    shape = terms.representation.shape
+    with seed_draws(own.secrets.seed, own.name, "objective"):
+        objective = _make_objective(own, terms.objective, representation=shape)
+        objective.fit(select_rows(features, rows[held_N]))
+    return PassiveTrainer(
+        own.name,
+        objective,
+        features_N=select_rows(features, rows.clamp(min=0)),
+        train=own.config.train,
+        seed=own.secrets.seed,
+        optimizer=own.code.optimizer,
+    )
 
 
 def _make_objective(

@@ -18,7 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_protocols.conversation import Conversation, converse
@@ -35,6 +37,8 @@ from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.exchange import Flow, Kind
 from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.exchange.transcript import MOST_CONTRIBUTED, free_megabytes
+from secure_apfed.learning.black_box import describe_black_boxes
+from secure_apfed.learning.own_code import OwnCode
 from secure_apfed.methods import METHODS, Simulation, SimulationInputs, train_epochs
 from secure_apfed.methods.alignment import require_labels
 from secure_apfed.methods.terms import (
@@ -57,7 +61,7 @@ from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TABLES, TableShape
 from secure_apfed.settings.promises import Promise, promises_of
 from secure_apfed.settings.run import TranscriptSettings
-from secure_apfed.settings.training import ContrastiveSettings, ModelSettings
+from secure_apfed.settings.training import BlackBoxSettings, ContrastiveSettings, ModelSettings
 
 _WIDE = 1024
 _LARGE_EPSILON = 10.0
@@ -427,6 +431,10 @@ def forecast(
         warnings=(
             *_find_warnings(config, rehearsal, links, privacy.epsilon_x, len(data.passives)),
             *_describe_openings(settled, data, shapes),
+            *(
+                f"{described}; its time is not rehearsed"
+                for described in describe_black_boxes(_list_black_boxes(config, data))
+            ),
         ),
     )
 
@@ -632,8 +640,11 @@ def _rehearse(
     rows = batch * steps
     labelled = min(rows, labelled) if config.method.asks_once else rows
     data = _random_data(like, rows, aligned, labelled=labelled)
+    # A black box is not asked about made-up people.
+    code = {name: OwnCode(gradient=_contribute_zeros) for name in _list_black_boxes(config, like)}
     with threads_for(config.model, batch, [table.shape for table in data.tables]):
-        session = Simulation(METHODS[config.method.name], SimulationInputs(config=quiet, data=data))
+        start = SimulationInputs(config=quiet, data=data, code=code)
+        session = Simulation(METHODS[config.method.name], start)
         setup = session.transcript.flows
         loop = _RehearsalLoop(session, batch)
         session.run_script(train_epochs(session.learner, session.links, loop))
@@ -650,6 +661,18 @@ def _rehearse(
         numbers_per_row=math.prod(terms[0].representation.shape) if terms else 0,
         contributions=session.contributions,
     )
+
+
+def _list_black_boxes(config: Config, data: VerticalData) -> list[str]:
+    """Return the passives that bring gradients of their own."""
+    if not config.method.sums_gradients:
+        return []
+    names = [table.name for table in data.passives]
+    return [name for name in names if isinstance(objective_of(config, name), BlackBoxSettings)]
+
+
+def _contribute_zeros(step: int, rows: NDArray[np.int64], z: NDArray[Any]) -> NDArray[Any]:
+    return np.zeros_like(z)
 
 
 class _RehearsalLoop:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from secure_apfed.base.names import UPDATES
 from secure_apfed.config import Config
 from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.learning.black_box import describe_black_boxes, find_black_boxes
 from secure_apfed.methods import Session
 from secure_apfed.privacy.accountants import GaussianRelease
 from secure_apfed.privacy.contributions import contributions_statement
@@ -160,6 +161,7 @@ def guarantee_text(config: Config, session: Session, labels: LabelMechanism) -> 
     if session.contract.secure_sum.get("noise") and not votes:
         kind = sum_kind(config.secure_sum)
         also.insert(0, contributions_statement(kind.leaks.single, seeded=seeded))
+    also += describe_black_boxes(find_black_boxes(session.contract.passives))
     return guarantee_of(
         learner.guarantee,
         labels,

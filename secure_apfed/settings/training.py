@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Literal, Self, TypeAlias, get_args
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from secure_apfed.settings.protection import (
 __all__ = [
     "CODE_NAME",
     "DEVICE",
+    "BlackBoxSettings",
     "ClusteringSettings",
     "ContrastiveSettings",
     "ModelSettings",
@@ -259,8 +260,27 @@ class OwnLossSettings(Settings):
     ] = False
 
 
+class BlackBoxSettings(Settings):
+    """Gradients of code that nobody else sees inside (`secure_apfed.learning.black_box`).
+
+    Under `secure_sum.noise` a person is charged for a whole batch.
+
+    Attributes:
+        code: as my_losses:cosine; null: the party hands it in, or names it in its own file.
+    """
+
+    row_wise: ClassVar[bool] = False
+
+    name: Literal["black_box"] = "black_box"
+    code: Annotated[CodeName | None, NOBODY] = None
+
+
 ObjectiveSettings = Annotated[
-    ReconstructionSettings | ContrastiveSettings | ClusteringSettings | OwnLossSettings,
+    ReconstructionSettings
+    | ContrastiveSettings
+    | ClusteringSettings
+    | OwnLossSettings
+    | BlackBoxSettings,
     Field(discriminator="name"),
 ]
 

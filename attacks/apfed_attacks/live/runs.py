@@ -295,7 +295,7 @@ class LiveRun(LiveSession[ApfedActive]):
                 "of whom it has a row"
             )
         trainer = self._parties[passive].trainer
-        objective = trainer.objective
+        objective = getattr(trainer, "objective", None)  # a black box has none
         if not isinstance(objective, Contrastive):
             raise AttackError(f"{passive} holds no contrasted representations")
         with torch.no_grad():

@@ -1,0 +1,138 @@
+"""A passive that nobody here sees inside: any (step, rows, z) -> gradient, of any framework.
+
+Run by: the passive alone. Its answer is checked for what can be seen of it: one row for each row
+of z, of z's shape, real and finite. Then it is weighed, defended, clipped, noised and summed as
+that of any passive (`secure_apfed.methods.sum_end`), and asked no more often.
+
+What cannot be seen is not promised. Whether a row's gradient reads that row alone is not known, so
+that noise under a sum is charged for a whole batch; and what the code keeps from one step to
+another is bounded by nothing.
+
+Letters: B rows of a batch, N people of the alignment.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from secure_apfed.contract import PassiveTerms
+from secure_apfed.errors import ModelError
+from secure_apfed.settings.training import BlackBoxSettings
+
+GradientSource: TypeAlias = Callable[[int, NDArray[np.int64], NDArray[np.floating]], Any]
+"""(step, rows, z) -> gradient. `step`: of the run, rising; `rows`: (B,), positions in the party's
+own list of IDs; `z`: (B, *shape), float32 or float64, a copy of what came. It returns an array or a
+tensor of z's shape: of each row the gradient of that row's own loss, not divided by B."""
+
+
+class BlackBox:
+    """The descent of a passive by code of its own; it stands where a `PassiveTrainer` stands.
+
+    Args:
+        owner: the passive, for errors.
+        gradient: what answers; its method `prepare(ids)`, if it has one, is called here.
+        rows_N: position in the party's own list of each aligned person, (N,); below 0: it does not
+            know that person, and is not asked.
+        ids: the party's own list.
+    """
+
+    def __init__(
+        self, owner: str, gradient: GradientSource, *, rows_N: Tensor, ids: Sequence[str]
+    ) -> None:
+        self._owner = owner
+        self._gradient = gradient
+        self.features_N = rows_N
+        prepare = getattr(gradient, "prepare", None)
+        if callable(prepare):
+            prepare(tuple(ids))
+
+    def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
+        """Measure nothing: no word of it lowers a charge."""
+
+    def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+        """Ask for the gradient of each row's own loss; return lambda_p times it, (B, *shape).
+
+        Args:
+            rows_B: positions in the alignment, (B,); sent_B: what came for them.
+
+        Raises:
+            ModelError: the code fails, changes z, or returns something else than such a gradient.
+        """
+        sent = sent_B.detach().cpu().numpy()
+        z = sent.copy()
+        try:
+            answer = self._gradient(step, self.features_N[rows_B].numpy(), z)
+        except Exception as error:
+            raise ModelError(
+                f"{self._owner}: its gradient failed at step {step}, for {len(sent)} rows and z of "
+                f"shape {sent.shape}: {type(error).__name__}: {error}"
+            ) from error
+        if not np.array_equal(z, sent):
+            raise ModelError(
+                f"{self._owner}: its gradient changes z in place; take z.copy(), or operations "
+                "that return another array"
+            )
+        return self._read_answer(answer, sent_B) * weight
+
+    def _read_answer(self, answer: Any, sent_B: Tensor) -> Tensor:
+        """Return the answer as a tensor as z is.
+
+        Raises:
+            ModelError: it is none; says what was expected, and what came.
+        """
+        shape = tuple(sent_B.shape)
+        expected = f"{self._owner}: its gradient returns a numpy array or a tensor of shape {shape}"
+        if not isinstance(answer, np.ndarray | Tensor):
+            advice = {"NoneType": "; end it with return", "list": "; wrap it in np.array(...)"}
+            kind = type(answer).__name__
+            raise ModelError(f"{expected}, as z is; got {kind}{advice.get(kind, '')}")
+        if tuple(answer.shape) != shape:
+            raise ModelError(
+                f"{expected}: one row for each row of z, in the same order, with as many numbers; "
+                f"got {tuple(answer.shape)}"
+            )
+        is_real = isinstance(answer, Tensor) or answer.dtype.kind == "f"
+        if not is_real or (isinstance(answer, Tensor) and not answer.is_floating_point()):
+            raise ModelError(
+                f"{expected} of real floating-point numbers; got {answer.dtype}; convert it, as "
+                "with .astype(np.float32)"
+            )
+        if isinstance(answer, np.ndarray):
+            with np.errstate(over="ignore"):  # what is too large is refused below
+                answer = torch.from_numpy(np.ascontiguousarray(answer, dtype=np.float64))
+        gradient_B = answer.detach().cpu().to(sent_B.dtype)
+        if not bool(gradient_B.isfinite().all()):
+            wrong = int((~gradient_B.isfinite()).flatten(1).any(1).sum())
+            raise ModelError(
+                f"{expected} of finite numbers; {wrong} of {len(gradient_B)} rows are NaN or "
+                "infinite; lower its learning rate, or mend its loss"
+            )
+        return gradient_B
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return nothing: its state is its own, and no checkpoint holds it."""
+        return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load nothing; see `tensors`."""
+
+
+def find_black_boxes(passives: Mapping[str, PassiveTerms]) -> tuple[str, ...]:
+    """Return the passives whose terms say that they are black boxes."""
+    return tuple(
+        name for name, terms in passives.items() if isinstance(terms.objective, BlackBoxSettings)
+    )
+
+
+def describe_black_boxes(names: Iterable[str]) -> list[str]:
+    """Return what is not known of these black boxes, and what is charged for it; none: no text."""
+    return [
+        f"{name} is a black box: shape, finite numbers, norm and counts of its gradients are "
+        "checked; whether a row's gradient reads that row alone is not known, so noise is charged "
+        "for a whole batch; what it keeps between steps is bounded by nothing"
+        for name in names
+    ]
