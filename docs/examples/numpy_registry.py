@@ -1,7 +1,7 @@
 """A passive in numpy alone: it reads its own file and answers with gradients.
 
-Secure APFed calls it with the rows of a batch and what the active sent for them. It knows nothing of
-PyTorch, sums or other parties. In a run's file: `objective: {name: black_box, code:
+Secure APFed calls it with the rows of a batch and what the active sent for them. It knows nothing
+of PyTorch, sums or other parties. In a run's file: `objective: {name: black_box, code:
 "numpy_registry:Registry"}`; between organisations in the registry's own party.yaml: `code:
 {gradient: "numpy_registry:Registry"}`.
 
@@ -25,8 +25,8 @@ class Registry:
     def __init__(self, path="registry.csv"):
         cells = np.loadtxt(path, delimiter=",", dtype=str, skiprows=1)
         columns = cells[:, 1:].astype(np.float64)
-        spread = columns.std(axis=0)
-        self.rows_by_id = dict(zip(cells[:, 0], (columns - columns.mean(axis=0)) / spread))
+        standard = (columns - columns.mean(axis=0)) / columns.std(axis=0)
+        self.rows_by_id = dict(zip(cells[:, 0], standard, strict=True))
         self.table = None
         self.weights = None
 
@@ -68,6 +68,12 @@ class Piped:
         self.send(b"".join(part.tobytes() for part in parts))
         answer = self.process.stdout.read(z.size * 8)
         return np.frombuffer(answer, "<f8").reshape(z.shape)
+
+    def close(self):
+        """End the process."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
 
     def send(self, message):
         self.process.stdin.write(message)

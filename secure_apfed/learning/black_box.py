@@ -104,7 +104,7 @@ class BlackBox:
         if isinstance(answer, np.ndarray):
             with np.errstate(over="ignore"):  # what is too large is refused below
                 answer = torch.from_numpy(np.ascontiguousarray(answer, dtype=np.float64))
-        gradient_B = answer.detach().cpu().to(sent_B.dtype)
+        gradient_B: Tensor = answer.detach().cpu().to(sent_B.dtype)
         if not bool(gradient_B.isfinite().all()):
             wrong = int((~gradient_B.isfinite()).flatten(1).any(1).sum())
             raise ModelError(

@@ -44,7 +44,8 @@ def built_site(folder: Path) -> Path:
     return folder
 
 
-def _module(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
+    """Return a file in Python as a module of its own."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -54,7 +55,7 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-HOOK = _module(DOCS / "site_pages.py")
+HOOK = load_module(DOCS / "site_pages.py")
 """What makes the generated parts of the pages."""
 
 
@@ -62,7 +63,7 @@ def program_of(document: str, folder: Path, *, at: int = 0) -> ModuleType:
     """A fenced block in Python as a file in this folder, and as a module of its own."""
     path = folder / f"{Path(document).stem.replace('-', '_')}_{at}.py"
     path.write_text(blocks(document, "python")[at], encoding="utf-8")
-    return _module(path)
+    return load_module(path)
 
 
 def command_lines(document: str, program: str) -> Iterator[tuple[list[str], bool]]:

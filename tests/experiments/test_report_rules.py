@@ -268,6 +268,9 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("passives' representations decided", "the contribution of"),
     ),
     (facts("tvfl"), "", (), ("rests on no proof",)),
+    (facts(black_boxes=True), "", ("noise is charged for a whole batch",), ()),
+    (facts(), "", (), ("black-box",)),
+    (facts("tvfl", black_boxes=True), "", (), ("black-box",)),
     (facts("single_view", "plain", 0, guarded=False), "", ("epsilon_y is infinite",), ()),
 )
 

@@ -1,7 +1,9 @@
 """Passives that nobody sees inside: summed as others, and checked for what can be seen of them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from secure_apfed.methods.accounts import make_sum_release, sum_and_noise
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.run import run_in_memory
+from tests.docs.pages import DOCS, load_module, program_of
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_training import IDS, QUICK, ROWS, make_active, make_passive
 
@@ -336,3 +339,64 @@ def test_a_partys_own_file_names_it(beside: Path) -> None:
 def test_who_brings_none_is_told_where_to_name_it() -> None:
     with pytest.raises(ConfigError, match=r"code: \{gradient: .my_registry:gradient"):
         OwnCode().make_black_box(owner="registry", rows_N=torch.arange(3), ids=IDS[:3])
+
+
+@pytest.fixture
+def numpy_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The page's example, in a folder with a registry's file whose rows stand in another order."""
+    lines = [
+        ",".join([person, *map(str, row[4:].tolist())])
+        for person, row in zip(IDS, ROWS, strict=True)
+    ]
+    lines.reverse()
+    (tmp_path / "registry.csv").write_text("\n".join(["id,a,b,c,d", *lines, ""]))
+    monkeypatch.chdir(tmp_path)
+    return load_module(DOCS / "examples" / "numpy_registry.py")
+
+
+def test_the_example_in_numpy_learns_and_is_the_same_in_a_process_of_its_own(
+    numpy_registry: ModuleType,
+) -> None:
+    z = np.random.default_rng(0).normal(size=(len(IDS), D))
+    rows = np.arange(len(IDS))
+    with closing(numpy_registry.Piped()) as piped:
+        registry = numpy_registry.Registry()
+        errors = []
+        for source in (registry, piped):
+            source.prepare(tuple(IDS))
+        for step in range(20):
+            gradient = registry(step, rows, z)
+            np.testing.assert_array_equal(piped(step, rows, z), gradient)
+            errors.append(np.square(z @ registry.weights - registry.table).mean())
+    assert errors[-1] < errors[0]
+    np.testing.assert_allclose(registry.table[0], _standardised(ROWS[:, 4:].numpy())[0], rtol=1e-5)
+
+
+def _standardised(table: Floats) -> Floats:
+    return (table - table.mean(axis=0)) / table.std(axis=0)
+
+
+def test_the_example_takes_the_slope_of_its_loss(numpy_registry: ModuleType) -> None:
+    registry = numpy_registry.Registry()
+    registry.prepare(tuple(IDS))
+    rows = np.array([3, 1, 8])
+    z = np.random.default_rng(0).normal(size=(3, D))
+    registry(0, rows, z)
+    weights = torch.from_numpy(registry.weights.copy())
+    z_BD = torch.from_numpy(z).requires_grad_()
+    own_BF = torch.from_numpy(registry.table[rows])
+    (z_BD @ weights - own_BF).square().mean(1).sum().backward()  # of each row its own loss
+    np.testing.assert_allclose(registry(1, rows, z), z_BD.grad)
+
+
+def test_the_example_trains_the_active(numpy_registry: ModuleType) -> None:
+    result = train(make_active(), [black_box(numpy_registry.Registry()), make_passive()], **QUICK)
+    assert "registry is a black box" in result.report
+
+
+def test_the_program_of_the_page_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program_of("docs/black-box-passives.md", tmp_path)
+    assert "registry is a black box" in capsys.readouterr().out

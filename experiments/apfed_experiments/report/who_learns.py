@@ -16,6 +16,7 @@ from secure_apfed.exchange.envelope import Kind
 from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.methods import METHODS
 from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import BlackBoxSettings
 
 
 class Role(StrEnum):
@@ -33,7 +34,7 @@ class RunFacts:
     for whoever sends representations; pairwise: each passive helps on its own overlap with the
     active; labels_after: no label touches the exchange; noisy: every passive adds noise, under the
     sum or to its votes; inductive: a row that has no label moves no vote but its own; apart: each
-    party ran in a process of its own.
+    party ran in a process of its own; black_boxes: some passive is code that nobody else sees.
     """
 
     happens: frozenset[str]
@@ -50,6 +51,7 @@ class RunFacts:
     defended: bool = False
     apart: bool = False
     shared_seeds: bool = False
+    black_boxes: bool = False
 
     @classmethod
     def from_settings(cls, config: RunSettings, *, passives: int, apart: bool) -> "RunFacts":
@@ -69,6 +71,10 @@ class RunFacts:
             defended=bool(config.defences),
             apart=apart,
             shared_seeds=config.party_seeds == "shared_for_comparison",
+            black_boxes=any(
+                isinstance(passive.objective, BlackBoxSettings)
+                for passive in config.passives.values()
+            ),
         )
 
     @property
@@ -94,6 +100,7 @@ def _evaluate_words(run: RunFacts) -> dict[str, bool]:
         "votes move each other": votes and not run.inductive,
         "votes stand alone": votes and run.inductive,
         **{f"sum {name}": summed and run.secure_sum == name for name in SECURE_SUMS},
+        "a passive is a black box": gradients and run.black_boxes,
         "noise under the sum": run.noisy
         and not run.happens.isdisjoint(
             {
