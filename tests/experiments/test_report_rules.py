@@ -205,7 +205,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("no differential privacy", "epsilon_model is infinite"),
     ),
     (facts(private=True, guarded=False), SHOWN, ("epsilon_model is infinite",), ()),
-    (facts(defended=True), SHOWN, ("none has an epsilon or any other guarantee",), ()),
+    (facts(defended=True), SHOWN, ("None has an epsilon or any other guarantee",), ()),
     (
         facts(noisy=True),
         SHOWN,
@@ -244,7 +244,7 @@ TOLD: tuple[tuple[RunFacts, str, tuple[str, ...], tuple[str, ...]], ...] = (
     (
         voting("randomised", noisy=True),
         "",
-        ("there is NO guarantee for a person's record",),
+        ("There is NO guarantee for a person's record",),
         ("Votes carry no noise",),
     ),
     (

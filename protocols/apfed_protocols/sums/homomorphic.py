@@ -62,8 +62,8 @@ LEAKS_WITHOUT_MASKS = SumLeaks(
         remains="Who takes part, and when. It can alter the sum without being noticed, and leave "
         "passives out of it.",
     ),
-    active_and_aggregator="Every single passive's contribution: the active's key opens what the "
-    "aggregator holds.",
+    active_and_aggregator="Every single passive's contribution: the active's key decrypts the "
+    "ciphertexts that the aggregator receives.",
     single="active and aggregator together, who read each contribution",
     altered="Each reaction to an altered sum tells of one contribution, " + ALTERED_CIPHERTEXT,
 )

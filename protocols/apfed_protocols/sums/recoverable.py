@@ -307,10 +307,9 @@ class RecoverableSum(MaskedSum):
             "contributions. Telling passives different sets, it may once get a sum of fewer "
             "passives than the threshold, never of one.",
         ),
-        active_and_aggregator="In one step the sum only. But with a threshold below M the active "
-        "by itself can leave a passive unasked, send the others a related batch, and read it out "
-        "of two sums: exactly where the others' contributions are known multiples, and roughly "
-        "where their networks moved on.",
+        active_and_aggregator="In one step the sum only. With a threshold below M, the active "
+        "alone can skip a passive, send the others a related batch, and read that passive from two "
+        "sums: exactly if the others' contributions are known multiples, roughly otherwise.",
         altered=ALTERED_SUM,
     )
 
