@@ -506,8 +506,8 @@ def test_how_many_sessions_tell_a_number_is_said_of_the_bits_that_are_used(
 def test_the_page_says_the_same() -> None:
     page = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text("utf-8")
     figures = (
-        r"with three passives (\d+) at (\d+) bits a value.*?, (\d+) at (\d+) \(that of ckks and "
-        r"bfv\), (\d+) at (\d+)\..*\((\d+) of a thousand steps"
+        r"Three passives: (\d+) at (\d+) bits \(masks\), (\d+) at (\d+) \(ckks, bfv\), "
+        r"(\d+) at (\d+)\.(?s:.*)that is (\d+) sessions of a thousand steps"
     )
     said = re.search(figures, page)
     assert said
