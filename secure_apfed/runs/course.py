@@ -507,7 +507,8 @@ class TrainingLoop:
         self._held_out: list[float] = list(notes.get("held_out", ()))
         self.evaluation: ModelEvaluation | None = None
         self._has_charge_reports = False  # what the passives charged, since the last evaluation
-        self._promise = self._find_worst_promise()
+        # Of nothing that was sent yet there is nothing to say.
+        self._promise = self._find_worst_promise() if state else None
         self._best = remove_prefix("best", state.tensors) if state else {}
         self._contracts = [*notes.get("contracts", []), session.contract.digest.hex()]
         past = watch.past

@@ -37,7 +37,13 @@ from secure_apfed.runs import spending
 from secure_apfed.runs.outcome import Contributions, Outcome, Privacy, Progress, Promised
 from secure_apfed.runs.run import run
 from secure_apfed.runs.spending import ReleaseMeter, spent_in
-from secure_apfed.settings.promises import FIGURES, Promise, promises_of, worst_promise
+from secure_apfed.settings.promises import (
+    FIGURES,
+    NOTHING_SENT,
+    Promise,
+    promises_of,
+    worst_promise,
+)
 from tests.secure_apfed.small_runs import small_config
 
 GUARDS: Mapping[str, dict[str, Any]] = {
@@ -363,6 +369,17 @@ def test_a_run_without_noise_writes_no_finite_epsilon(tmp_path: Path) -> None:
     assert unpromised(surfaces, config) == []
     assert surfaces["result.json"]["privacy"]["epsilon_x"] == "inf"
     assert "epsilon_c no guarantee" in lines[-1]
+
+
+@pytest.mark.parametrize(("method", "sends"), [("apfed_r", True), ("single_view", False)])
+def test_no_line_says_nothing_is_sent_of_a_run_that_sends(
+    method: str, sends: bool, tmp_path: Path
+) -> None:
+    states = list[str | None]()
+    config = small_config(method, train={"epochs": 2, "device": "cpu"})
+    run(config, tmp_path / "run", on_progress=lambda progress: states.append(progress.promise))
+    assert (NOTHING_SENT in states) is not sends
+    assert states[-1] is not None
 
 
 @pytest.mark.slow
