@@ -46,7 +46,7 @@ pytestmark = [
 _, HERE = DEVICES
 # What the active could do alone computes there, the same on every machine; and so does
 # an autoencoder of K numbers.
-ON_THE_CPU = ("secure_apfed/solo/", "secure_apfed/defences/trained.py")
+ON_THE_CPU = ("secure_apfed/solo/", "secure_apfed/learning/autoencoder.py")
 TRAIN = {"epochs": 1, "batch_size": 50, "learning_rate": 0.05, "device": str(HERE)}
 MASKED = {"scheme": "plain", "masks": "pairwise"}
 NOISE = {"noise": "reproducible_insecure"}

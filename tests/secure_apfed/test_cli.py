@@ -326,7 +326,7 @@ def test_one_thread_is_of_libraries_that_load_within(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process begins with nothing held")
 def test_peak_memory_is_of_this_process_and_not_of_who_started_it() -> None:
-    told = "from secure_apfed import phases; print(phases.peak_memory())"
+    told = "from secure_apfed.base import phases; print(phases.peak_memory())"
     code = (
         "import subprocess, sys\nheld = bytearray(500_000_000)\n"
         f"subprocess.check_call([sys.executable, '-c', {told!r}])"
