@@ -374,7 +374,7 @@ class GainCase:
                 **settings["secure_sum"],
                 "noise": {"epsilon": self.epsilon},
             }
-        elif self.method in _GUARDED:
+        elif self.method in _GUARDED and self.epsilon is not None:
             guard = {"mechanism": _GUARDED[self.method], "epsilon": self.epsilon}
             settings["guard"] = {**usual["guard"], **guard}
         elif self.epsilon is not None:
@@ -448,7 +448,12 @@ def _make_cases() -> dict[str, GainCase]:
         ),
         *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
         *((method, "wine", 9, 1.0) for method in _AFTER),
-        *(("apfed_r-after", data, 50, epsilon) for data in _DEVELOPED for epsilon in (0.1, 8.0)),
+        *(
+            (method, data, 50, epsilon)
+            for method in _AFTER
+            for data in _DEVELOPED
+            for epsilon in (0.1, 8.0, None)
+        ),
         *((_NOISED, data, 50, None) for data in _DEVELOPED),
         *(
             (_NOISED, data, 50, epsilon)
