@@ -86,6 +86,7 @@ class _DataSet:
     Attributes:
         settings: of all its runs; votes: of `method`, where passives vote; network: of the methods
             that train one, APFed and TVFL.
+        projection: the numbers of a row that leave where APFed's exchange uses no label.
         known: the share of the active's training people that each passive knows, drawn for itself:
             with M passives all share about known^M of them; None: all know all.
     """
@@ -94,6 +95,7 @@ class _DataSet:
     settings: Mapping[str, Any] = field(default_factory=dict)
     votes: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=lambda: NETWORK)
+    projection: int = 16
     known: float | None = None
 
 
@@ -135,6 +137,10 @@ _SETS: Mapping[str, _DataSet] = {
     "digits": _DataSet(data=_DIGITS),
     "breast-cancer-errors": _DataSet(data=_ERRORS),
     "wine": _DataSet(data={"dataset": "wine"}),
+    # The same with half as many numbers of a row as the narrowest passive has columns.
+    "digits-narrow": _DataSet(data=_DIGITS, projection=7),
+    "breast-cancer-errors-narrow": _DataSet(data=_ERRORS, projection=4),
+    "wine-narrow": _DataSet(data={"dataset": "wine"}, projection=2),
     **{
         f"handwritten-{name}": _DataSet(data={"dataset": "handwritten", "active_view": view})
         for name, view in (("fou", 1), ("kar", 3), ("zer", 5))
@@ -340,7 +346,8 @@ class GainCase:
     def _network(self) -> Mapping[str, Any]:
         """Return the settings of training of methods that train a network of the run's own."""
         if self.method in (*_AFTER, *_AFTER_MIXED):
-            return LABELS_AFTER
+            model = {**LABELS_AFTER["model"], "projection": self.data_set.projection}
+            return {**LABELS_AFTER, "model": model}
         if self.method in (_NOISED, _NOISED_MIXED):
             return _ONE_EPOCH
         if self.method in (*_NETWORKS, *_GUARDS, _LAMBDA_0, _BOUNDED):
@@ -448,6 +455,11 @@ def _make_cases() -> dict[str, GainCase]:
         ),
         *((method, "breast-cancer-errors", n, 1.0) for method in _AFTER for n in (20, 50)),
         *((method, "wine", 9, 1.0) for method in _AFTER),
+        *(
+            (method, f"{data}-narrow", n, 1.0)
+            for method in _AFTER
+            for data, n in (("digits", 50), ("breast-cancer-errors", 50), ("wine", 9))
+        ),
         *(
             (method, data, 50, epsilon)
             for method in _AFTER
