@@ -4,7 +4,7 @@
 # make quick  the tests nearest to the files changed since the last commit, in seconds
 #             (of others: make quick FILES=secure_apfed/console/terminal.py)
 # make site   the documentation as a site, in build/site
-# make dist   both distributions as wheels, in dist
+# make dist   both distributions as wheels, in dist, and whether an index would take them
 # make lock   requirements-hashes.lock anew, after a change of requirements
 # make help   every target
 #
@@ -89,6 +89,7 @@ test-light: $(LIGHT)/.installed
 dist: setup
 	$(BIN)/python -m build --no-isolation --outdir dist protocols
 	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
 
 lock: setup
 	$(BIN)/python .ci/lock.py

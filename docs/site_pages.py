@@ -35,6 +35,7 @@ TOP = DOCS.parent
 SENTENCES = "experiments/apfed_experiments/report/who_learns.md"
 PAGES = {
     "changelog.md": "CHANGELOG.md",
+    "conduct.md": "CODE_OF_CONDUCT.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "who-learns-what.md": SENTENCES,

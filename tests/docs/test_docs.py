@@ -405,7 +405,13 @@ def test_every_document_stands_in_the_menu() -> None:
     linked = "".join(text_of(f"docs/{page}") for page in named if (DOCS / page).exists())
     documents = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     lost = [page for page in documents - named if Path(page).name not in linked]
-    made_with_the_site = {"changelog.md", "contributing.md", "security.md", "who-learns-what.md"}
+    made_with_the_site = {
+        "changelog.md",
+        "conduct.md",
+        "contributing.md",
+        "security.md",
+        "who-learns-what.md",
+    }
     assert (lost, named - documents) == ([], made_with_the_site)
 
 
