@@ -366,6 +366,7 @@ def ablation_of(point: Point) -> Point | None:
         config=Config.model_validate(settings),
         folder=point.folder,
         line=point.line,
+        solo_config=point.solo_config,
         figures_only=True,
     )
 

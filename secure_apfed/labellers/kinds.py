@@ -426,7 +426,6 @@ def spread_without_own(
     """
     rows = graph_UU.shape[0]
     count = len(labelled_n)
-    alpha_A11 = np.reshape(alphas, (-1, 1, 1))
     scores_AnK = np.zeros((len(alphas), *known_nK.shape))
     is_large = rows > _EXACT
     if is_large:
@@ -435,24 +434,57 @@ def spread_without_own(
         labelled_n = np.argsort(order_U)[labelled_n]
 
     def spread_part(part: Integers) -> None:
-        term_UC = scatter_columns(rows, labelled_n[part], np.eye(len(part), dtype=graph_UU.dtype))
-        reached_AnC = np.zeros((len(alphas), count, len(part)))
-        for hop in range(1, _HOPS + 1):
-            term_UC = graph_UU @ term_UC
-            told_nC = term_UC[labelled_n]
-            told_nC[part, np.arange(len(part))] = 0.0
-            reached_AnC += alpha_A11**hop * told_nC
-            remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
-            if (remaining_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
-                break
+        reached_AnC = _find_reach_of_part(graph_UU, labelled_n, part, alphas)
         for scores_nK, reached_nC in zip(scores_AnK, reached_AnC, strict=True):
             scores_nK[part] = rows_of_norm_one(reached_nC.T @ known_nK)
 
     judges = np.arange(min(count, MOST_JUDGES))
-    parts = np.split(judges, range(_AT_ONCE, len(judges), _AT_ONCE))
+    parts = _split_columns(judges)
     with ThreadPoolExecutor(min(_SHARING, usable_cores()) if is_large else 1) as pool:
         list(pool.map(spread_part, parts))
     return [*scores_AnK]
+
+
+def find_reach(
+    graph_UU: "scipy.sparse.csr_array", labelled_n: Integers, alphas: Sequence[float]
+) -> Floats:
+    """Return how far the label of each labelled row (first n) reaches each other (second n), for
+    each alpha, (A, n, n), and 0 for its own.
+
+    One table serves all choices among these rows: what some of them spread is a part of it. It is
+    meant for a few hundred labels (`spread_without_own`).
+    """
+    parts = _split_columns(np.arange(len(labelled_n)))
+    return np.concatenate(
+        [_find_reach_of_part(graph_UU, labelled_n, part, alphas) for part in parts], axis=2
+    )
+
+
+def _split_columns(columns: Integers) -> list[Integers]:
+    return np.split(columns, range(_AT_ONCE, len(columns), _AT_ONCE))
+
+
+def _find_reach_of_part(
+    graph_UU: "scipy.sparse.csr_array",
+    labelled_n: Integers,
+    part: Integers,
+    alphas: Sequence[float],
+) -> Floats:
+    """Return how far labels reach the labelled rows of a part, (A, n, C)."""
+    count = len(labelled_n)
+    alpha_A11 = np.reshape(alphas, (-1, 1, 1))
+    unit_CC = np.eye(len(part), dtype=graph_UU.dtype)
+    term_UC = scatter_columns(graph_UU.shape[0], labelled_n[part], unit_CC)
+    reached_AnC = np.zeros((len(alphas), count, len(part)))
+    for hop in range(1, _HOPS + 1):
+        term_UC = graph_UU @ term_UC
+        reached_nC = term_UC[labelled_n]
+        reached_nC[part, np.arange(len(part))] = 0.0
+        reached_AnC += alpha_A11**hop * reached_nC
+        remaining_A11 = count * alpha_A11 ** (hop + 1) / (1 - alpha_A11)
+        if (remaining_A11 <= _CONVERGED * reached_AnC.sum(axis=1, keepdims=True)).all():
+            break
+    return reached_AnC
 
 
 class Ridge(LinearLabeller):

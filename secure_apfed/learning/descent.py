@@ -28,6 +28,7 @@ MakeOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 """Makes a party's own optimizer of the parameters that it trains."""
 _MOMENTS = "moments"
 _DONE = "steps done"
+_LEAST_NORM = 1e-6
 
 
 def find_device(choice: str) -> torch.device:
@@ -212,8 +213,8 @@ class Descent:
         ModelError: the gradient is NaN or infinite; no parameter was changed.
         """
         if math.isfinite(self._norm_bound):
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._norm_bound)
-            if not bool(norm.isfinite()):
+            norm = self._clip_gradient()
+            if not math.isfinite(norm):
                 raise ModelError(
                     f"{self._owner}: training diverged, its gradient is not finite; lower "
                     "train.learning_rate or train.max_gradient_norm"
@@ -225,6 +226,23 @@ class Descent:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate_after(self._train, self._done - 1)
         self._optimizer.step()
+
+    @torch.no_grad()
+    def _clip_gradient(self) -> float:
+        """Scale the gradient onto the bound where it is longer; return its norm before.
+
+        These are the operations of torch.nn.utils.clip_grad_norm_, one by one. Of a small network
+        that one spends most of its time on sorting tensors by device.
+        """
+        gradients = [weight.grad for weight in self._parameters if weight.grad is not None]
+        if not gradients:
+            return 0.0
+        norms = [gradient.norm() for gradient in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        share = (self._norm_bound / (norm + _LEAST_NORM)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(share)
+        return float(norm)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters, buffers and the optimizer's moments by name, and how many steps it

@@ -4,10 +4,11 @@ All training rows set the scale, unlabelled ones too. A classifier knows the cla
 the others get the score 0.
 
 Letters: N training rows, n of them with labels, R of them that teach, B rows to predict, F features
-of a row, C of its expansion, K classes.
+of a row, C of its expansion, K classes, T targets of a regression.
 """
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,11 +16,11 @@ import numpy as np
 
 from secure_apfed.labellers import Spreading as LabelSpreading
 from secure_apfed.labellers.kinds import (
+    find_reach,
     graph_of,
     nearest_of,
     rows_of_norm_one,
     scatter_columns,
-    spread_without_own,
 )
 from secure_apfed.solo.fitted import (
     LEAST,
@@ -53,6 +54,9 @@ _MOST_STRENGTH = 1.0
 _TEACHING_ROUNDS = 10
 _MOST_IN_A_LEAF = 20
 _BOOSTING_ROUNDS = 60
+_LEAST_BINS = 2
+_MOST_BINS = 255
+"""scikit-learn takes no fewer and no more."""
 _LEAVES = 8
 _COSINES = 300
 _LAMBDAS = tuple(10.0**power for power in range(-3, 4))
@@ -201,7 +205,17 @@ class ExtraTrees(Baseline):
                 values_VK[:, forest.classes_] = tree.tree_.value[:, 0]
             return convert_forest(forest, values, task.classes, scale)
 
-        return build_classifier(scale, forest, task.classes, build_trees)
+        def score_rows(features_BF: FloatArray) -> FloatArray:
+            """Average the trees as the forest does, without its checks of the rows for each."""
+            rows_BF = scale.transform(features_BF).astype(np.float32)
+            sum_BS = np.zeros((len(rows_BF), len(forest.classes_)))
+            for tree in forest.estimators_:
+                sum_BS += tree.tree_.predict(rows_BF)
+            table_BK = np.zeros((len(rows_BF), task.classes))
+            table_BK[:, forest.classes_] = sum_BS / len(forest.estimators_)
+            return table_BK
+
+        return Predictor(score_rows, lambda: FittedModel(build_trees()))
 
 
 class GradientBoosting(Baseline):
@@ -239,8 +253,11 @@ class GradientBoosting(Baseline):
         from sklearn.ensemble import HistGradientBoostingClassifier
 
         least = min(max(len(task.labels) // (4 * task.classes), 1), _MOST_IN_A_LEAF)
+        # A column has no more values than rows: more bins stay empty, and only cost time.
+        bins = min(max(len(scaled_nF), _LEAST_BINS), _MOST_BINS)
         model = HistGradientBoostingClassifier(
             max_iter=rounds,
+            max_bins=bins,
             max_leaf_nodes=_LEAVES,
             min_samples_leaf=least,
             early_stopping=False,
@@ -294,7 +311,6 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
         targets: each (R, K).
     """
     from sklearn.kernel_approximation import RBFSampler
-    from sklearn.linear_model import RidgeCV
 
     scale = scale_of(task)
     scaled_RF = scale.transform(task.features[rows])
@@ -303,13 +319,51 @@ def fit_ridges(task: SoloTask, rows: IntArray, targets: Sequence[FloatArray]) ->
         gamma=width / 2, n_components=_COSINES, random_state=task.derive_random_state("cosines")
     )
     cosines.fit(scaled_RF)
-    ridge = RidgeCV(alphas=_LAMBDAS).fit(_stack_columns(scaled_RF, cosines), np.hstack(targets))
-    weights = np.split(np.atleast_2d(ridge.coef_), len(targets))
-    biases = np.split(np.atleast_1d(ridge.intercept_), len(targets))
+    all_weights_TC, all_biases_T = fit_best_ridge(
+        _stack_columns(scaled_RF, cosines), np.hstack(targets), _LAMBDAS
+    )
+    weights = np.split(all_weights_TC, len(targets))
+    biases = np.split(all_biases_T, len(targets))
     return [
         _regression_on_cosines(scale, cosines, weights_KC, bias_K)
         for weights_KC, bias_K in zip(weights, biases, strict=True)
     ]
+
+
+def fit_best_ridge(
+    columns_RC: FloatArray, targets_RT: FloatArray, strengths: Sequence[float]
+) -> tuple[FloatArray, FloatArray]:
+    """Return the weights (T, C) and biases (T,) of the ridge regression with the least
+    leave-one-out error of all targets.
+
+    Of more rows than columns the errors follow from the eigenvectors of X^T X, on which rows are
+    projected once (G. Golub, M. Heath, G. Wahba, Technometrics 21, 1979, section 2): scikit-learn
+    multiplies all rows by a matrix for each strength, and takes several times as long.
+    """
+    from sklearn.linear_model import RidgeCV
+
+    rows, columns = columns_RC.shape
+    if rows <= columns:
+        ridge = RidgeCV(alphas=strengths).fit(columns_RC, targets_RT)
+        return np.atleast_2d(ridge.coef_), np.atleast_1d(ridge.intercept_)
+    mean_C = columns_RC.mean(axis=0)
+    mean_T = targets_RT.mean(axis=0)
+    centred_RC = columns_RC - mean_C
+    centred_RT = targets_RT - mean_T
+    sizes_C, vectors_CC = np.linalg.eigh(centred_RC.T @ centred_RC)
+    along_RC = centred_RC @ vectors_CC
+    along_CT = along_RC.T @ centred_RT
+    squares_RC = np.square(along_RC)
+
+    def compute_error(strength: float) -> float:
+        shrink_C = 1 / (sizes_C + strength)
+        rest_RT = centred_RT - along_RC @ (shrink_C[:, None] * along_CT)
+        others_R = 1 - 1 / rows - squares_RC @ shrink_C
+        return float(np.square(rest_RT / others_R[:, None]).mean())
+
+    best = min(strengths, key=compute_error)
+    weights_TC = (vectors_CC @ (along_CT / (sizes_C + best)[:, None])).T
+    return weights_TC, mean_T - weights_TC @ mean_C
 
 
 def _regression_on_cosines(
@@ -361,7 +415,23 @@ class Ridge(Baseline):
         return fit_ridge(task, task.labelled, task.indicators)
 
 
-class Spreading(Baseline):
+class _SpreadLabels(Baseline):
+    """The base of baselines that learn from spread labels."""
+
+    def fit(self, task: SoloTask) -> Predictor:
+        return next(iter(self.fit_together([task])))
+
+    def fit_together(self, tasks: Sequence[SoloTask]) -> Iterable[Predictor]:
+        """Fit each when it is asked for; the paths between labelled rows are walked once."""
+        whole = max(tasks, key=lambda task: len(task.labels))
+        return (self._fit_to_spread(task, _spread_once(task, whole)) for task in tasks)
+
+    @abstractmethod
+    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
+        """Learn from labels of all rows; 0 in rows that none reached."""
+
+
+class Spreading(_SpreadLabels):
     """A baseline that spreads labels over a graph of the nearest of all training rows.
 
     Source: D. Zhou et al., NeurIPS 2004. It labels the rows of its graph; rows to predict, which
@@ -372,10 +442,9 @@ class Spreading(Baseline):
     name = "label_spreading"
     title = "Label spreading"
 
-    def fit(self, task: SoloTask) -> Predictor:
+    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
         from sklearn.neighbors import NearestNeighbors
 
-        labels_NK = score_once("spread", task, lambda: _spread_labels(task))
         reached_RK = labels_NK[labels_NK.any(axis=1)]
         rows_RF = task.features[labels_NK.any(axis=1)]
         nearest = NearestNeighbors(n_neighbors=min(_NEIGHBOURS, len(reached_RK)))
@@ -394,20 +463,27 @@ class Spreading(Baseline):
         return Predictor(score_rows, build_network)
 
 
-class SpreadingStudent(Baseline):
+class SpreadingStudent(_SpreadLabels):
     """A ridge regression learns the labels that were spread."""
 
     name = "label_spreading_ridge"
     title = "Label spreading, ridge student"
 
-    def fit(self, task: SoloTask) -> Predictor:
-        labels_NK = score_once("spread", task, lambda: _spread_labels(task))
+    def _fit_to_spread(self, task: SoloTask, labels_NK: FloatArray) -> Predictor:
         reached = np.flatnonzero(labels_NK.any(axis=1))
         return fit_ridge(task, reached, labels_NK[reached])
 
 
-def _spread_labels(task: SoloTask) -> FloatArray:
-    """Return labels (N, K) of all training rows; 0 in rows that no label reached."""
+def _spread_once(task: SoloTask, whole: SoloTask) -> FloatArray:
+    """Return the spread labels (N, K) of a task, or those that were kept."""
+    return score_once("spread", task, lambda: _spread_labels(task, whole))
+
+
+def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
+    """Return labels (N, K) of all training rows; 0 in rows that no label reached.
+
+    `whole`: a task of the same rows that has more labels, or the same.
+    """
     features_NF = task.features
     known_nK = task.indicators
     nearest_NN = score_once(
@@ -416,7 +492,6 @@ def _spread_labels(task: SoloTask) -> FloatArray:
         lambda: nearest_of(features_NF, max(_NEAR)).astype(np.float64),
         labels=False,
     ).astype(np.int64)
-    graphs = {count: graph_of(nearest_NN[:, :count]) for count in _NEAR}
     count = _NEIGHBOURS
     alpha = _ALPHA
     if len(task.labels) < ENOUGH_LABELS:
@@ -429,13 +504,33 @@ def _spread_labels(task: SoloTask) -> FloatArray:
             scores_nK = (1 - _BLIND) * scores_nK + _BLIND / task.classes
             return right, float(np.log(scores_nK[known_nK > 0]).sum())
 
+        reach_CAnn = _find_reach(task, whole, nearest_NN)
         worth = {
-            (count, alpha): rate_predictions(scores_nK)
-            for count, graph_NN in graphs.items()
-            for alpha, scores_nK in zip(
-                _ALPHAS, spread_without_own(graph_NN, task.labelled, known_nK, _ALPHAS), strict=True
-            )
+            (near, weight): rate_predictions(rows_of_norm_one(reach_nn.T @ known_nK))
+            for near, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
+            for weight, reach_nn in zip(_ALPHAS, reach_Ann, strict=True)
         }
         count, alpha = max([(count, alpha), *worth], key=worth.__getitem__)
     placed_NK = scatter_columns(len(features_NF), task.labelled, known_nK)
-    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graphs[count], placed_NK))
+    graph_NN = graph_of(nearest_NN[:, :count])
+    return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
+
+
+def _find_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatArray:
+    """Return how far each label of a task reaches the others, by each count of nearest rows and
+    each alpha, (C, A, n, n).
+
+    It is a part of the table of `whole`, where that has all labels of the task.
+    """
+    order = np.argsort(whole.labelled)
+    place_n = np.searchsorted(whole.labelled, task.labelled, sorter=order)
+    place_n = order[place_n.clip(max=len(order) - 1)]
+    if not np.array_equal(whole.labelled[place_n], task.labelled):
+        whole = task
+        place_n = np.arange(len(task.labelled))
+
+    def find_each() -> FloatArray:
+        graphs = (graph_of(nearest_NN[:, :count]) for count in _NEAR)
+        return np.stack([find_reach(graph_NN, whole.labelled, _ALPHAS) for graph_NN in graphs])
+
+    return score_once("reach", whole, find_each)[:, :, place_n][:, :, :, place_n]

@@ -648,10 +648,15 @@ def assemble_trees(
 
 
 def _compute_depth(tree: Mapping[str, np.ndarray]) -> int:
-    depth = np.zeros(len(tree["left"]), dtype=np.int64)
-    for node in np.flatnonzero(tree["left"] >= 0):  # parents stand before their children
-        depth[[tree["left"][node], tree["right"][node]]] = depth[node] + 1
-    return int(depth.max(initial=0))
+    """Return how many nodes stand below the root on the longest path, counted level by level."""
+    depth = 0
+    level = np.zeros(1, dtype=np.int64)  # the root
+    while True:
+        inner = level[tree["left"][level] >= 0]
+        if not len(inner):
+            return depth
+        level = np.concatenate([tree["left"][inner], tree["right"][inner]])
+        depth += 1
 
 
 def convert_forest(

@@ -134,6 +134,20 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
     assert all(torch.equal(one, other) for one, other in ordered)
 
 
+@pytest.mark.parametrize(
+    "key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]]
+)
+def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_path: Path) -> None:
+    base = base_config("main-breast-cancer")
+    point = {point.line.key: point for point in main_job.points_of(base, tmp_path)}[key]
+    ablation = main_job.ablation_of(point)
+    assert ablation is not None
+    measured = {
+        solo_file(part.make_trial(0).solo_config, part.folder) for part in (point, ablation)
+    }
+    assert len(measured) == 1, "local models of one data set and seed are measured twice"
+
+
 @pytest.mark.slow
 def test_a_point_is_run_once_and_read_and_other_settings_and_damage_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
