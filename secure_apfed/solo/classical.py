@@ -504,7 +504,7 @@ def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
             scores_nK = (1 - _BLIND) * scores_nK + _BLIND / task.classes
             return right, float(np.log(scores_nK[known_nK > 0]).sum())
 
-        reach_CAnn = _find_reach(task, whole, nearest_NN)
+        reach_CAnn = _take_reach(task, whole, nearest_NN)
         worth = {
             (near, weight): rate_predictions(rows_of_norm_one(reach_nn.T @ known_nK))
             for near, reach_Ann in zip(_NEAR, reach_CAnn, strict=True)
@@ -516,7 +516,7 @@ def _spread_labels(task: SoloTask, whole: SoloTask) -> FloatArray:
     return rows_of_norm_one(LabelSpreading(alpha=alpha).propagate_columns(graph_NN, placed_NK))
 
 
-def _find_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatArray:
+def _take_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatArray:
     """Return how far each label of a task reaches the others, by each count of nearest rows and
     each alpha, (C, A, n, n).
 
@@ -528,9 +528,14 @@ def _find_reach(task: SoloTask, whole: SoloTask, nearest_NN: IntArray) -> FloatA
     if not np.array_equal(whole.labelled[place_n], task.labelled):
         whole = task
         place_n = np.arange(len(task.labelled))
+    reach_CAnn = _find_reach(nearest_NN.tobytes(), whole.labelled.tobytes(), nearest_NN.shape[1])
+    return reach_CAnn[:, :, place_n][:, :, :, place_n]
 
-    def find_each() -> FloatArray:
-        graphs = (graph_of(nearest_NN[:, :count]) for count in _NEAR)
-        return np.stack([find_reach(graph_NN, whole.labelled, _ALPHAS) for graph_NN in graphs])
 
-    return score_once("reach", whole, find_each)[:, :, place_n][:, :, :, place_n]
+@lru_cache(maxsize=1)
+def _find_reach(nearest: bytes, labelled: bytes, count: int) -> FloatArray:
+    """Walk from all labelled rows; cached, since folds of the same labels ask for parts of it."""
+    nearest_NN = np.frombuffer(nearest, dtype=np.int64).reshape(-1, count)
+    labelled_n = np.frombuffer(labelled, dtype=np.int64)
+    graphs = (graph_of(nearest_NN[:, :near]) for near in _NEAR)
+    return np.stack([find_reach(graph_NN, labelled_n, _ALPHAS) for graph_NN in graphs])

@@ -62,6 +62,21 @@ def test_a_long_gradient_is_scaled_onto_the_bound() -> None:
     assert (vector(parts) - before).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("unused", [False, True], ids=["all used", "one unused"])
+def test_a_gradient_is_scaled_as_by_torch(scale: float, unused: bool) -> None:
+    train = TrainSettings(learning_rate=1.0, momentum=0.0, weight_decay=0.0, max_gradient_norm=0.5)
+    ours, theirs = modules(), modules()
+    if unused:
+        ours["spare"], theirs["spare"] = nn.Linear(1, 1), nn.Linear(1, 1)
+    descend(Descent("hospital", ours, train), ours, scale=scale)
+    (theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean() * scale).backward()
+    weights = [weight for part in theirs.values() for weight in part.parameters()]
+    nn.utils.clip_grad_norm_(weights, 0.5)
+    torch.optim.SGD(weights, lr=1.0).step()
+    assert torch.equal(vector(ours), vector(theirs))
+
+
 def test_what_has_no_weights_is_refused_and_named() -> None:
     with pytest.raises(ModelError, match="passive-1: its network has no weights"):
         Descent("passive-1", {"encoder": RandomFeatures(3, 8)}, TrainSettings())

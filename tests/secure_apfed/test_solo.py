@@ -14,6 +14,8 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 from sklearn.datasets import load_digits, make_moons
+from sklearn.ensemble import ExtraTreesClassifier
+from sklearn.linear_model import RidgeCV
 
 from apfed_experiments.solo import BaselineResult, compare_baselines, pick_best
 from secure_apfed.errors import DataError, ModelError
@@ -26,7 +28,9 @@ from secure_apfed.solo import (
     Predictor,
     SoloTask,
     choose_baseline,
+    classical,
 )
+from secure_apfed.solo.classical import fit_best_ridge
 from secure_apfed.solo.interface import (
     ENOUGH_LABELS,
     FloatArray,
@@ -165,6 +169,61 @@ def test_a_fitted_network_keeps_no_graph_and_no_memory_of_others() -> None:
     network = inspect.getclosurevars(scores).nonlocals["network"]
     assert all(one.is_leaf and not one.requires_grad for one in network.parameters())
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in network.parameters())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(60, 8), (20, 30), (30, 30)])
+@pytest.mark.parametrize("targets", [1, 4])
+def test_the_best_ridge_is_that_of_scikit_learn(rows: int, columns: int, targets: int) -> None:
+    drawn = np.random.default_rng(rows)
+    x_RC = drawn.normal(size=(rows, columns)) + 3
+    y_RT = x_RC[:, :2] @ drawn.normal(size=(2, targets)) + drawn.normal(size=(rows, targets))
+    strengths = (0.01, 1.0, 100.0)
+    theirs = RidgeCV(alphas=strengths).fit(x_RC, y_RT)
+    weights_TC, biases_T = fit_best_ridge(x_RC, y_RT, strengths)
+    assert np.allclose(weights_TC, np.atleast_2d(theirs.coef_), atol=1e-9)
+    assert np.allclose(biases_T, np.atleast_1d(theirs.intercept_), atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [moons, lambda: clusters(0, each=20)], ids=["two", "four"])
+def test_boosting_has_no_more_bins_than_it_needs(
+    rows: Callable[[], Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, (x_BF, _) = task_of(rows(), 5)
+    few = BASELINES["gradient_boosting"].fit(task).compute_scores(x_BF)
+    monkeypatch.setattr(classical, "_LEAST_BINS", 255)
+    assert np.array_equal(BASELINES["gradient_boosting"].fit(task).compute_scores(x_BF), few)
+
+
+@pytest.mark.parametrize("classes", [4, 6], ids=["all seen", "two never seen"])
+def test_extra_trees_predict_what_their_forest_does(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, (x_BF, _) = task_of(clusters(0, each=20), 3, classes=classes)
+    forests: list[ExtraTreesClassifier] = []
+    fit = ExtraTreesClassifier.fit
+    monkeypatch.setattr(
+        ExtraTreesClassifier,
+        "fit",
+        lambda forest, *rows: forests.append(forest) or fit(forest, *rows),
+    )
+    scores_BK = BASELINES["extra_trees"].fit(task).compute_scores(x_BF)
+    expected_BK = forests[0].predict_proba(classical.scale_of(task).transform(x_BF))
+    assert np.array_equal(scores_BK[:, :4], expected_BK)
+    assert not scores_BK[:, 4:].any()
+
+
+@pytest.mark.parametrize("name", ["label_spreading", "label_spreading_ridge"])
+def test_spreading_together_is_spreading_apart(name: str) -> None:
+    """Labels that are walked once spread as those of each task walked alone."""
+    baseline = BASELINES[name]
+    task, (x_BF, _) = task_of(moons(160), 8)
+    parts = split_folds(task.labels, 3, task.seed)
+    other = replace(task, labelled=task.labelled + 1)  # its labels are no part of the others
+    tasks = [*(task.drop_labels(part) for part in parts), task, other]
+    for fitted, alone in zip(baseline.fit_together(tasks), map(baseline.fit, tasks), strict=True):
+        assert np.allclose(
+            fitted.compute_scores(x_BF), alone.compute_scores(x_BF), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.sampled(every=4)
