@@ -12,6 +12,7 @@ from apfed_experiments import main_job
 from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.solo import solo_file
 from apfed_experiments.study import (
     Line,
     Point,

@@ -1,5 +1,6 @@
 """Descent: SGD as the papers have it, state by name; training that ends early, in any method."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_a_gradient_is_scaled_as_by_torch(scale: float, unused: bool) -> None:
     train = TrainSettings(learning_rate=1.0, momentum=0.0, weight_decay=0.0, max_gradient_norm=0.5)
     ours, theirs = modules(), modules()
     if unused:
-        ours["spare"], theirs["spare"] = nn.Linear(1, 1), nn.Linear(1, 1)
+        ours["spare"] = nn.Linear(1, 1)
+        theirs["spare"] = copy.deepcopy(ours["spare"])
     descend(Descent("hospital", ours, train), ours, scale=scale)
     (theirs["head"](theirs["encoder"](torch.ones(4, 3))).square().mean() * scale).backward()
     weights = [weight for part in theirs.values() for weight in part.parameters()]
