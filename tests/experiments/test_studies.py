@@ -135,9 +135,7 @@ def test_an_ablation_differs_from_its_line_by_whose_rows_passives_hold(tmp_path:
     assert all(torch.equal(one, other) for one, other in ordered)
 
 
-@pytest.mark.parametrize(
-    "key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]]
-)
+@pytest.mark.parametrize("key", [line.key for line in main_job.MAIN_LINES if line.cells["ablated"]])
 def test_an_ablation_stands_beside_the_local_models_of_its_line(key: str, tmp_path: Path) -> None:
     base = base_config("main-breast-cancer")
     point = {point.line.key: point for point in main_job.points_of(base, tmp_path)}[key]
