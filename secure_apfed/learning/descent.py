@@ -9,7 +9,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -76,9 +76,17 @@ class Compute:
     @contextmanager
     def prepare_forward(self, seed: int | None, *purpose: str | int) -> Iterator[None]:
         """Run a step's networks with their precision and, where they draw, reproducible dropout."""
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
-        with nullcontext() if seed is None else seed_draws(seed, *purpose), autocast:
+        with nullcontext() if seed is None else seed_draws(seed, *purpose), self._set_precision():
             yield
+
+    def _set_precision(self) -> AbstractContextManager[object]:
+        """Return what switches autocast on or off; nothing where it is off already, since entering
+        it takes as long as a small layer.
+        """
+        kind = self.device.type
+        if not self.autocast and not torch.is_autocast_enabled(kind):
+            return nullcontext()
+        return torch.autocast(kind, torch.bfloat16, enabled=self.autocast)
 
 
 @draws_nothing
