@@ -201,11 +201,12 @@ def test_extra_trees_predict_what_their_forest_does(
     task, (x_BF, _) = task_of(clusters(0, each=20), 3, classes=classes)
     forests: list[ExtraTreesClassifier] = []
     fit = ExtraTreesClassifier.fit
-    monkeypatch.setattr(
-        ExtraTreesClassifier,
-        "fit",
-        lambda forest, *rows: forests.append(forest) or fit(forest, *rows),
-    )
+
+    def fit_and_keep(forest: ExtraTreesClassifier, *rows: Any) -> Any:
+        forests.append(forest)
+        return fit(forest, *rows)
+
+    monkeypatch.setattr(ExtraTreesClassifier, "fit", fit_and_keep)
     scores_BK = BASELINES["extra_trees"].fit(task).compute_scores(x_BF)
     expected_BK = forests[0].predict_proba(classical.scale_of(task).transform(x_BF))
     assert np.array_equal(scores_BK[:, :4], expected_BK)
