@@ -69,8 +69,8 @@ def require_numbers(tree: Any, who: str) -> None:
         if torch._C._functorch.is_functorch_wrapped_tensor(leaf) or _is_dual(torch, leaf):
             raise LocalProtocolError(
                 f"{who}: {path} is inside torch.func, torch.vmap or forward-mode differentiation, "
-                "which see no further than a secure sum; call the sum outside, and take gradients "
-                "by tensor.backward() or torch.autograd.grad"
+                "which see none of what is done to its numbers here; make this call outside, and "
+                "take gradients by tensor.backward() or torch.autograd.grad"
             )
 
 

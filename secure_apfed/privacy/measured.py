@@ -389,10 +389,11 @@ def check_loss(task: Any, outputs_BK: Tensor, labels_B: Tensor, *, owner: str = 
 
 _NORMALISERS = ("NativeBatchNormBackward", "CudnnBatchNormBackward", "MiopenBatchNormBackward")
 _LOOK_UPS = ("EmbeddingBackward",)
+_COMPILED = "CompiledFunction"
 _MOST_NODES = 20_000
 
 
-def check_graph(h_BD: Tensor) -> None:
+def check_graph(h_BD: Tensor) -> bool:
     """Refuse representations whose autograd graph shows that rows of the batch were mixed.
 
     For whoever sees h and not the network. Half of the rows of h are weighted, and the weights are
@@ -401,16 +402,21 @@ def check_graph(h_BD: Tensor) -> None:
     too. What is not found: what happened before the first layer with parameters (a subtracted mean
     of the features), and anything where there is no graph; `check_row_wise` finds both.
 
-    The graph stays as it is: none of its hooks runs, and it can be used after.
+    The graph stays as it is: none of its hooks runs, and it can be used after. A node that
+    `torch.compile` made is left alone: it hides its layers, and may be called once.
+
+    Returns:
+        Whether the graph was looked at: not without one, with a single row, above 20,000 nodes, or
+        with a compiled node.
 
     Raises:
         PromiseError: names the operation.
     """
     if h_BD.grad_fn is None or len(h_BD) < 2:
-        return
+        return False
     order = _sort_nodes(h_BD.grad_fn)
-    if order is None:
-        return
+    if order is None or any(node.name().startswith(_COMPILED) for node in order):
+        return False
     operation = _find_normaliser(order) or _mixing_operation(h_BD, order)
     if operation is not None:
         raise PromiseError(
@@ -419,6 +425,7 @@ def check_graph(h_BD: Tensor) -> None:
             "Replace what reads the batch, such as batch normalisation in training by "
             "nn.LayerNorm or nn.GroupNorm; secure_apfed.check_row_wise(encoder, x) names the layer"
         )
+    return True
 
 
 def _sort_nodes(root: Any) -> list[Any] | None:

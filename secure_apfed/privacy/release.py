@@ -6,31 +6,34 @@ draws, and stops at its budget. Clip, noise, account and what they promise are t
 `contributions`, `randomised_response` and `ledger`.
 
 One object serves one table in one process. What is released of the same people under two of them,
-or by a loop that began anew, adds up, and neither knows. Threads take turns; copies, pickles and
-forked processes are refused.
+or by a loop that began anew, adds up, and neither knows, unless one loads the state of the other.
+Threads take turns; pickles and forked processes are refused. `PrivateRelease` is a layer: its
+copies share its account and its key.
 """
 
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from typing import Any, TypeVar, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from apfed_protocols.checks import is_whole
 from apfed_protocols.errors import LocalProtocolError, UnsafeChoiceWarning
+from apfed_protocols.gradients import require_numbers
 from apfed_protocols.labels import order_by_position
 from apfed_protocols.randomness import ForkCheck, fresh_key
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.roles import KeepsSecrets
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy import contributions as under_sum
 from secure_apfed.privacy.accountants import Mechanism, calibrate_sigma
 from secure_apfed.privacy.guard import GaussianGuard
@@ -44,14 +47,34 @@ __all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
 Values = TypeVar("Values", bound=Any)
-_off: ContextVar[tuple["PrivateRelease", ...]] = ContextVar("guards that are off", default=())
+_ID_BYTES = 16
+_HEAD = 4  # of a line of the state: two words of ID, the mechanism, the unprotected rows
+_NOT_COMPILED = (
+    "PrivateRelease charges and draws noise anew at each call, which a compiled graph would hold "
+    "as constants; leave fullgraph=True out, and what is before and after it is compiled"
+)
+_LOOKED_FOR = "looked for in the graph of the first batch alone"
+_HIDDEN = (
+    "not measured, since the graph of the first batch is compiled or too large: call "
+    "check_encoder(encoder, x)"
+)
+_off: ContextVar[tuple["_LayerAccount", ...]] = ContextVar("accounts that are off", default=())
+_named: ContextVar[Mapping["_LayerAccount", object]] = ContextVar(
+    "rows by account", default=MappingProxyType({})
+)
 
 
 class _Charged(KeepsSecrets):
     """An account that counts its own steps; `epochs` releases of a row use its budget up."""
 
     def __init__(
-        self, release: Mechanism | under_sum.SummedRelease, epsilon: float, delta: float, rows: int
+        self,
+        release: Mechanism | under_sum.SummedRelease,
+        epsilon: float,
+        delta: float,
+        rows: int,
+        *,
+        owner: str,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -62,7 +85,7 @@ class _Charged(KeepsSecrets):
             release, delta=delta, budget=epsilon, rows=rows, log=None, figure=figure
         )
         self._lock = threading.Lock()
-        self._require_own_process = ForkCheck(f"this {type(self).__name__}").require_own_process
+        self._require_own_process = ForkCheck(f"this {owner}").require_own_process
 
     def get_privacy_spent(self) -> PrivacySpent:
         """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
@@ -95,18 +118,144 @@ class _Charged(KeepsSecrets):
             return self._step - 1
 
 
-class PrivateRelease(_Charged):
-    """A guard that clips each row, charges, and adds Gaussian noise: `z = guard(h, rows=batch)`.
+class _LayerAccount(_Charged):
+    """What a layer and its copies share: the noise key, the releases of each row, the steps.
+
+    A copy with a key of its own would need a second account of the same people; a copied key with
+    a second count of steps would use the noise of a step twice. So there is one of each.
+
+    The account of a process is one line of counts under a random ID. What other accounts released
+    of the same people, as this one's own before a restart, is loaded as lines of theirs: of each
+    ID the largest counts that were seen hold, and the lines add up.
+    """
+
+    def __init__(
+        self, guard: GaussianGuard, epsilon: float, delta: float, rows: int, *, owner: str
+    ) -> None:
+        super().__init__(guard.mechanism(), epsilon, delta, rows, owner=owner)
+        self.guard = guard
+        self.measured = ""
+        self._unprotected = 0
+        self._id = fresh_key()[:_ID_BYTES]
+        self._others: dict[bytes, NDArray[np.int64]] = {}
+
+    def __copy__(self) -> "_LayerAccount":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "_LayerAccount":
+        return self
+
+    def __reduce__(self) -> str:
+        raise LocalProtocolError(
+            "PrivateRelease holds the noise key of its party and is never serialised: save the "
+            "network's state_dict(), which has its account and not its key, and load that into a "
+            "network that is made anew; in another process make it there"
+        )
+
+    def add_noise(self, clipped_BD: Tensor, rows_B: Tensor) -> Tensor:
+        """Charge, then return the rows with noise that no other call draws."""
+        return self.guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
+
+    def count_unprotected(self, rows: int) -> None:
+        with self._lock:
+            self._unprotected += rows
+
+    def export_lines(self) -> Tensor:
+        """Return one line of int64 for each account: its ID in two words, noise multiplier (bits of
+        a float64), rows without protection, releases of each of the N rows. No key.
+        """
+        self._require_own_process()
+        with self._lock:
+            own_line = np.concatenate([[self._unprotected], self._count_own_releases()])
+            lines = {self._id: own_line, **self._others}
+            heads = [
+                np.concatenate([np.frombuffer(name, np.int64), [self._mechanism_word]])
+                for name in lines
+            ]
+            return torch.from_numpy(np.column_stack([np.array(heads), np.array([*lines.values()])]))
+
+    def import_lines(self, state: object) -> None:
+        """Add the accounts that `export_lines` returned; what is counted already stays so.
+
+        Raises CheckpointError: no such lines, or of another table, clip or noise.
+        """
+        self._require_own_process()
+        lines = self._check_lines(state)
+        with self._lock:
+            own = self._count_own_releases()
+            for line in lines:
+                name = line[:2].tobytes()
+                if name == self._id:
+                    continue  # of itself at an earlier time
+                known = self._others.get(name, line[_HEAD - 1 :])
+                self._others[name] = np.maximum(known, line[_HEAD - 1 :])
+            others = sum(line[1:] for line in self._others.values())
+            total = torch.from_numpy(own + others)
+            self._ledger.load_state_dict({"counts": total})
+
+    def _check_lines(self, state: object) -> NDArray[np.int64]:
+        width = _HEAD + self.rows
+        is_state = isinstance(state, Tensor) and state.dtype == torch.int64 and state.ndim == 2
+        if not is_state or state.shape[1] != width or bool((state[:, _HEAD - 1 :] < 0).any()):
+            raise CheckpointError(
+                f"PrivateRelease: the state is no account of {self.rows} rows, int64 of shape "
+                f"(accounts, {width}), got {getattr(state, 'dtype', type(state).__name__)} of "
+                f"shape {tuple(getattr(state, 'shape', ()))}; accounts are not averaged or "
+                "converted with the weights: load the state as state_dict() gave it"
+            )
+        lines = cast(Tensor, state).numpy(force=True)
+        if (lines[:, 2] != self._mechanism_word).any():
+            raise CheckpointError(
+                "PrivateRelease: the state counts releases under another noise than sigma "
+                f"{self.guard.sigma:.4g} at clip {self.guard.clip:g}; make the layer with the "
+                "clip, epsilon, delta and epochs of the one that was saved"
+            )
+        return lines
+
+    def _count_own_releases(self) -> NDArray[np.int64]:
+        total = self._ledger.state_dict()["counts"].numpy()
+        return total - sum(line[1:] for line in self._others.values())
+
+    @property
+    def _mechanism_word(self) -> int:
+        multiplier = np.float64(self.guard.mechanism().noise_multiplier)
+        return int(multiplier.view(np.int64))
+
+    def report(self) -> str:
+        unprotected = self._unprotected + sum(int(line[0]) for line in self._others.values())
+        passed = ""
+        if unprotected:
+            passed = (
+                f"no guarantee for the {unprotected} rows that went through disable_noise(), "
+                "unprotected; of the others: "
+            )
+        return (
+            f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
+            f"{self.guard.describe_guarantee()}: what a row teaches the encoder moves other rows, "
+            "and labels have no guarantee; that the encoder mixes no rows of a batch is "
+            f"{self.measured or 'not measured: call check_encoder(encoder, x)'}"
+        )
+
+
+class PrivateRelease(nn.Module):
+    """A layer that clips each row, charges, and adds Gaussian noise: `z = guard(h, rows=batch)`.
 
     Guarantee: that of `GaussianGuard`, (epsilon, delta) for all releases of one row together,
     replace-one, WITH THE ENCODER HELD FIXED, for an encoder that computes each row from that row
     alone; calibrated by `calibrate_sigma`. z stays in the autograd graph; its gradient is that of
-    the clip. Under `torch.no_grad` it costs the same.
+    the clip. Under `torch.no_grad` and after `eval()` it protects and costs the same:
+    `disable_noise()` alone switches it off.
 
     Batch normalisation in training, or attention over the batch, breaks that.
     `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the first
     h with a graph is looked at,
     which does not find all (`check_graph`), and the report says what was measured.
+
+    As a layer it has no parameters. In `nn.Sequential`, which hands on h alone, `name_rows` says
+    which rows these are. Copies (`copy.deepcopy`, `AveragedModel`) share one account and one noise
+    key: what either releases is charged once to both. `state_dict()` has the account, not the key:
+    loading it adds its releases to those counted here, and lowers none. `torch.compile` leaves it
+    out of its graphs. `nn.DataParallel`, tracing, export, pickles and forked processes are refused.
 
     Args:
         clip: C, the L2 bound of one row with all its numbers, in the unit of h.
@@ -125,20 +274,62 @@ class PrivateRelease(_Charged):
         >>> spent = guard.get_privacy_spent()
         >>> z.shape, round(spent.epsilon_x, 2), spent.releases
         (torch.Size([2, 3, 4, 4]), 2.39, 1)
+        >>> network = nn.Sequential(nn.Linear(3, 4), guard, nn.Linear(4, 2))
+        >>> with guard.name_rows([7, 9]):
+        ...     scores = network(torch.ones(2, 3))
+        >>> guard.get_privacy_spent().releases
+        2
     """
 
     def __init__(
         self, *, clip: float, epsilon: float, delta: float, epochs: int, rows: int
     ) -> None:
         _require_numbers(self, clip=clip, epsilon=epsilon, delta=delta, epochs=epochs, rows=rows)
+        super().__init__()
+        self.clip = clip
+        self.epsilon = epsilon
+        self.delta = delta
+        self.epochs = epochs
+        self.rows = rows
         self.sigma = calibrate_sigma(epsilon, delta, epochs, clip)
-        self._guard = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key())
-        self._passed = 0
-        super().__init__(self._guard.mechanism(), epsilon, delta, rows)
-        self._measured = ""
-        self._eager = torch.compiler.disable(
-            self._release_rows
-        )  # compiled noise would be a constant
+        guard = GaussianGuard(clip=clip, sigma=self.sigma, key=fresh_key())
+        self._account = _LayerAccount(guard, epsilon, delta, rows, owner=type(self).__name__)
+        self._release = _exclude_from_compiling(_release_rows)
+
+    if TYPE_CHECKING:  # what comes out is of the kind that goes in
+
+        def __call__(self, h: Values, rows: object = None) -> Values: ...
+
+    def forward(self, h: Values, rows: object = None) -> Values:
+        """Return z, which may be sent: of the kind, shape, dtype and device of h.
+
+        Args:
+            h: a tensor or NumPy array of shape (B, ...): float16, bfloat16 (both computed in
+                float32), float32 or float64.
+            rows: positions in the table of these B rows, 0..N-1: whole numbers in a tensor,
+                array, list or range, or a slice. A row that occurs k times is released k times,
+                each with noise of its own, and is charged k times. None: those of `name_rows`.
+
+        Raises:
+            LocalProtocolError: h or rows of a wrong type, shape or range, a forked process, or a
+            call by backward(); ModelError: a row is not finite; PromiseError: the graph of the
+            first h shows that its rows were mixed; BudgetExhaustedError: a row was released as
+            often as planned. Nothing was charged or released then.
+        """
+        return cast(Values, self._release(self._account, h, rows))
+
+    @contextmanager
+    def name_rows(self, rows: object) -> Iterator[None]:
+        """Say which rows of the table the batch holds, for calls without `rows=` in this thread.
+
+        For networks that contain this layer and hand on h alone, such as `nn.Sequential`. Each
+        call inside is a release of its own and charged. It holds for copies of the layer, too.
+        """
+        token = _named.set({**_named.get(), self._account: rows})
+        try:
+            yield
+        finally:
+            _named.reset(token)
 
     def check_encoder(self, encoder: Callable[[Tensor], Any], x: Tensor) -> None:
         """Measure that the encoder computes each row of x from that row alone; see
@@ -149,88 +340,128 @@ class PrivateRelease(_Charged):
 
         Raises:
             PromiseError: it mixes rows; names the layer, and what moved.
+            LocalProtocolError: the encoder contains a `PrivateRelease`, whose noise would be
+                measured.
         """
-        check_row_wise(encoder, x, owner=type(self).__name__)
-        self._measured = f"measured on {len(x)} rows"
-
-    def __call__(self, h: Values, rows: object = None) -> Values:
-        """Return z, which may be sent: of the kind, shape, dtype and device of h.
-
-        Args:
-            h: a tensor or NumPy array of shape (B, ...): float16, bfloat16 (both computed in
-                float32), float32 or float64.
-            rows: positions in the table of these B rows, 0..N-1: whole numbers in a tensor,
-                array, list or range, or a slice. A row that occurs k times is released k times,
-                each with noise of its own, and is charged k times.
-
-        Raises:
-            LocalProtocolError: h or rows of a wrong type, shape or range, or a forked process;
-            ModelError: a row is not finite; PromiseError: the graph of the first h shows that its
-            rows were mixed; BudgetExhaustedError: a row was released as often as planned. Nothing
-            was charged or released then.
-        """
-        return cast(Values, self._eager(h, rows))
-
-    def _release_rows(self, h: Any, rows: object) -> Any:
-        self._require_own_process()
-        array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
-        values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
-        if getattr(values, "dtype", None) not in _HALVES + _WIDE or not values.ndim:
+        layers = encoder.modules() if isinstance(encoder, nn.Module) else ()
+        if any(isinstance(layer, PrivateRelease) for layer in layers):
             raise LocalProtocolError(
-                "h is a tensor or NumPy array of floats of shape (B, ...), one row a person, got "
-                f"{getattr(h, 'dtype', type(h).__name__)} of shape {getattr(h, 'shape', None)}"
+                f"PrivateRelease: the encoder that is measured, {type(encoder).__name__}, contains "
+                "a PrivateRelease, and measuring would release rows; give the layers before it"
             )
-        h_BD = values.reshape(len(values), math.prod(values.shape[1:]))
-        h_BD = h_BD.float() if h_BD.dtype in _HALVES else h_BD
-        if self in _off.get():
-            z_BD = clip_rows(h_BD, self._guard.clip)
-            with self._lock:
-                self._passed += len(z_BD)
-        else:
-            rows_B = _parse_positions(rows, total=self.rows, asker="PrivateRelease")
-            if len(rows_B) != len(h_BD):
-                raise LocalProtocolError(
-                    f"PrivateRelease: h holds {len(h_BD)} rows and rows= names {len(rows_B)}; name "
-                    "the position of each row of h, in its order"
-                )
-            clipped_BD = clip_rows(h_BD, self._guard.clip)  # may refuse, so before the charge
-            if not self._measured and values.grad_fn is not None and len(values) > 1:
-                check_graph(values)
-                self._measured = "looked for in the graph of the first batch alone"
-            z_BD = self._guard.add_noise(clipped_BD, step=self._charge_rows(rows_B), rows=rows_B)
-        z = z_BD.to(values.dtype).reshape(values.shape)
-        return z.numpy() if array else z
+        check_row_wise(encoder, x, owner=type(self).__name__)
+        self._account.measured = f"measured on {len(x)} rows"
 
     @contextmanager
     def disable_noise(self) -> Iterator[None]:
         """Switch noise and account off for evaluation, in this thread: rows are only clipped.
 
         There is no noise, no account and no `rows=`: whoever receives them reads them. The report
-        says how many there were. Warns: UnsafeChoiceWarning.
+        says how many there were. It holds for copies of the layer, too. Warns:
+        UnsafeChoiceWarning.
         """
         message = (
             "PrivateRelease.disable_noise(): no noise, nothing counted; whoever receives these "
             "reads them"
         )
         warnings.warn(message, UnsafeChoiceWarning, stacklevel=3)
-        token = _off.set((*_off.get(), self))
+        token = _off.set((*_off.get(), self._account))
         try:
             yield
         finally:
             _off.reset(token)
 
+    def get_privacy_spent(self) -> PrivacySpent:
+        """Return the cost of all releases so far, as figures: `epsilon_x`, `delta`, `releases`,
+        `trace`.
+        """
+        return self._account.get_privacy_spent()
+
     def report(self) -> str:
-        passed = ""
-        if self._passed:
-            passed = (
-                f"no guarantee for the {self._passed} rows that went through disable_noise(), "
-                "unprotected; of the others: "
-            )
+        """Return in words what was spent, of whom, against what, and what has no guarantee."""
+        return self._account.report()
+
+    def get_extra_state(self) -> Tensor:
+        """Return the account for `state_dict()`: how often each row was released, and no key."""
+        return self._account.export_lines()
+
+    def set_extra_state(self, state: object) -> None:
+        """Add an account that `state_dict()` held to this one; see `_LayerAccount`."""
+        self._account.import_lines(state)
+
+    def extra_repr(self) -> str:
         return (
-            f"{passed}{super().report()}; against whoever receives them and lacks the noise key; "
-            f"{self._guard.describe_guarantee()}: what a row teaches the encoder moves other rows, "
-            "and labels have no guarantee; that the encoder mixes no rows of a batch is "
-            f"{self._measured or 'not measured: call check_encoder(encoder, x)'}"
+            f"clip={self.clip:g}, epsilon={self.epsilon:g}, delta={self.delta:g}, "
+            f"epochs={self.epochs}, rows={self.rows}, sigma={self.sigma:.4g}"
+        )
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise LocalProtocolError(
+            "PrivateRelease: nn.DataParallel deals a batch out to threads, which do not know whose "
+            "rows they hold; wrap the layers before it and after it, each in nn.DataParallel"
+        )
+
+
+def _exclude_from_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as `torch.compile` leaves it out: its noise would be a constant."""
+    try:
+        return torch.compiler.disable(function, reason=_NOT_COMPILED)  # type: ignore[no-any-return]
+    except TypeError:  # torch 2.6 takes no reason
+        return torch.compiler.disable(function)  # type: ignore[no-any-return]
+
+
+def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
+    """Return z for one call of a layer; see `PrivateRelease.forward`."""
+    account._require_own_process()
+    _require_running(h)
+    array = isinstance(h, np.ndarray) and h.dtype.kind == "f"
+    values = torch.from_numpy(h.astype(h.dtype.newbyteorder("="))) if array else h
+    if getattr(values, "dtype", None) not in _HALVES + _WIDE or not values.ndim:
+        raise LocalProtocolError(
+            "h is a tensor or NumPy array of floats of shape (B, ...), one row a person, got "
+            f"{getattr(h, 'dtype', type(h).__name__)} of shape {getattr(h, 'shape', None)}"
+        )
+    h_BD = values.reshape(len(values), math.prod(values.shape[1:]))
+    h_BD = h_BD.float() if h_BD.dtype in _HALVES else h_BD
+    if account in _off.get():
+        z_BD = clip_rows(h_BD, account.guard.clip)
+        account.count_unprotected(len(z_BD))
+    else:
+        named = _named.get().get(account)
+        if rows is not None and named is not None:
+            raise LocalProtocolError(
+                "PrivateRelease: rows are named twice, by rows= and by name_rows(); leave one out"
+            )
+        rows_B = _parse_positions(
+            named if rows is None else rows, total=account.rows, asker="PrivateRelease"
+        )
+        if len(rows_B) != len(h_BD):
+            raise LocalProtocolError(
+                f"PrivateRelease: h holds {len(h_BD)} rows and rows= names {len(rows_B)}; name "
+                "the position of each row of h, in its order"
+            )
+        if torch._C._current_graph_task_id() != -1:
+            raise LocalProtocolError(
+                "PrivateRelease: called by backward(), which computes h again (activation "
+                "checkpointing) where other noise was sent; leave this layer out of what "
+                "torch.utils.checkpoint computes again"
+            )
+        clipped_BD = clip_rows(h_BD, account.guard.clip)  # may refuse, so before the charge
+        if not account.measured and values.grad_fn is not None and len(values) > 1:
+            account.measured = _LOOKED_FOR if check_graph(values) else _HIDDEN
+        z_BD = account.add_noise(clipped_BD, rows_B)
+    z = z_BD.to(values.dtype).reshape(values.shape)
+    return z.numpy() if array else z
+
+
+def _require_running(h: object) -> None:
+    """Raise LocalProtocolError where a program is recorded, and not run on numbers."""
+    require_numbers({"h": h}, "PrivateRelease")
+    if torch.jit.is_tracing() or torch.compiler.is_compiling():
+        raise LocalProtocolError(
+            "PrivateRelease: a program that is traced or exported (torch.jit.trace, torch.export, "
+            "ONNX) would hold one draw of the noise as a constant, and no account; export the "
+            "layers before and after it"
         )
 
 
@@ -285,7 +516,7 @@ class PrivateContributions(_Charged):
         self._moved = moved
         self._source = NoiseSource(fresh_key())
         release = under_sum.SummedRelease(deviation=self.noise, **sum_of)
-        super().__init__(release, epsilon, delta, rows)
+        super().__init__(release, epsilon, delta, rows, owner=type(self).__name__)
 
     def draw_noise(
         self, shape: tuple[int, ...], rows: object = None, *, people: object = None

@@ -110,9 +110,9 @@ def test_threads_take_turns_and_copies_and_forks_are_refused(
     assert (guard.get_privacy_spent().releases, steps) == (40, list(range(40)))
     assert len({z.numpy().tobytes() for z in sent}) == 40
     labels = PrivateLabels(epsilon=1, classes=2)
-    for spread in (pickle.dumps, copy.deepcopy):
+    for spread in (pickle.dumps, copy.deepcopy):  # a layer's copies: test_privacy_layer.py
         with pytest.raises(LocalProtocolError, match="never serialised"):
-            spread(guard)
+            spread(labels)
     if hasattr(os, "fork"):
         summed = PrivateContributions(**BUDGET, **SUMMED)
         said = said_in_a_fork(
