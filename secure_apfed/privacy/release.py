@@ -51,7 +51,7 @@ _ID_BYTES = 16
 _HEAD = 4  # of a line of the state: two words of ID, the mechanism, the unprotected rows
 _NOT_COMPILED = (
     "PrivateRelease charges and draws noise anew at each call, which a compiled graph would hold "
-    "as constants; leave fullgraph=True out, and what is before and after it is compiled"
+    "as constants; leave fullgraph=True out, or compile the parts before and after it"
 )
 _LOOKED_FOR = "looked for in the graph of the first batch alone"
 _HIDDEN = (
@@ -248,14 +248,16 @@ class PrivateRelease(nn.Module):
 
     Batch normalisation in training, or attention over the batch, breaks that.
     `guard.check_encoder(encoder, X[batch])` measures it, once before training. Without it the first
-    h with a graph is looked at,
-    which does not find all (`check_graph`), and the report says what was measured.
+    h with a graph is looked at, which does not find all (`check_graph`), and the report says what
+    was measured.
 
     As a layer it has no parameters. In `nn.Sequential`, which hands on h alone, `name_rows` says
     which rows these are. Copies (`copy.deepcopy`, `AveragedModel`) share one account and one noise
     key: what either releases is charged once to both. `state_dict()` has the account, not the key:
     loading it adds its releases to those counted here, and lowers none. `torch.compile` leaves it
-    out of its graphs. `nn.DataParallel`, tracing, export, pickles and forked processes are refused.
+    out of its graphs; torch runs a whole `nn.Sequential` around it uncompiled, so compile the parts
+    before and after it. `nn.DataParallel`, tracing, export, pickles and forked processes are
+    refused.
 
     Args:
         clip: C, the L2 bound of one row with all its numbers, in the unit of h.

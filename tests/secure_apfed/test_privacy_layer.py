@@ -6,7 +6,7 @@ import pickle
 import random
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -268,28 +268,92 @@ def measure_gradients(network: nn.Module, guard: PrivateRelease | None) -> list[
     return [cast(Tensor, parameter.grad) for parameter in [*network.parameters()][:2]]
 
 
+class OwnForward(nn.Module):
+    """The same layers, called one by one and not in a loop."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.lower = layers[0]
+        self.guard = layers[1]
+        self.upper = layers[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.upper(self.guard(self.lower(x))))
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    """Let no test run out of the recompilations that torch grants one function."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 # Torch hides this warning of its own compiler, unless warnings are errors.
-compiles = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-COMPILED = {
-    "as the network": lambda network: torch.compile(network, backend="aot_eager"),
-    "in place": lambda network: network.compile(backend="aot_eager") or network,
+ignore_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+COMPILED: dict[str, Callable[[nn.Sequential, str], nn.Module]] = {
+    "a Sequential": lambda network, backend: torch.compile(network, backend=backend),
+    "own forward": lambda network, backend: torch.compile(OwnForward(network), backend=backend),
+    "in place": lambda network, backend: network.compile(backend=backend) or network,
+    "its parts": lambda network, backend: nn.Sequential(
+        torch.compile(network[0], backend=backend),
+        network[1],
+        torch.compile(network[2], backend=backend),
+    ),
 }
 
 
-@compiles
-@pytest.mark.parametrize("kind", COMPILED)
+@ignore_grad
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "own forward",
+        "a Sequential",
+        pytest.param("in place", marks=pytest.mark.slow),
+        pytest.param("its parts", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_network_trains_as_without_and_draws_noise_at_each_call(kind: str) -> None:
     guard = make_guard()
-    network = COMPILED[kind](make_network(guard))
+    network = COMPILED[kind](make_network(guard), "eager")
     expected = measure_gradients(make_network(nn.Identity()), None)
     torch.testing.assert_close(measure_gradients(network, guard), expected)
-    assert "not measured, since the graph of the first batch is compiled" in guard.report()
     with guard.name_rows(range(BATCH)), torch.no_grad():
         assert not torch.equal(network(torch.zeros(BATCH, 3)), network(torch.zeros(BATCH, 3)))
     assert count_releases(guard) == 3
 
 
-@compiles
+@ignore_grad
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("kind", ["own forward", "its parts"])
+def test_what_stands_around_the_layer_is_compiled(kind: str) -> None:
+    graphs = list[torch.fx.GraphModule]()
+
+    def collect(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return cast(Callable[..., Any], graph.forward)
+
+    guard = make_guard()
+    network = COMPILED[kind](make_network(guard), cast(str, collect))
+    with guard.name_rows(range(BATCH)):
+        network(torch.zeros(BATCH, 3))
+    assert len(graphs) == 2
+
+
+@ignore_grad
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.slow  # loads torch's compiler of gradients
+@pytest.mark.parametrize("kind", ["own forward", "its parts"])
+def test_a_graph_that_the_compiler_hides_is_reported_as_not_measured(kind: str) -> None:
+    guard = make_guard()
+    network = COMPILED[kind](make_network(guard), "aot_eager")
+    expected = measure_gradients(make_network(nn.Identity()), None)
+    torch.testing.assert_close(measure_gradients(network, guard), expected)
+    assert "not measured, since the graph of the first batch is compiled" in guard.report()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
 def test_a_whole_graph_is_refused_in_one_sentence() -> None:
     guard = make_guard()
     network = torch.compile(make_network(guard), backend="eager", fullgraph=True)
@@ -342,12 +406,6 @@ def trace(network: nn.Module, x: Tensor) -> object:
         return torch.jit.trace(network, x, check_trace=False)
 
 
-def forward_mode(network: nn.Module, x: Tensor) -> object:
-    with warnings.catch_warnings(), torch.autograd.forward_ad.dual_level():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of torch.jit.script
-        return network(torch.autograd.forward_ad.make_dual(x, x))
-
-
 def recompute(network: nn.Module, x: Tensor) -> object:
     return cast(Tensor, checkpoint(network, x, use_reentrant=False)).sum().backward()
 
@@ -360,7 +418,6 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential, Tensor], object], str]] = {
         lambda network, x: torch.func.grad(lambda v: network(v).sum())(x),
         r"inside torch\.func",
     ),
-    "forward mode": (forward_mode, "forward-mode"),
     "the meta device": (lambda network, x: network.to("meta")(x.to("meta")), "no numbers"),
     "replicas": (
         lambda network, x: network[1]._replicate_for_data_parallel(),
