@@ -195,15 +195,20 @@ class _LayerAccount(_Charged):
 
     def _check_lines(self, state: object) -> NDArray[np.int64]:
         width = _HEAD + self.rows
-        is_state = isinstance(state, Tensor) and state.dtype == torch.int64 and state.ndim == 2
-        if not is_state or state.shape[1] != width or bool((state[:, _HEAD - 1 :] < 0).any()):
+        if (
+            not isinstance(state, Tensor)
+            or state.dtype != torch.int64
+            or state.ndim != 2
+            or state.shape[1] != width
+            or bool((state[:, _HEAD - 1 :] < 0).any())
+        ):
             raise CheckpointError(
                 f"PrivateRelease: the state is no account of {self.rows} rows, int64 of shape "
                 f"(accounts, {width}), got {getattr(state, 'dtype', type(state).__name__)} of "
                 f"shape {tuple(getattr(state, 'shape', ()))}; accounts are not averaged or "
                 "converted with the weights: load the state as state_dict() gave it"
             )
-        lines = cast(Tensor, state).numpy(force=True)
+        lines: NDArray[np.int64] = state.numpy(force=True)
         if (lines[:, 2] != self._mechanism_word).any():
             raise CheckpointError(
                 "PrivateRelease: the state counts releases under another noise than sigma "
@@ -213,8 +218,10 @@ class _LayerAccount(_Charged):
         return lines
 
     def _count_own_releases(self) -> NDArray[np.int64]:
-        total = self._ledger.state_dict()["counts"].numpy()
-        return total - sum(line[1:] for line in self._others.values())
+        counts: NDArray[np.int64] = self._ledger.state_dict()["counts"].numpy().copy()
+        for line in self._others.values():
+            counts -= line[1:]
+        return counts
 
     @property
     def _mechanism_word(self) -> int:
@@ -459,7 +466,7 @@ def _release_rows(account: _LayerAccount, h: Any, rows: object) -> Any:
 def _require_running(h: object) -> None:
     """Raise LocalProtocolError where a program is recorded, and not run on numbers."""
     require_numbers({"h": h}, "PrivateRelease")
-    if torch.jit.is_tracing() or torch.compiler.is_compiling():
+    if torch._C._is_tracing() or torch.compiler.is_compiling():
         raise LocalProtocolError(
             "PrivateRelease: a program that is traced or exported (torch.jit.trace, torch.export, "
             "ONNX) would hold one draw of the noise as a constant, and no account; export the "

@@ -291,15 +291,25 @@ def _fresh_compiler() -> Iterator[None]:
 
 # Torch hides this warning of its own compiler, unless warnings are errors.
 ignore_grad = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-COMPILED: dict[str, Callable[[nn.Sequential, str], nn.Module]] = {
+Backend = str | Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
+
+
+def compile_in_place(network: nn.Sequential, backend: Backend) -> nn.Module:
+    network.compile(backend=backend)
+    return network
+
+
+def compile_parts(network: nn.Sequential, backend: Backend) -> nn.Module:
+    lower: Any = torch.compile(network[0], backend=backend)
+    upper: Any = torch.compile(network[2], backend=backend)
+    return nn.Sequential(lower, network[1], upper)
+
+
+COMPILED: dict[str, Callable[[nn.Sequential, Backend], Any]] = {
     "a Sequential": lambda network, backend: torch.compile(network, backend=backend),
     "own forward": lambda network, backend: torch.compile(OwnForward(network), backend=backend),
-    "in place": lambda network, backend: network.compile(backend=backend) or network,
-    "its parts": lambda network, backend: nn.Sequential(
-        torch.compile(network[0], backend=backend),
-        network[1],
-        torch.compile(network[2], backend=backend),
-    ),
+    "in place": compile_in_place,
+    "its parts": compile_parts,
 }
 
 
@@ -330,12 +340,12 @@ def test_a_compiled_network_trains_as_without_and_draws_noise_at_each_call(kind:
 def test_what_stands_around_the_layer_is_compiled(kind: str) -> None:
     graphs = list[torch.fx.GraphModule]()
 
-    def collect(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+    def collect(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         graphs.append(graph)
-        return cast(Callable[..., Any], graph.forward)
+        return graph.forward
 
     guard = make_guard()
-    network = COMPILED[kind](make_network(guard), cast(str, collect))
+    network = COMPILED[kind](make_network(guard), collect)
     with guard.name_rows(range(BATCH)):
         network(torch.zeros(BATCH, 3))
     assert len(graphs) == 2
@@ -420,11 +430,11 @@ REFUSED: dict[str, tuple[Callable[[nn.Sequential, Tensor], object], str]] = {
     ),
     "the meta device": (lambda network, x: network.to("meta")(x.to("meta")), "no numbers"),
     "replicas": (
-        lambda network, x: network[1]._replicate_for_data_parallel(),
+        lambda network, x: cast(Any, network[1])._replicate_for_data_parallel(),
         "nn.DataParallel deals a batch out to threads",
     ),
     "its own check": (
-        lambda network, x: network[1].check_encoder(network, x),
+        lambda network, x: cast(Any, network[1]).check_encoder(network, x),
         "contains a PrivateRelease",
     ),
     "a list": (lambda network, x: network[1](x.tolist()), "got list"),
