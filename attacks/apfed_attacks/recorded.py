@@ -38,7 +38,7 @@ from secure_apfed.data import UNLABELLED, PartyTable
 from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import Pull
-from secure_apfed.methods.terms import objective_of, settings_of
+from secure_apfed.methods.terms import objective_of
 from secure_apfed.networks.models import SequenceEncoder
 from secure_apfed.runs.outcome import Recording
 
@@ -248,7 +248,7 @@ def _collect_terms(recording: Recording) -> dict[str, AgreedTerms]:
     clip = config.secure_sum.clip
     return {
         name: AgreedTerms(
-            objective=objective_of(config, name), weight=settings_of(config, name).weight, clip=clip
+            objective=objective_of(config, name), weight=config.settings_of(name).weight, clip=clip
         )
         for name in names
     }

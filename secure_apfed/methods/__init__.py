@@ -13,7 +13,6 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.accounts import fresh_secrets
 from secure_apfed.methods.apfed import (
     Apfed,
     ApfedCSettings,
@@ -29,13 +28,16 @@ from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
     Method,
+    StepCounter,
+)
+from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
+from secure_apfed.methods.party import (
     PartyCheckpoint,
     PartyContext,
     PartySecrets,
     Role,
-    StepCounter,
+    fresh_secrets,
 )
-from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
     Session,
     Simulation,

@@ -36,7 +36,7 @@ from secure_apfed.base.files import add_line, open_plain
 from secure_apfed.base.names import log_file
 from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
-from secure_apfed.methods.method import PartyContext
+from secure_apfed.methods.party import PartyContext
 
 __all__ = ["RunCircles", "keep_to_circle", "merge_answered_steps", "warn_of_steps_without"]
 

@@ -50,10 +50,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.randomness import derive_key
-from secure_apfed.base.seeds import seed_draws
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.data.lazy_rows import select_rows
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.labellers import (
@@ -65,20 +62,18 @@ from secure_apfed.labellers import (
 )
 from secure_apfed.labellers.measured import check_votes
 from secure_apfed.learning.descent import ActiveNetworks, MakeOptimizer, Trainer, joint_loss
-from secure_apfed.learning.own_code import name_part
 from secure_apfed.learning.release import Releases, check_rows, parse_representations
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.accounts import defences_of, describe_sum, guard_for, ledger_for
 from secure_apfed.methods.alignment import positions_in, positions_of
 from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
     Lockstep,
     Method,
-    PartyContext,
     SessionTerms,
     StepCounter,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import (
     Student,
     make_labeller_prior,
@@ -97,14 +92,7 @@ from secure_apfed.methods.sum_end import (
     SumLearner,
     SumMethod,
 )
-from secure_apfed.methods.terms import (
-    bound_sent_rows,
-    check_passives,
-    clip_of,
-    require_own_terms,
-    settings_of,
-)
-from secure_apfed.networks.models import Shape, family_for, output_shape, require_scores
+from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.defences import Leaving
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.privacy.measured import check_row_wise
@@ -196,10 +184,8 @@ class JointScores:
     representations: tuple[Tensor, ...]
 
 
-class TvflActive(SumLearner):
-    """The active: encodes its own view, asks for the passives', trains the head on all of them.
-    `sum_end`: its end of the sum where passives answer under one; None: they answer singly.
-    """
+class TvflActive(ActiveRole):
+    """The active: encodes its own view, asks for the passives', trains the head on all of them."""
 
     def __init__(
         self,
@@ -209,16 +195,15 @@ class TvflActive(SumLearner):
         trainer: "HeadTrainer",
         *,
         guarantee: str,
-        sum_end: ActiveSum | None = None,
     ) -> None:
-        super().__init__(sum_end)
+        super().__init__()
         self.name = own.name
         self.contract = contract
         self.trainer = trainer
         self.kept = {"": trainer}
         self.predicts_with = {"encoder": trainer.encoder, "head": trainer.head}
         self.guarantee = guarantee
-        self._defences = defences_of(own, "returned gradients")
+        self._defences = own.make_defences("returned gradients")
         self.smallest_batch = own.config.rules.minimum_batch
         self.training_rows = positions_of(aligned, own.data.labelled_rows)
         self._aligned = aligned
@@ -411,10 +396,23 @@ class SplitNnActive(TvflActive):
         return {self.headline: together, f"{self.headline}_alone": self.score_local_model()}
 
 
-class SummedSplitNnActive(SplitNnActive):
+class SummedSplitNnActive(SumLearner, SplitNnActive):
     """An active that reads the secure sum of the passives' representations; see `SplitNnActive`."""
 
     headline = "split_nn_sum"
+
+    def __init__(
+        self,
+        own: PartyContext,
+        contract: Contract,
+        aligned: Tensor,
+        trainer: "HeadTrainer",
+        *,
+        guarantee: str,
+        sum_end: ActiveSum,
+    ) -> None:
+        super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
+        self.read_from(sum_end)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
         """Run one step of the active: two messages with each passive, and one sum."""
@@ -435,7 +433,6 @@ class SummedSplitNnActive(SplitNnActive):
         """
 
     async def _request_sum(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        assert self.sum is not None
         request = self.pack_request(rows_B, learn=learn)
         terms = next(iter(self.contract.passives.values())).representation
         self.sum.send_request(links, Kind.REQUEST, step, request)
@@ -718,43 +715,33 @@ class Tvfl(Method):
         """Return the networks of the active, and of passives that have none of their own."""
         return config.model
 
-    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        model = settings_of(config, passive).model or self.pick_model(config)
-        return family_for(model, features).make_encoder(features, model)
+    def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
+        return config.settings_of(passive).model or self.pick_model(config)
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        check_passives(own.config, own.passives)
+        own.require_passives()
         if own.name == own.active:
             return None
-        shape = output_shape(self._make_encoder(own), own.data.table.shape)
-        return bound_sent_rows(own.config, shape, guard_for(own))
+        _, shape = self._build_encoder(own)
+        return own.bound_sent_rows(shape)
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        guard = guard_for(own)
         for name, offered in offers.items():
-            require_own_terms(
-                own.name, name, offered, bound_sent_rows(own.config, offered.shape, guard)
-            )
-        return SessionTerms(
-            passives={
-                name: PassiveTerms(objective=None, weight=1.0, representation=offers[name])
-                for name in own.passives
-            }
-        )
+            own.require_terms(name, offered, own.bound_sent_rows(offered.shape))
+        return SessionTerms.from_rows({name: offers[name] for name in own.passives})
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         trainer = self.make_head_trainer(own, contract)
         promised = joint_releases_statement(
-            guard_for(own).describe_guarantee(), len(contract.passives)
+            own.make_guard().describe_guarantee(), len(contract.passives)
         )
         return self.kind(own, contract, rows, trainer, guarantee=promised)
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        guard = guard_for(own)
-        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
-        return TvflPassive(own, contract, self._make_encoder_trainer(own, rows), releases)
+        trainer = self._make_encoder_trainer(own, rows)
+        return TvflPassive(own, contract, trainer, own.open_releases(len(rows)))
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
@@ -786,18 +773,11 @@ class Tvfl(Method):
         parts: tuple[str, ...],
     ) -> "HeadTrainer":
         """Return the active's networks at their reproducible start; the head reads these parts."""
-        config = own.config
         table = own.data.table
-        encoder = self._make_encoder(own)
-        shape = output_shape(encoder, table.shape)
-        model = self.pick_model(own.config)
+        encoder, shape = self._build_encoder(own)
         sent = [contract.passives[name].representation.shape for name in parts if name != SUM]
         size = sum(math.prod(each) for each in (shape, *sent))
-        with seed_draws(own.secrets.seed, own.name, "head"):
-            head = own.find_family(model, table.shape).make_head(size, len(own.data.classes), model)
-        if own.code.head is not None:
-            with name_part(own.name, "head"):
-                require_scores(head, (size,), len(own.data.classes))
+        head = own.build_head(self.pick_model(own.config), (size,), len(own.data.classes))
         assert table.labels is not None
         return kind(
             own.name,
@@ -806,33 +786,29 @@ class Tvfl(Method):
             features_N=table.features,
             labels_N=table.labels,
             passives=parts,
-            train=config.train,
-            seed=own.secrets.seed,
-            optimizer=own.code.optimizer,
-        )
-
-    def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> "EncoderTrainer":
-        return EncoderTrainer(
-            own.name,
-            self._make_encoder(own),
-            features_N=select_rows(own.data.table.features, rows),
             train=own.config.train,
             seed=own.secrets.seed,
             optimizer=own.code.optimizer,
         )
 
-    def _make_encoder(self, own: PartyContext) -> nn.Module:
-        """Return a party's encoder at its reproducible start."""
-        config = own.config
-        features = own.data.table.shape
-        with seed_draws(own.secrets.seed, own.name, "encoder"):
-            if own.name != own.active and own.code.find_family() is None:
-                return self.build_sent_network(config, own.name, features)
-            model = self.pick_model(config)
-            family = own.find_family(model, features)
-            if self.has_student and own.fresh_networks is not None:
-                family = own.fresh_networks  # the student trains the network that was handed in
-            return family.make_encoder(features, model)
+    def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> "EncoderTrainer":
+        encoder, _ = self._build_encoder(own)
+        return EncoderTrainer(
+            own.name,
+            encoder,
+            features_N=own.features_of(rows),
+            train=own.config.train,
+            seed=own.secrets.seed,
+            optimizer=own.code.optimizer,
+        )
+
+    def _build_encoder(self, own: PartyContext) -> tuple[nn.Module, Shape]:
+        """Return a party's encoder at its start, and the shape of what it gives for a row."""
+        if own.name != own.active:
+            return own.build_encoder(self.find_sent_model(own.config, own.name))
+        # The student trains the very network that was handed in.
+        family = own.fresh_networks if self.has_student else None
+        return own.build_encoder(self.pick_model(own.config), family)
 
 
 class SplitNn(Tvfl):
@@ -846,7 +822,7 @@ class SummedSplitNn(SumMethod, Tvfl):
     """The method of vertical SplitNN that merges by a secure sum; see `Method`."""
 
     settings: type[MethodSettings] = SummedSplitNnSettings
-    kind = SummedSplitNnActive
+    kind: type[SummedSplitNnActive] = SummedSplitNnActive
     make_simulated_step = Method.make_simulated_step
 
     def derive_terms(
@@ -855,7 +831,8 @@ class SummedSplitNn(SumMethod, Tvfl):
         agreed = super().derive_terms(own, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
         if own.name == own.active:
-            sizes[own.name] = math.prod(output_shape(self._make_encoder(own), own.data.table.shape))
+            _, own_shape = self._build_encoder(own)
+            sizes[own.name] = math.prod(own_shape)
         if len(set(sizes.values())) > 1:
             said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
             raise ConfigError(
@@ -863,7 +840,7 @@ class SummedSplitNn(SumMethod, Tvfl):
                 f"numbers; got {said}; give all parties one model.representation"
             )
         shape = offers[own.passives[0]].shape
-        return replace(agreed, secure_sum=describe_sum(own, session, shape))
+        return replace(agreed, secure_sum=own.describe_sum(session, shape))
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         agreed = SessionSum.from_contract(own, contract)
@@ -883,11 +860,10 @@ class SummedSplitNn(SumMethod, Tvfl):
         return self._make_trainer(SumTrainer, own, contract, (SUM,))
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
-            people=len(rows), beyond=1
-        )
+        agreed = SessionSum.from_contract(own, contract)
+        sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
         trainer = self._make_encoder_trainer(own, rows)
-        return SummedPassive(sum_end, trainer, clip=clip_of(own.config))
+        return SummedPassive(sum_end, trainer, clip=agreed.clip)
 
 
 class TeacherActive(SummedSplitNnActive):
@@ -901,7 +877,7 @@ class TeacherActive(SummedSplitNnActive):
         trainer: HeadTrainer,
         *,
         guarantee: str,
-        sum_end: ActiveSum | None = None,
+        sum_end: ActiveSum,
     ) -> None:
         guarantee += _response_statement(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
@@ -909,7 +885,7 @@ class TeacherActive(SummedSplitNnActive):
         self._config = own.config
         self.kept = {"": trainer, "student": self.student}
         self._train_rows = positions_in(aligned, self.student.rows_U)
-        self._key = derive_key(own.secrets.noise_key, b"secure-apfed teacher v1")
+        self._key = own.derive_key(b"secure-apfed teacher v1")
         self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:

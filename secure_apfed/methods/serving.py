@@ -50,12 +50,11 @@ from secure_apfed.methods.joint import SUM, EncodingPassive, HeadTrainer, Tvfl
 from secure_apfed.methods.method import (
     FOR_THE_ACTIVE,
     Method,
-    PartyContext,
-    Role,
     end_all,
     meet_active,
     meet_all,
 )
+from secure_apfed.methods.party import PartyContext, Role
 from secure_apfed.methods.session import enter_session, new_session
 from secure_apfed.methods.sum_end import SessionSum
 

@@ -39,8 +39,8 @@ from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.local_models import networks_of, restore_networks
-from secure_apfed.methods.method import ActiveRole, PartyContext, StepCounter
-from secure_apfed.methods.terms import outputs_of, task_of
+from secure_apfed.methods.method import ActiveRole, StepCounter
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, encoder_and_head
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
@@ -148,13 +148,13 @@ class Student:
                 *encoder_and_head(
                     config.model,
                     data.table.shape,
-                    outputs_of(own),
+                    own.outputs,
                     family=own.code.find_family(),
                 )
             )
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])
-        self._task = task_of(own)
+        self._task = own.task
         loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
             own.name,

@@ -30,8 +30,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
-from apfed_protocols.randomness import derive_key
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError, NoHelpWarning
 from secure_apfed.exchange import (
     BEFORE_TRAINING,
@@ -55,7 +54,6 @@ from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.release import ContributionNoise, check_rows
 from secure_apfed.learning.votes import Floats, Help, Integers
-from secure_apfed.methods.accounts import describe_sum, make_sum_release, open_ledger
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
@@ -63,11 +61,11 @@ from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
     Method,
-    PartyContext,
     SessionTerms,
     StepCounter,
     VoteAgreement,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import (
     Prior,
     Student,
@@ -84,10 +82,10 @@ from secure_apfed.methods.sum_end import (
     Allowance,
     SessionSum,
     SumHelper,
+    SumLearner,
     SumMethod,
     answer_digest,
 )
-from secure_apfed.methods.terms import check_passives, require_own_terms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.privacy.randomised_response import VoteResponse
@@ -511,17 +509,16 @@ class VotesMethod(Method):
         """Return, at the active, how many classes, or ranges of numbers, a row of votes has."""
         if own.name != own.active:
             return None
-        check_passives(own.config, own.passives)
+        own.require_passives()
         return _row_of_votes(count_classes(own))
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         offered = offers[own.active]
-        require_own_terms(own.name, own.active, offered, _row_of_votes(*offered.shape[:1]))
-        terms = PassiveTerms(objective=None, weight=1.0, representation=offered)
-        return SessionTerms(
-            passives=dict.fromkeys(own.passives, terms),
+        own.require_terms(own.active, offered, _row_of_votes(*offered.shape[:1]))
+        return SessionTerms.from_rows(
+            dict.fromkeys(own.passives, offered),
             secure_sum=self.sum_terms(own, session, *offered.shape),
         )
 
@@ -538,8 +535,8 @@ def passive_labeller(own: PartyContext) -> Labeller:
         votes.labeller,
         epsilon=votes.weights_epsilon,
         delta=own.config.delta,
-        key=derive_key(own.secrets.noise_key, b"secure-apfed labeller v1") if noised else None,
-        seeded=noised and own.config.guard.noise != "secret",
+        key=own.derive_key(b"secure-apfed labeller v1") if noised else None,
+        seeded=noised and not own.noise_is_secret,
     )
 
 
@@ -560,25 +557,14 @@ def _row_of_votes(classes: int) -> RepresentationTerms:
     )
 
 
-class SummedVotesActive(VotesActive):
+class SummedVotesActive(VotesActive, SumLearner):
     """An active that opens the secure sum of the votes; see `VotesActive`."""
 
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
-        noise = summed.noise
-        parts = own.config, own.passives[0], summed.shape
-        super().__init__(own, contract, rows, make_sum_release(*parts, noise) if noise else None)
-        self.sum = summed.make_active_end()
-        self.left = self.sum.left
-        self.rounding = self.sum.rounding
-
-    @property
-    def steps_without_all(self) -> int:
-        return self.sum.steps_without_all
-
-    async def set_up(self, links: Links) -> None:
-        await self.sum.set_up(links)
+        super().__init__(own, contract, rows, summed.release)
+        self.read_from(summed.make_active_end())
 
     async def gather_votes(self, links: Links) -> Floats:
         ballot = self.ballot
@@ -620,7 +606,7 @@ class SummedVotes(SumMethod, VotesMethod):
     settings = VotesSettings
 
     def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
-        return describe_sum(own, session, (classes,))
+        return own.describe_sum(session, (classes,))
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return SummedVotesActive(own, contract, rows, SessionSum.from_contract(own, contract))
@@ -750,8 +736,8 @@ class RandomisedVotesPassive(CountingPassive):
         self._response = _make_response(own, contract)
         self._ledger = _vote_ledger(own, self._response, len(rows))
         self._set_ledger(self._ledger)
-        self._key = derive_key(own.secrets.noise_key, b"secure-apfed votes v1")
-        self._secret = own.config.guard.noise == "secret"
+        self._key = own.derive_key(b"secure-apfed votes v1")
+        self._secret = own.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
         """Vote, and answer by chance what its key, the votes and the ballot say."""
@@ -795,16 +781,9 @@ def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
 def _vote_ledger(
     own: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
-    config = own.config
-    return open_ledger(
-        own,
-        own.name,
-        release,
-        delta=config.delta,
-        budget=VoteSettings.from_run_settings(config).epsilon,
-        rows=people,
-        figure=config.method.passives_figure,
-    )
+    votes = VoteSettings.from_run_settings(own.config)
+    figure = votes.passives_figure
+    return own.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
 
 
 def estimate_agreement(
@@ -993,9 +972,9 @@ class VoteTerms(ABC):
             return None
         return ContributionNoise(
             deviation=release.deviation,
-            key=derive_key(own.secrets.noise_key, b"secure-apfed vote noise v1"),
+            key=own.derive_key(b"secure-apfed vote noise v1"),
             ledger=_vote_ledger(own, release, people),
-            secret=own.config.guard.noise == "secret",
+            secret=own.noise_is_secret,
         )
 
 

@@ -40,10 +40,10 @@ from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     ActiveRole,
     HelperRole,
-    PartyContext,
     meet_active,
     meet_all,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_too
 from secure_apfed.methods.votes import (
     ASK,

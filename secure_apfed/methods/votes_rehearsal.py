@@ -27,10 +27,10 @@ from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     ActiveRole,
     HelperRole,
-    PartyContext,
     StepCounter,
     VoteAgreement,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import weigh_votes
 from secure_apfed.methods.votes import (
     ASK,

@@ -53,7 +53,6 @@ from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.learning.own_code import CodeSettings, split_code
 from secure_apfed.methods import METHODS, assign_roles
-from secure_apfed.methods.terms import settings_of
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.audit_log import FILE_NAME
@@ -341,7 +340,7 @@ def prepare_parties(
             table=Path(_TABLE)
             if data is not None and data.select_party(name) is not None
             else None,
-            allow_reading_all=settings_of(config, name).allow_reading_all,
+            allow_reading_all=config.settings_of(name).allow_reading_all,
             code=code.get(name, CodeSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,

@@ -245,7 +245,6 @@ class LiveRun(LiveSession[ApfedActive]):
 
     @property
     def _sum(self) -> ActiveSum:
-        assert self.learner.sum is not None
         return self.learner.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:
