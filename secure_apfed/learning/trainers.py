@@ -1,18 +1,21 @@
-"""What a party trains on a loss of its own: the active on its labels, a passive on its objective.
+"""What each party trains, on tensors alone: no message, contract or other party is known here.
 
-Run by: the party whose loss it is. Both know tensors alone: no message, contract or other party.
-What another party adds to a loss comes as a tensor of the same graph (`ActiveTrainer`), and what it
-is owed leaves as a gradient (`PassiveTrainer`).
+APFed: the active descends on its labels, and on what the passives' sum adds to their loss
+(`ActiveTrainer`); a passive on its own objective, whose gradient by z it returns
+(`PassiveTrainer`). Joint training: the active's head reads all representations and gives a gradient
+for each (`HeadTrainer`), from which a passive's encoder learns (`EncoderTrainer`).
 
 Letters: N rows of a table, B batch, A of its rows that are sent, U rows to label, D numbers of a
 representation, K classes.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import draws_nothing
@@ -30,6 +33,14 @@ from secure_apfed.privacy.measured import check_loss, check_objective, check_row
 from secure_apfed.settings.training import TrainSettings
 
 _EVALUATION_ROWS = 1000
+
+
+def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
+    """Return a scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z.
+
+    A task loss of 0.0 leaves the passives' part alone.
+    """
+    return task + (gradient_A * z_A).sum()
 
 
 @dataclass(frozen=True)
@@ -120,14 +131,14 @@ class ActiveTrainer(Trainer):
                 h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
         return Batch(step, rows_B, loss, h_A)
 
-    def train_on_batch(self, batch: Batch, joint_loss: Tensor | None = None) -> float:
+    def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> float:
         """Descend on the task loss, or on a joint loss that it is part of; return the task loss.
 
         That is 0.0 where labels come after the exchange: then a batch alone changes nothing. Raises
         BudgetExhaustedError: the update would exceed the budget of private training; ModelError:
         the gradient is not finite, where it has a bound.
         """
-        loss = batch.loss if joint_loss is None else joint_loss
+        loss = batch.loss if joint is None else joint
         if loss is None:
             return 0.0
         if self._private:
@@ -309,6 +320,105 @@ class PassiveTrainer(Trainer):
 
 PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
 """What a passive of APFed answers by: its networks, or code that nobody else sees inside."""
+
+
+class HeadTrainer(Trainer):
+    """The active's encoder, and the head over all parties' representations, concatenated.
+
+    Args:
+        owner, encoder, head, features_N, labels_N: the active and what it has.
+        passives: whose representations follow its own, in the order of the head.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        passives: Sequence[str],
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.encoder = encoder
+        self.head = head
+        modules = {"encoder": encoder, "head": head}
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        self._passives = tuple(passives)
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+
+    def train_on_parts(
+        self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Descend once; return the task loss and its gradient by each passive's part."""
+        parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
+        self.zero_grad()
+        with self.forward_pass(step):
+            scores_BK = self.compute_scores(self.encoder(self.features_N[own_B]), parts)
+        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
+        loss.backward()
+        self.step()
+        return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+
+    def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        read = [h_B.flatten(1) for h_B in self.merge_parts(own_B, parts)]
+        scores_BK: Tensor = self.head(torch.cat(read, dim=1))
+        return scores_BK
+
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the inputs of the head, side by side."""
+        return (own_B, *(parts[name] for name in self._passives))
+
+
+class SumTrainer(HeadTrainer):
+    """The head reads the sum of all parties' representations: its one part is that of the others.
+
+    With linear encoders and no clip that is one network on the concatenated table.
+    """
+
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        (others_BD,) = (parts[name] for name in self._passives)
+        return (own_B.flatten(1) + others_BD,)
+
+
+class EncoderTrainer(Trainer):
+    """A passive's encoder, which learns from the gradient on what it sent."""
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.encoder = encoder
+        modules = {"encoder": encoder}
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        self.features_N = self.compute.move_tensor(features_N)
+
+    def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
+        """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
+        features_B = self.features_N[rows_B.to(self.compute.device)]
+        check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
+
+    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
+        self.set_training(learn)
+        with torch.set_grad_enabled(learn), self.forward_pass(step):
+            h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
+        return h_B.to(self.compute.dtype)
+
+    def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
+        """Descend once from the gradient on z, which was represented last."""
+        self.zero_grad()
+        joint_loss(0.0, z_B, self.compute.move_tensor(gradient_B)).backward()
+        self.step()
 
 
 def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:

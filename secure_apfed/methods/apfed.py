@@ -35,7 +35,13 @@ from secure_apfed.learning.release import (
     parse_representations,
     warn_if_near_constant,
 )
-from secure_apfed.learning.trainers import ActiveTrainer, Batch, PassiveDescent, PassiveTrainer
+from secure_apfed.learning.trainers import (
+    ActiveTrainer,
+    Batch,
+    PassiveDescent,
+    PassiveTrainer,
+    joint_loss,
+)
 from secure_apfed.methods.local_models import LocalEnding
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
 from secure_apfed.methods.party import PartyContext
@@ -175,7 +181,7 @@ class ApfedActive(SumLearner, SingleViewActive):
             self.ending.received.add_sums(rows_A, sum_AD)
         gradient_A = self.trainer.compute.move_tensor(sum_AD / len(sum_AD)).reshape(z_A.shape)
         task_loss = 0.0 if batch.loss is None else batch.loss
-        return self.trainer.train_on_batch(batch, task_loss + (gradient_A * z_A).sum())
+        return self.trainer.train_on_batch(batch, joint_loss(task_loss, z_A, gradient_A))
 
 
 class ApfedPassive(SumHelper):
@@ -211,7 +217,9 @@ class ApfedPassive(SumHelper):
         """
         admitted, z_BD = self.admit_batch(message)
         gradient_BD = self.compute_gradient(admitted.step, admitted.rows, z_BD).flatten(1)
-        return admitted, self.sum.defend_gradient(admitted, gradient_BD).cpu().numpy()
+        if self.sum.defences:
+            gradient_BD = self.sum.defend_gradient(admitted, gradient_BD)
+        return admitted, gradient_BD.cpu().numpy()
 
     def admit_batch(self, message: Envelope) -> tuple[Admitted, Tensor]:
         """Admit rows (B,) with representations (B, *shape) that keep to every rule. Raises

@@ -41,12 +41,7 @@ from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
-from secure_apfed.methods.method import (
-    ActiveRole,
-    HelperRole,
-    SessionTerms,
-    StepCounter,
-)
+from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help

@@ -33,12 +33,7 @@ from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part
 from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
 from secure_apfed.learning.trainers import PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
-from secure_apfed.methods.accounts import (
-    NoisePlan,
-    make_sum_release,
-    plan_updates,
-    sum_and_noise,
-)
+from secure_apfed.methods.accounts import NoisePlan, make_sum_release, plan_updates, sum_and_noise
 from secure_apfed.methods.terms import (
     bound_representations,
     bound_sent_rows,

@@ -44,7 +44,7 @@ from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.methods.accounts import NoisePlan, make_sum_release, sum_and_noise
-from secure_apfed.methods.circles import RunCircles, keep_to_circle
+from secure_apfed.methods.circles import RunCircles
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
@@ -377,7 +377,7 @@ class ActiveSum:
         )
 
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
-        """Ask those who answer this step. Raises PartyLeftError: see `keep_to_circle`."""
+        """Ask those who answer this step. Raises PartyLeftError: see `Contract.keep_to_circle`."""
         self._keep_to_circle(step)
         for name in self.present:
             links.send(name, kind, step, payload)
@@ -388,7 +388,7 @@ class ActiveSum:
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
-        self._let_go(keep_to_circle(self.contract, step, self.present), step)
+        self._let_go(self.contract.keep_to_circle(step, self.present), step)
 
     def _let_go(self, present: Sequence[str], step: int) -> None:
         """Go on with these from this step on."""
@@ -490,12 +490,12 @@ class Aggregator(HelperRole):
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self.present = keep_to_circle(self.contract, message.step, self.present)
+            self.present = self.contract.keep_to_circle(message.step, self.present)
             if message.sender not in self.present:
                 continue  # it was left out of this step before, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
-            keep_to_circle(self.contract, message.step, [*bodies])
+            self.contract.keep_to_circle(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 

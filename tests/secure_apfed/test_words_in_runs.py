@@ -348,7 +348,7 @@ def test_measuring_changes_no_parameter(name: str, monkeypatch: pytest.MonkeyPat
     called: list[str] = []
     for module in [
         "secure_apfed.learning.trainers",
-        "secure_apfed.methods.joint",
+        "secure_apfed.methods.joint_teacher",
         "secure_apfed.methods.votes",
         "secure_apfed.learning.release",
     ]:
