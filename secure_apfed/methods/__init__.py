@@ -13,13 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.apfed import (
-    Apfed,
-    ApfedCSettings,
-    ApfedRSettings,
-    MixedApfedSettings,
-    SingleView,
-)
+from secure_apfed.methods.apfed import Apfed, ApfedCSettings, ApfedRSettings, MixedApfedSettings
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
@@ -45,6 +39,7 @@ from secure_apfed.methods.session import (
     start_active,
     train_epochs,
 )
+from secure_apfed.methods.single_view import SingleView
 from secure_apfed.methods.votes import SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_randomised import RandomisedVotes

@@ -17,10 +17,7 @@ from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.agreement import Greeting
-from secure_apfed.methods.circles import (
-    RunCircles,
-    merge_answered_steps,
-)
+from secure_apfed.methods.circles import RunCircles, merge_answered_steps
 from secure_apfed.runs.run import run
 from tests.secure_apfed import seats
 from tests.secure_apfed.seats import envelope
