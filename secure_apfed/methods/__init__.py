@@ -17,7 +17,8 @@ from secure_apfed.methods.apfed import Apfed, ApfedCSettings, ApfedRSettings, Mi
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
-from secure_apfed.methods.joint import SplitNn, SummedSplitNn, Tvfl
+from secure_apfed.methods.joint import SplitNn, Tvfl
+from secure_apfed.methods.joint_sum import SummedSplitNn
 from secure_apfed.methods.joint_teacher import JointTeacher
 from secure_apfed.methods.method import ActiveRole, HelperRole, Method, StepCounter
 from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings

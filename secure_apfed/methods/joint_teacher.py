@@ -1,7 +1,7 @@
 """A joint teacher: a joint model under a secure sum labels the active's rows once.
 
-Training is that of `split_nn_sum` (`secure_apfed.methods.joint`), on the aligned rows that have a
-label. Then the active asks once more, for the aligned training rows without one; the joint model
+Training is that of `split_nn_sum` (`secure_apfed.methods.joint_sum`), on the aligned rows that have
+a label. Then the active asks once more, for the aligned training rows without one; the joint model
 labels these, and the active's student learns the labels from the active's own features. It predicts
 alone. Help is worth most where few rows have a label and many more are aligned. Of a labelled row
 the student learns the true label, never the teacher's, who was fitted to it. A sum is no more
@@ -39,8 +39,8 @@ from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.trainers import HeadTrainer
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.alignment import positions_in
-from secure_apfed.methods.joint import (
-    JointScores,
+from secure_apfed.methods.joint import JointScores
+from secure_apfed.methods.joint_sum import (
     SummedPassive,
     SummedSplitNn,
     SummedSplitNnActive,
