@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
 from secure_apfed.base.names import Name, check_parties
 from secure_apfed.settings import Settings, SilentPassive
 from secure_apfed.settings.protection import NOBODY, FollowsFrom
@@ -228,6 +229,25 @@ class Contract(Settings):
         if index < 0 or step > answered[index].last:
             return None
         return answered[index].passives
+
+    def keep_to_circle(self, step: int, present: Sequence[str]) -> list[str]:
+        """Return those present who answer this step: all, or those who answered it before.
+
+        Raises PartyLeftError: one of these is not present.
+        """
+        circle = self.circle_of(step)
+        if circle is None:
+            return list(present)
+        missing = [name for name in circle if name not in present]
+        if missing:
+            absent = " and ".join(missing)
+            raise PartyLeftError(
+                f"training: resume once {absent} is back: step {step} was answered among "
+                f"{', '.join(circle)} in an earlier session, and without {absent} the two sums "
+                f"would differ by what {absent} contributed",
+                left=tuple(missing),
+            )
+        return [name for name in present if name in circle]
 
     def list_names(self, role: str) -> tuple[str, ...]:
         """Return the names of the parties of one role, in the contract's order."""

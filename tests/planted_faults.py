@@ -221,15 +221,16 @@ row_twice_in_a_batch: test_parties_apfed.py
     A batch repeats one person, whose gradient then stands out of the sum.
 -if len(set(rows)) != len(rows):
 +if len(set(rows)) < minimum:
---- secure_apfed/methods/apfed.py
+--- secure_apfed/learning/trainers.py
 lambda_over_the_batch: test_methods_apfed.py
     Passives help by a B-th of what Eq. 9 says.
 -return z_B.grad * (weight * len(z_B))
 +return z_B.grad * weight
+--- secure_apfed/methods/apfed.py
 one_known_person_answered: test_methods_apfed.py
     Among strangers a single person of a passive is answered about alone.
--if known < self.contract.minimum_batch or is_narrow(own_BD, self.terms):
-+if is_narrow(own_BD, self.terms):
+-if strangers and (known < self.contract.minimum_batch or is_narrow(own_BD, self.terms)):
++if strangers and is_narrow(own_BD, self.terms):
 --- secure_apfed/methods/apfed_code.py
 another_question_answered: test_methods_code.py
     A passive answers whatever the active asks of it.

@@ -47,8 +47,6 @@ LOCKS = {
         "onnx",
         "grpc",
         "sql",
-        "images",
-        "vision",
         "docs",
         "browser",
         "dev",

@@ -50,9 +50,6 @@ class BlackBox:
         if callable(prepare):
             prepare(tuple(ids))
 
-    def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
-        """Measure nothing: no word of it lowers a charge."""
-
     def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
         """Ask for the gradient of each row's own loss; return lambda_p times it, (B, *shape).
 

@@ -125,14 +125,6 @@ def predictor_of(networks: ActiveNetworks | None) -> nn.Module | None:
     return copy.deepcopy(nn.Sequential(networks.encoder, networks.head)).cpu().eval()
 
 
-def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
-    """Return a scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z.
-
-    A task loss of 0.0 leaves the passives' part alone.
-    """
-    return task + (gradient_A * z_A).sum()
-
-
 def make_eager_class(kind: type[OptimizerT]) -> type[OptimizerT]:
     """Return the optimizer without torch's compiler, which takes a second to load.
 

@@ -18,6 +18,7 @@ Letters: B batch, D numbers of a row.
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,10 +29,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.base.names import UPDATES
 from secure_apfed.contract import RepresentationTerms
+from secure_apfed.errors import NarrowBatchWarning
 from secure_apfed.exchange import Envelope, TensorSpec, pack_tensors, unpack_tensors
+from secure_apfed.privacy.dp_sgd import PrivateUpdates, WholeTraining
 from secure_apfed.privacy.guard import RepresentationGuard
-from secure_apfed.privacy.ledger import PrivacyLedger
+from secure_apfed.privacy.ledger import NOTHING_RELEASED, PrivacyLedger
 from secure_apfed.privacy.measured import check_graph, check_guard
 from secure_apfed.privacy.noise import NoiseSource
 
@@ -77,6 +81,23 @@ def check_norms(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> Non
 def is_narrow(z_BD: Tensor, terms: RepresentationTerms) -> bool:
     """Return whether these rows point in fewer directions than the contract asks for."""
     return bool(terms.minimum_spread) and spread_of(z_BD) < terms.minimum_spread
+
+
+def warn_if_near_constant(z_BD: Tensor, least: float, *, sender: str, step: int) -> bool:
+    """Return whether passives that ask for this spread would refuse the batch; then warn.
+
+    Run by the active, before it sends. `least`: the largest spread that a contract asks for.
+    """
+    spread = spread_of(z_BD) if least else 1.0
+    if spread < least:
+        warnings.warn(
+            f"{sender}: the representations of step {step} point in one direction (spread "
+            f"{spread:.2g} below {least:g}); {sender} trains on such batches alone. Lower "
+            "the learning rate if they go on, or agree on another rules.minimum_spread",
+            NarrowBatchWarning,
+            stacklevel=3,
+        )
+    return spread < least
 
 
 def check_spread(z_BD: Tensor, terms: RepresentationTerms, *, sender: str) -> None:
@@ -174,6 +195,39 @@ class Releases:
         return Released(z_B, payload)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ActiveAccounts:
+    """What protects an active's releases and its finished model, with the accounts of both.
+
+    Attributes:
+        releases: of its representations; sends: whether there are any.
+        private: of its updates; None: these are not private.
+        training: the account of both together; None: as `private`.
+    """
+
+    releases: Releases
+    sends: bool
+    private: PrivateUpdates | None = None
+    training: WholeTraining | None = None
+
+    def list_ledgers(self, owner: str) -> dict[str, PrivacyLedger]:
+        released = {owner: self.releases.ledger} if self.sends else {}
+        updated = {owner + UPDATES: self.private.ledger} if self.private else {}
+        return {**released, **updated}
+
+    def describe_guarantee(self) -> str:
+        guard = self.releases.guard if self.sends else None
+        if self.training is not None:
+            return self.training.describe_guarantee(guard)
+        return guard.describe_guarantee() if guard else NOTHING_RELEASED
+
+    @property
+    def rests_on_rows(self) -> bool:
+        """True if a bound holds only while no row moves what another gives."""
+        is_bounded = self.sends and math.isfinite(self.releases.guard.mechanism().mu)
+        return is_bounded or self.private is not None
+
+
 class ContributionNoise:
     """A passive's discrete Gaussian noise under the sum, a function of session, step and content.
 
@@ -226,4 +280,5 @@ def parse_representations(
         )
     check_rows(rows_B, aligned=aligned, minimum=minimum, sender=envelope.sender)
     check_norms(z_BD, terms, sender=envelope.sender)
+    check_spread(z_BD, terms, sender=envelope.sender)
     return rows_B, z_BD

@@ -13,29 +13,22 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
-from secure_apfed.methods.accounts import fresh_secrets
-from secure_apfed.methods.apfed import (
-    Apfed,
-    ApfedCSettings,
-    ApfedRSettings,
-    MixedApfedSettings,
-    SingleView,
-)
+from secure_apfed.methods.apfed import Apfed, ApfedCSettings, ApfedRSettings, MixedApfedSettings
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
 from secure_apfed.methods.distilled import ApcVfl, VFedTrans
-from secure_apfed.methods.joint import JointTeacher, SplitNn, SummedSplitNn, Tvfl
-from secure_apfed.methods.method import (
-    ActiveRole,
-    HelperRole,
-    Method,
+from secure_apfed.methods.joint import SplitNn, Tvfl
+from secure_apfed.methods.joint_sum import SummedSplitNn
+from secure_apfed.methods.joint_teacher import JointTeacher
+from secure_apfed.methods.method import ActiveRole, HelperRole, Method, StepCounter
+from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
+from secure_apfed.methods.party import (
     PartyCheckpoint,
     PartyContext,
     PartySecrets,
     Role,
-    StepCounter,
+    fresh_secrets,
 )
-from secure_apfed.methods.multiview import MmvflSettings, Multiview, VFedMvSettings
 from secure_apfed.methods.session import (
     Session,
     Simulation,
@@ -47,8 +40,10 @@ from secure_apfed.methods.session import (
     start_active,
     train_epochs,
 )
-from secure_apfed.methods.votes import RandomisedVotes, SummedVotes
+from secure_apfed.methods.single_view import SingleView
+from secure_apfed.methods.votes import SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
+from secure_apfed.methods.votes_randomised import RandomisedVotes
 from secure_apfed.methods.votes_rehearsal import Rehearsal
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings

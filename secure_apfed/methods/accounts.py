@@ -1,194 +1,48 @@
-"""From settings to noise and its accounts: guards, private updates, noise under sums, ledgers.
+"""From settings to noise: what an active's releases and updates cost, and noise under sums.
 
-Run by: each party for what it sends itself. Its noise key is a secret of its own. All parties find
-the same deviation of the noise under a sum from the same settings; each passive keeps its own key
-and its own ledger.
+Run by: each party for what it sends itself. All parties find the same deviation of the noise under
+a sum from the same settings; a party's own keys and ledgers come from its `PartyContext`.
 """
 
-import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from apfed_protocols.noise import MAX_DEVIATION
-from apfed_protocols.randomness import derive_key, fresh_key
-from apfed_protocols.seal import Identity, fresh_identity
 from apfed_protocols.sums import SecureSum
 from apfed_protocols.sums.fixed_point import FixedPoint
 from apfed_protocols.sums.interface import USUAL_BITS
-from secure_apfed.base.names import UPDATES, ReleaseFigure, log_file
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.guarantee import distance_in_steps
-from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.methods.method import CheckpointStore, PartyContext, PartySecrets
 from secure_apfed.methods.terms import clip_of, derive_limits, make_sum, objective_of
 from secure_apfed.networks.models import Shape
 from secure_apfed.networks.objectives import OBJECTIVES
-from secure_apfed.privacy.accountants import Mechanism
 from secure_apfed.privacy.contributions import SummedRelease, calibrate_noise, sensitivity_in_steps
-from secure_apfed.privacy.defences import DEFENCES, GradientDefence, gradient_defences
-from secure_apfed.privacy.dp_sgd import (
-    GradientGuard,
-    PrivateUpdates,
-    WholeTraining,
-    calibrate_updates,
-)
-from secure_apfed.privacy.guard import RepresentationGuard, make_guard
-from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
-from secure_apfed.privacy.noise import NoiseSource
-from secure_apfed.privacy.randomised_response import VoteResponse
-from secure_apfed.settings.method import Released
+from secure_apfed.privacy.defences import DEFENCES
+from secure_apfed.privacy.dp_sgd import calibrate_updates
+from secure_apfed.privacy.guard import RepresentationGuard
+from secure_apfed.settings.privacy import DpSgdSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnLossSettings
 
 
-def fresh_secrets(
-    config: RunSettings,
-    name: str,
-    *,
-    identity: Identity | None = None,
-    keeper: CheckpointStore | None = None,
-    logs: Path | None = None,
-) -> PartySecrets:
-    """Return the secrets of a party that begins: fresh ones, or those the configuration derives."""
-    seed = int.from_bytes(fresh_key()[:8], "big") >> 1
-    derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
-    return PartySecrets(
-        identity=identity or fresh_identity(),
-        noise_key=fresh_key() if config.guard.noise == "secret" else derived,
-        seed=seed if config.party_seeds == "secret" else config.seed,
-        keeper=keeper,
-        logs=logs,
-    )
+def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
+    """Return the noise multiplier of private updates, one an epoch for each row.
 
-
-def guard_for(own: PartyContext) -> RepresentationGuard:
-    """Return the guard of one party that releases representations, for as often as it is asked."""
-    config = own.config
-    return make_guard(
-        config.guard,
-        delta=config.delta,
-        releases=derive_limits(config).releases,
-        key=own.secrets.noise_key,
-    )
-
-
-def open_ledger(
-    own: PartyContext,
-    name: str,
-    mechanism: Mechanism | SummedRelease | VoteResponse,
-    *,
-    delta: float,
-    budget: float | None,
-    rows: int,
-    figure: ReleaseFigure = "epsilon_x",
-) -> PrivacyLedger:
-    """Open an account of this session, whose write-ahead log is `ledger-NAME.jsonl`."""
-    ledger = PrivacyLedger(
-        mechanism,
-        delta=delta,
-        budget=budget,
-        rows=rows,
-        log=log_file(own.secrets.logs, "ledger", name, "jsonl") if own.secrets.logs else None,
-        seeded=own.config.guard.noise != "secret",
-        figure=figure,
-    )
-    if own.secrets.keeper is not None:
-        own.secrets.keeper.register_ledger(name, ledger)
-    return ledger
-
-
-def require_no_releases(own: PartyContext) -> None:
-    """Refuse to restart over logs: a new alignment puts other people at the places they count.
-    Raises CheckpointError: one holds a release.
+    `guard`: of representations, whose releases share the budget. Raises ConfigError: they alone
+    exceed dp_sgd.epsilon.
     """
-    if own.secrets.logs is None or own.aligned is not None:
-        return
-    logs = [
-        log_file(own.secrets.logs, "answers", own.name, "jsonl"),
-        *(log_file(own.secrets.logs, "ledger", own.name + end, "jsonl") for end in ("", UPDATES)),
-    ]
-    held = next(filter(holds_releases, logs), None)
-    if held is not None:
-        raise CheckpointError(
-            f"{own.name}: {own.active} restarts, and {held} counts what {own.name} released in "
-            "a run whose rows stood in another order; resume that run, or choose another folder"
-        )
-
-
-def ledger_for(own: PartyContext, guard: RepresentationGuard, *, aligned: int) -> PrivacyLedger:
-    return open_ledger(
-        own,
-        own.name,
-        guard.mechanism(),
-        delta=own.config.delta,
-        budget=own.config.guard.epsilon,
-        rows=aligned,
-    )
-
-
-def private_updates(own: PartyContext, guard: RepresentationGuard) -> PrivateUpdates | None:
-    """Return what makes this party's updates private, one an epoch for each of its rows, or None.
-
-    `guard`: of its representations, whose releases share the budget. Raises ConfigError: the
-    guard's releases alone exceed dp_sgd.epsilon.
-    """
-    config = own.config
-    settings = own.config.dp_sgd
-    rows = len(own.data.table.ids)
-    if settings is None:
-        return None
+    if settings.noise_multiplier is not None:
+        return settings.noise_multiplier
+    assert settings.epsilon is not None
     epochs = config.train.epochs
-    delta = config.delta
-    noise_multiplier = settings.noise_multiplier
-    if noise_multiplier is None:
-        assert settings.epsilon is not None
-        noise_multiplier = calibrate_updates(
-            settings.epsilon,
-            delta,
-            release=guard.mechanism(),
-            releases=guard.count_charges(epochs)
-            if config.method.representations_from == "active"
-            else 0,
-            updates=epochs,
-        )
-    gradient_guard = GradientGuard(
-        clip=settings.clip,
-        noise_multiplier=noise_multiplier,
-        key=own.secrets.noise_key,
-        noise=config.guard.noise,
-    )
-    mechanism = gradient_guard.mechanism()
-    name = own.name + UPDATES
-    ledger = open_ledger(own, name, mechanism, delta=delta, budget=None, rows=rows)
-    return PrivateUpdates(gradient_guard, ledger)
-
-
-def whole_training(
-    config: RunSettings, releases: PrivacyLedger, private: PrivateUpdates | None
-) -> WholeTraining | None:
-    """Return the joint account of releases and updates; None if updates are not private."""
-    if config.dp_sgd is None or private is None:
-        return None
-    return WholeTraining(
-        releases=releases,
-        updates=private.ledger,
-        delta=config.delta,
-        budget=config.dp_sgd.epsilon,
-        seeded=config.guard.noise != "secret",
-    )
-
-
-def defences_of(own: PartyContext, released: Released) -> tuple[GradientDefence, ...]:
-    """Return this party's defences of gradients that it sends, as the run's settings say."""
-    key = derive_key(own.secrets.noise_key, b"secure-apfed defences v1")
-    return gradient_defences(
-        own.config.defences,
-        released,
-        noise=NoiseSource(key, secret=own.config.guard.noise == "secret"),
-        classes=len(own.data.classes),
+    sent = config.method.representations_from == "active"
+    return calibrate_updates(
+        settings.epsilon,
+        config.delta,
+        release=guard.mechanism(),
+        releases=guard.count_charges(epochs) if sent else 0,
+        updates=epochs,
     )
 
 
@@ -231,42 +85,6 @@ def sum_and_noise(
         )
     steps = _calibrate_steps(config, noise, passives, shape, honest)
     return make_sum(*parts, noise=steps), NoisePlan(steps=steps, honest=honest)
-
-
-def describe_sum(own: PartyContext, session: str, shape: Shape) -> dict[str, Any]:
-    """Return the public parameters of the sum of this session's passives, for their contract."""
-    config = own.config
-    secure_sum, plan = sum_and_noise(config, session, own.active, own.passives, shape)
-    settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
-    settings["bits"] = secure_sum.agreement.bits  # derived where the settings say none
-    noise = config.method.find_noise(config)
-    if plan is not None and noise is not None:
-        settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
-    return {**secure_sum.list_parameters(), **settings}
-
-
-def contribution_noise(
-    own: PartyContext, shape: Shape, *, plan: NoisePlan | None, aligned: int
-) -> ContributionNoise | None:
-    """Return a passive's noise and its account; None if none is agreed."""
-    config = own.config
-    noise = config.method.find_noise(config)
-    if noise is None or plan is None:
-        return None
-    release = make_sum_release(config, own.name, shape, plan)
-    ledger = open_ledger(
-        own,
-        own.name,
-        release,
-        delta=config.delta,
-        budget=noise.epsilon,
-        rows=aligned,
-        figure=config.method.passives_figure,
-    )
-    key = derive_key(own.secrets.noise_key, b"secure-apfed contributions v1")
-    return ContributionNoise(
-        deviation=plan.steps, key=key, ledger=ledger, secret=config.guard.noise == "secret"
-    )
 
 
 def make_sum_release(

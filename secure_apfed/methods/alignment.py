@@ -49,7 +49,8 @@ from secure_apfed.exchange import (
 from secure_apfed.learning.calibration import SKEWED
 from secure_apfed.measures.intervals import FEWEST_POSITIVES, FEWEST_ROWS
 from secure_apfed.measures.tasks import Regression
-from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, PartyContext
+from secure_apfed.methods.method import FOR_THE_ACTIVE, Method
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.run import RunSettings
 

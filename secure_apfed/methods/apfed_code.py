@@ -32,27 +32,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apfed_protocols.errors import RemoteProtocolError
-from secure_apfed.base.seeds import one_thread, seed_draws
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.base.seeds import one_thread
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import fit_linear
 from secure_apfed.measures.table import Scored, probabilities_of
-from secure_apfed.methods.accounts import describe_sum
 from secure_apfed.methods.alignment import positions_in
 from secure_apfed.methods.local_models import choose_reader, is_surely_better
-from secure_apfed.methods.method import (
-    ActiveRole,
-    HelperRole,
-    PartyContext,
-    SessionTerms,
-    StepCounter,
-)
+from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms, StepCounter
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import label_rows
 from secure_apfed.methods.student import Student, StudentActive, side_by_side, warn_of_no_help
-from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumMethod
-from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms, settings_of
+from secure_apfed.methods.sum_end import SessionSum, SumHelper, SumLearner, SumMethod
+from secure_apfed.methods.terms import clip_of
 from secure_apfed.networks.models import CrossView, Projection, Shape
 from secure_apfed.networks.rank import count_columns, most_numbers
 from secure_apfed.privacy.noise import clip_rows
@@ -241,7 +235,7 @@ def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
     fit_linear(encoder.predictor, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
 
 
-class CodeActive(StudentActive):
+class CodeActive(StudentActive, SumLearner):
     """The active: asks once, reads the sum, and learns alone; see `StudentActive`."""
 
     student: CodeStudent
@@ -257,9 +251,7 @@ class CodeActive(StudentActive):
         guarantee = "nothing of the active's features or labels is told to anybody"
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
-        self.sum = summed.make_active_end()
-        self.left = self.sum.left
-        self.rounding = self.sum.rounding
+        self.read_from(summed.make_active_end())
         self._positions_U = positions_in(rows, student.rows_U)
         self._people = len(rows)
         self._seed = config.seed
@@ -268,9 +260,6 @@ class CodeActive(StudentActive):
     @property
     def last_sum(self) -> Tensor | None:
         return self._sum_ND
-
-    async def set_up(self, links: Links) -> None:
-        await self.sum.set_up(links)
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
@@ -301,7 +290,7 @@ class CodePassive(SumHelper):
     ) -> None:
         super().__init__(summed.make_passive_end(people=len(rows), repeatable=True))
         rows_NF = own.data.table.features[rows]
-        with seed_draws(own.secrets.seed, own.name, "projection"):
+        with own.draw("projection"):
             self._projection = Projection(
                 math.prod(rows_NF.shape[1:]),
                 *summed.shape,
@@ -313,9 +302,8 @@ class CodePassive(SumHelper):
             columns = count_columns(rows_NF)
             raise _too_many(own.name, summed.shape[0], columns, "common people") from None
         self._projection_ND = self._projection(rows_NF)
-        clip = clip_of(own.config)
-        if clip is not None:
-            self._projection_ND = clip_rows(self._projection_ND, clip)
+        if summed.clip is not None:
+            self._projection_ND = clip_rows(self._projection_ND, summed.clip)
         self._asked = False
 
     def get_sent_network(self) -> nn.Module:
@@ -357,10 +345,10 @@ class ApfedCode(SumMethod):
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         least = config.model.representation_size
         for name, count in columns.items():
-            if not settings_of(config, name).allow_reading_all:
+            if not config.settings_of(name).allow_reading_all:
                 least = min(least, _limit_numbers(config, name, count))
         passives = {
-            name: settings_of(config, name).model_copy(update={"allow_reading_all": True})
+            name: config.settings_of(name).model_copy(update={"allow_reading_all": True})
             for name in (*config.passives, *columns)
         }  # they have agreed, and need not count again
         model = config.model.model_copy(update={"representation": least})
@@ -371,20 +359,18 @@ class ApfedCode(SumMethod):
     ) -> SessionTerms:
         """Agree on D, the least that a passive offers; if the settings give D, each offers it."""
         config = own.config
-        check_passives(config, own.passives)
+        own.require_passives()
         most = config.model.representation_size
         numbers = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, offered in offers.items():
             least = numbers[name] if config.model.representation == "auto" else most
-            require_own_terms(own.name, name, offered, _row_of(config, min(least, most)))
+            own.require_terms(name, offered, _row_of(config, min(least, most)))
         representation = _row_of(config, min(numbers.values()))
-        terms = PassiveTerms(objective=None, weight=1.0, representation=representation)
-        readable = [name for name in own.passives if settings_of(config, name).allow_reading_all]
-        secure_sum = describe_sum(own, session, representation.shape)
-        return SessionTerms(
-            passives=dict.fromkeys(own.passives, terms),
+        readable = [name for name in own.passives if config.settings_of(name).allow_reading_all]
+        return SessionTerms.from_rows(
+            dict.fromkeys(own.passives, representation),
             secure_sum={
-                **secure_sum,
+                **own.describe_sum(session, representation.shape),
                 "numbers": representation.shape[0],
                 "all_can_be_read_of": readable,
             },
@@ -419,7 +405,7 @@ def _lets_all_be_read(own: PartyContext) -> bool:
 
     Raises ConfigError: the settings say so, and its own file does not.
     """
-    is_allowed = settings_of(own.config, own.name).allow_reading_all
+    is_allowed = own.config.settings_of(own.name).allow_reading_all
     if is_allowed and not own.allow_reading_all:
         raise ConfigError(
             f"{own.name}: the settings say passives.{own.name}.allow_reading_all (or "

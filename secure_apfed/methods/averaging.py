@@ -35,7 +35,7 @@ from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensor
 from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
 from secure_apfed.learning.recurrent import SequenceViews
 from secure_apfed.learning.release import check_norms
-from secure_apfed.methods.method import ActiveRole, HelperRole, PartyContext, SessionTerms
+from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
 from secure_apfed.methods.multiview import (
     Floats,
     MultiviewSettings,
@@ -52,6 +52,7 @@ from secure_apfed.methods.multiview import (
     own_labels_of,
     pull_of,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -60,7 +61,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumMethod,
 )
-from secure_apfed.methods.terms import check_passives, clip_of, require_own_terms
 from secure_apfed.settings.protection import NOBODY
 from secure_apfed.settings.run import RunSettings
 
@@ -385,7 +385,7 @@ class Averaging(SumMethod):
         """See `Method`: each party says how many classes it has, how many rows it trains on, and
         what its features are.
         """
-        check_passives(own.config, own.passives)
+        own.require_passives()
         AveragingSettings.from_run_settings(own.config).check_views(view_names(own.config.data))
         terms = label_terms(own, len(own.data.classes))
         facts = {"rows": len(own.data.train_rows), "features": own.data.table.layout}
@@ -405,7 +405,7 @@ class Averaging(SumMethod):
                 )
             facts = {"rows": offered.rows, "features": features}
             expected = label_terms(own, classes).model_copy(update=facts)
-            require_own_terms(own.name, name, offered, expected)
+            own.require_terms(name, offered, expected)
             if offered.rows is None:
                 raise RemoteProtocolError(f"{name} says not on how many rows it trains")
         rows = {name: offered.rows or 0 for name, offered in offers.items()}
@@ -423,8 +423,9 @@ class Averaging(SumMethod):
                 f"{own.name} has labels of {len(own.data.classes)} classes, {contract.active} of "
                 f"{classes}; name the same classes at all parties"
             )
-        sum_end = SessionSum.from_contract(own, contract).make_passive_end(people=len(_ONE))
-        return AveragingPassive(sum_end, _make_stages(own), clip=clip_of(own.config))
+        agreed = SessionSum.from_contract(own, contract)
+        sum_end = agreed.make_passive_end(people=len(_ONE))
+        return AveragingPassive(sum_end, _make_stages(own), clip=agreed.clip)
 
 
 def _make_stages(own: PartyContext) -> Stages:

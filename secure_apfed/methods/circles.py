@@ -29,16 +29,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from apfed_protocols.errors import PartyLeftError, RemoteProtocolError
+from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums.interface import FloatArray, StepBinding
 from apfed_protocols.sums.recoverable import AnsweredCircles
 from secure_apfed.base.files import add_line, open_plain
 from secure_apfed.base.names import log_file
 from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
-from secure_apfed.methods.method import PartyContext
+from secure_apfed.methods.party import PartyContext
 
-__all__ = ["RunCircles", "keep_to_circle", "merge_answered_steps", "warn_of_steps_without"]
+__all__ = ["RunCircles", "merge_answered_steps", "warn_of_steps_without"]
 
 _STEP = "step "
 
@@ -178,26 +178,6 @@ def merge_answered_steps(
         merged.append(steps)
         speakers.append(speaker)
     return tuple(merged)
-
-
-def keep_to_circle(contract: Contract, step: int, present: Sequence[str]) -> list[str]:
-    """Return those present who answer this step: all, or those who answered it before.
-
-    Raises PartyLeftError: one of these is not present.
-    """
-    circle = contract.circle_of(step)
-    if circle is None:
-        return list(present)
-    missing = [name for name in circle if name not in present]
-    if missing:
-        absent = " and ".join(missing)
-        raise PartyLeftError(
-            f"training: resume once {absent} is back: step {step} was answered among "
-            f"{', '.join(circle)} in an earlier session, and without {absent} the two sums would "
-            f"differ by what {absent} contributed",
-            left=tuple(missing),
-        )
-    return [name for name in present if name in circle]
 
 
 def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:

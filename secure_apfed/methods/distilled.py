@@ -47,8 +47,7 @@ from apfed_protocols.svd import (
     SvdServer,
 )
 from secure_apfed.base.seeds import seed_draws
-from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
-from secure_apfed.data import OwnData
+from secure_apfed.contract import AGGREGATOR, Contract, RepresentationTerms
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange import (
     BEFORE_TRAINING,
@@ -68,12 +67,12 @@ from secure_apfed.learning.autoencoder import (
     new_autoencoder,
 )
 from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, remove_prefix
-from secure_apfed.learning.release import Releases, check_rows, parse_representations
+from secure_apfed.learning.release import check_rows, parse_representations
+from secure_apfed.learning.trainers import EncoderTrainer
 from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.accounts import guard_for, ledger_for
 from secure_apfed.methods.alignment import DEALER, next_dealt, positions_in, positions_of
-from secure_apfed.methods.joint import EncoderTrainer, Tvfl, TvflPassive
+from secure_apfed.methods.joint import Tvfl, TvflPassive
 from secure_apfed.methods.local_models import (
     Input,
     LocalModels,
@@ -86,15 +85,14 @@ from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
     Method,
-    PartyContext,
     Save,
     SessionTerms,
     StepCounter,
     save_or_end,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import StudentActive, warn_of_no_help
 from secure_apfed.methods.sum_end import Allowance, blame_active_too
-from secure_apfed.methods.terms import check_passives, require_own_terms, settings_of
 from secure_apfed.networks.models import Enriched, Shape, family_for, output_shape
 from secure_apfed.privacy.guard import joint_releases_statement
 from secure_apfed.settings import THE_ACTIVE
@@ -213,7 +211,7 @@ class ApcVflActive(StudentActive):
         self, own: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
         guarantee = joint_releases_statement(
-            guard_for(own).describe_guarantee(), len(contract.passives)
+            own.make_guard().describe_guarantee(), len(contract.passives)
         )
         super().__init__(own, trainer, headline=own.config.method.name, guarantee=guarantee)
         self.smallest_batch = contract.minimum_batch
@@ -683,17 +681,16 @@ class ApcVfl(Tvfl):
     settings = ApcVflSettings
     make_simulated_step = Method.make_simulated_step  # codes are asked for once
 
-    def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        model = _model_of(config, passive)
-        return family_for(model, features).make_encoder(features, model)
+    def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
+        return config.settings_of(passive).model or ApcVflSettings.from_run_settings(config).passive
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
         config = own.config
-        guard = guard_for(own)
-        local = _make_autoencoder(own, "g1", _model_of(config, own.name), own.data.table.shape)
+        model = self.find_sent_model(config, own.name)
+        local = _make_autoencoder(own, "g1", model, own.data.table.shape)
         # In the table's order: that of the alignment is random.
         own_UF = Compute.from_settings(config.train).move_tensor(
             own.data.table.features[rows.sort().values]
@@ -712,12 +709,7 @@ class ApcVfl(Tvfl):
             train=config.train,
             seed=own.secrets.seed,
         )
-        releases = Releases(guard, ledger_for(own, guard, aligned=len(rows)))
-        return ApcVflPassive(own, contract, trainer, releases)
-
-
-def _model_of(config: RunSettings, passive: str) -> ModelSettings:
-    return settings_of(config, passive).model or ApcVflSettings.from_run_settings(config).passive
+        return ApcVflPassive(own, contract, trainer, own.open_releases(len(rows)))
 
 
 def _make_autoencoder(
@@ -730,15 +722,12 @@ def _make_autoencoder(
 class VFedTrans(Method):
     settings = VFedTransSettings
 
-    def find_learnt_labels(self, config: RunSettings, data: OwnData, aligned: Tensor) -> Tensor:
-        """Return all labelled rows, with people whom only the active knows: its classifier reads
-        the student.
-        """
-        return data.labelled_rows
+    def learns_unaligned_labels(self, config: RunSettings) -> bool:
+        return True  # its classifier reads the student
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         """Return, at every party with a table, how many features it has."""
-        check_passives(own.config, own.passives)
+        own.require_passives()
         return _row_of(math.prod(own.data.table.shape))
 
     def derive_terms(
@@ -746,7 +735,7 @@ class VFedTrans(Method):
     ) -> SessionTerms:
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
-            require_own_terms(own.name, name, offers[name], _row_of(count))
+            own.require_terms(name, offers[name], _row_of(count))
         total = sum(features.values())
         vectors = own.config.model.representation_size
         if total > MOST_FEATURES:
@@ -759,9 +748,8 @@ class VFedTrans(Method):
                 f"model.representation: {vectors} singular vectors of {total} features, those of "
                 f"all parties together; say {total} or less"
             )
-        terms = PassiveTerms(objective=None, weight=1.0, representation=_row_of(total))
-        return SessionTerms(
-            passives=dict.fromkeys(own.passives, terms),
+        return SessionTerms.from_rows(
+            dict.fromkeys(own.passives, _row_of(total)),
             secure_sum={
                 "scheme": "svd",
                 "masks": "orthogonal",

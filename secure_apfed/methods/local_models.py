@@ -5,7 +5,7 @@ numbers of others beside these. Nothing is sent: the labels meet the representat
 first time. The local models are those that a run is compared with (`secure_apfed.solo`), and models
 of x alone are the very fits of the baselines. A model that has collapsed is left out.
 
-There are two endings. `fit_local_models` (APFed with `train.labels: after`) fits local models to
+There are two endings. `LocalEnding` (APFed with `train.labels: after`) fits local models to
 the inputs that `train.local_models` lists: the features x, the representation h, both beside each
 other, and pupils, models of x that learn from what came back (`secure_apfed.methods.pupils`). It
 combines those that use help (`train.combine`). Models of x alone replace them where held-out labels
@@ -14,7 +14,8 @@ new ones. `fit_best_if_better` (APC-VFL and VFedTrans with `classifier: stronges
 model of h only if held-out labels say that it is surely better than the best of x
 (`is_surely_better`). A public code chooses its teacher in the same way (`choose_reader`).
 
-Letters: U training rows, n of them with labels, B rows, F features, D numbers of h, K classes.
+Letters: N positions of the alignment, U training rows, n of them with labels, B rows, F features,
+D numbers of h, K classes.
 """
 
 import copy
@@ -25,6 +26,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from secure_apfed.base.seeds import one_thread
@@ -32,7 +34,9 @@ from secure_apfed.data import PartyTable
 from secure_apfed.errors import ModelError
 from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import BLOCK
-from secure_apfed.measures.table import Scored
+from secure_apfed.measures.table import Scored, score_model
+from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.pupils import Pupil, teach_pupils
 from secure_apfed.networks.models import WithFeatures
 from secure_apfed.settings.training import LAST_INPUTS, LastInput
@@ -128,6 +132,117 @@ class _PupilCandidate(_Candidate):
 
     def score_held_out(self) -> Scored | None:
         return self.pupil.held_out
+
+
+class ReceivedSums:
+    """The sums that came back, added up for each position of the alignment.
+
+    Args:
+        people: positions of the alignment, N.
+    """
+
+    def __init__(self, people: int) -> None:
+        self._sum_ND = torch.zeros((people, 0), dtype=torch.float64)
+        self._count_N = torch.zeros(people, dtype=torch.int64)
+
+    def add_sums(self, rows_A: Tensor, sum_AD: Tensor) -> None:
+        """Add the sums (A, D) of distinct positions (A,)."""
+        if not self._sum_ND.shape[1]:
+            self._sum_ND = self._sum_ND.new_zeros((len(self._sum_ND), sum_AD.shape[1]))
+        self._sum_ND[rows_A] += sum_AD.detach().double().cpu()
+        self._count_N[rows_A] += 1
+
+    def average_sums(self, positions_U: Tensor) -> NDArray[np.float64]:
+        """Return the mean sum at each position, (U, D); NaN at -1, and where none came back."""
+        sum_UD = self._sum_ND[positions_U]
+        count_U1 = torch.where(positions_U < 0, 0, self._count_N[positions_U])[:, None]
+        average_UD = torch.where(count_U1 > 0, sum_UD / count_U1, torch.nan)
+        return average_UD.numpy()
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"sum": self._sum_ND, "count": self._count_N}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        self._sum_ND = tensors["sum"].clone()
+        self._count_N = tensors["count"].clone()
+
+
+class LocalEnding:
+    """The end of a run in which the labels come after the exchange: local models learn them.
+
+    Run by: the active. It keeps the sums that came back, and fits when the exchange is over.
+
+    Args:
+        own: the active. people: rows of its table by position of the alignment, (N,).
+
+    Attributes:
+        received: the sums.
+        fitted: what the end made; None before.
+    """
+
+    def __init__(self, own: PartyContext, people: Tensor) -> None:
+        self.received = ReceivedSums(len(people))
+        self.fitted: LocalModels | None = None
+        self._own = own
+        self._family = own.fresh_networks  # as they are before the exchange trains them
+        train = own.config.train
+        self._rows_U = rows_among(own.data.train_rows, None if train.use_unaligned else people)
+        position_N = torch.full((len(own.data.table.ids),), -1, dtype=torch.int64)
+        position_N[people] = torch.arange(len(people))
+        self._positions_U = position_N[self._rows_U]
+
+    @property
+    def networks(self) -> ActiveNetworks | None:
+        return None if self.fitted is None else self.fitted.networks
+
+    def make_task(self, labels_N: Tensor) -> SoloTask:
+        """Return its training rows and labels as its baselines have them."""
+        own = self._own
+        task = SoloTask.from_run(own.config, own.data, self._rows_U, labels_N=labels_N.cpu())
+        return replace(task, family=self._family)
+
+    def fit_models(self, encoder: nn.Module, labels_N: Tensor) -> LocalModels:
+        """Fit local models to the labels of its table; see `fit_local_models`."""
+        self.fitted = self._fit(encoder, self.make_task(labels_N))
+        return self.fitted
+
+    def refit_excluding(
+        self, rows: Tensor, encoder: nn.Module, labels_N: Tensor
+    ) -> ActiveNetworks | None:
+        """Return networks fitted without the labels of these rows; None: nothing is fitted yet.
+
+        The representation stays: it knows no label.
+        """
+        if self.fitted is None:
+            return None
+        task = self.make_task(labels_N)
+        labelled_n = self._rows_U[torch.from_numpy(task.labelled)]
+        part = torch.isin(labelled_n, rows).nonzero().flatten()
+        return self._fit(encoder, task.drop_labels(part.numpy())).networks
+
+    def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
+        train = self._own.config.train
+        return fit_local_models(
+            encoder,
+            task,
+            combine=train.combine,
+            inputs=train.local_models,
+            received_UD=self.received.average_sums(self._positions_U),
+        )
+
+    def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
+        """Return the scores of these rows of its table by what was fitted."""
+        assert self.fitted is not None
+        return score_model(self.fitted.score_rows_of(self._own.data.table), rows, labels_N.cpu())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state of what was fitted; empty before."""
+        return {} if self.fitted is None else self.fitted.networks.state_dict()
+
+    def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
+        """Restore what `tensors` returned; `template`: networks of the form of the run's own."""
+        if state:
+            self.fitted = LocalModels(networks=restore_networks(state, template), used=())
 
 
 def fit_local_models(

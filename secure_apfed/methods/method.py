@@ -7,27 +7,23 @@ from nothing else. Its script is an `async def` over its links (see `secure_apfe
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias, get_args
+from typing import Any, Protocol, Self, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from apfed_protocols.errors import LocalProtocolError, PartyLeftError
-from apfed_protocols.seal import Identity
 from secure_apfed.base.seeds import shuffle_rows
 from secure_apfed.contract import AGGREGATOR, Contract, PassiveTerms, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.exchange import BEFORE_TRAINING, Envelope, Kind, Links
-from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
-from secure_apfed.learning.own_code import FreshFamily, OwnCode
+from secure_apfed.learning.descent import ActiveNetworks
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures.table import Scored
 from secure_apfed.methods.charged import Statement, parse_statement
-from secure_apfed.networks.models import NetworkFamily, Shape, family_for
+from secure_apfed.methods.party import PartyContext, Role
+from secure_apfed.networks.models import Shape, family_for
 from secure_apfed.privacy.dp_sgd import WholeTraining
-from secure_apfed.privacy.ledger import PrivacyLedger
 from secure_apfed.settings.method import MethodSettings
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import ModelSettings
@@ -50,119 +46,6 @@ it: what the party charged so far (`secure_apfed.methods.charged`).
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartyCheckpoint:
-    """The state of one party before a step; with its own secrets, all that it needs to resume.
-
-    Attributes:
-        run: digest of the contract of its first session, hex: which run, with which alignment.
-        step: the next one.
-        rows: of its table by position of the alignment; empty where it has none.
-        tensors: of its role; ledgers: state of its accounts, by name.
-        notes: what else it must remember, plain.
-    """
-
-    run: str
-    step: int
-    rows: Tensor = field(repr=False)
-    tensors: Mapping[str, Tensor] = field(repr=False)
-    ledgers: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-
-class CheckpointStore(Protocol):
-    """One party's own folder: what it agreed to, what it is, and how its part ended."""
-
-    def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
-        """Keep the contract that all have signed."""
-
-    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
-        """Return the newest state, or the newest that is not after this step; None: there is
-        none.
-        """
-
-    def list_steps(self) -> tuple[int, ...]:
-        """Return the steps whose state is stored, ascending."""
-
-    def save(self, state: PartyCheckpoint) -> None:
-        """Keep this state, and the one before it."""
-
-    def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Be told of an account that the party opens."""
-
-    def finish_part(self, contract: Contract, role: "Role") -> None:
-        """Note how this party's part ended, and let go of what it needed to go on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartySecrets:
-    """The private inputs of one party, besides its data.
-
-    Attributes:
-        identity: its long-term key pair.
-        noise_key: 32 bytes, its secret.
-        seed: of its weights and dropout.
-        keeper: of its checkpoints; None: it keeps none.
-        logs: folder of its write-ahead logs; None: keep them in memory.
-        sends_out: whether answers leave this process, and so wait until the disk has counted them.
-    """
-
-    identity: Identity
-    noise_key: bytes = field(repr=False)
-    seed: int = field(repr=False)
-    keeper: CheckpointStore | None = None
-    logs: Path | None = None
-    sends_out: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartyContext:
-    """One party before a session; all of it but the public settings stays with that party.
-
-    Attributes:
-        config: the run's public settings, the same at all parties.
-        name: the party's; active, passives: who takes part, public.
-        secrets: keys, seed and folder.
-        known: by party, the public identities that it knows from outside, its own too.
-        held: what it has of the run's data; None where it has none (aggregator, dealer).
-        aligned: rows of its table by position, of an earlier session; None: intersect now.
-        predicts: digest of the contract of the run whose model predicts; None: a session trains.
-        allow_reading_all: whether its own file agrees to settings that let all of its columns be
-            read; so it does where one process plays all.
-        code: networks, a loss and an optimiser of its own, where it brings some.
-        contributed: told of each contribution to a sum as it is before the sum protects it, by
-            step, alignment positions (B,) and values (B, D); for its own record alone.
-    """
-
-    config: RunSettings
-    name: str
-    active: str
-    passives: tuple[str, ...]
-    secrets: PartySecrets
-    known: Mapping[str, bytes]
-    held: OwnData | None = field(default=None, repr=False)
-    aligned: Tensor | None = field(default=None, repr=False)
-    predicts: str | None = None
-    allow_reading_all: bool = True
-    code: OwnCode = field(default_factory=OwnCode, repr=False)
-    contributed: Callable[[int, Tensor, Tensor], None] | None = None
-
-    @cached_property
-    def fresh_networks(self) -> FreshFamily | None:
-        """Its own networks as they were before training, each time anew; None: it brings none."""
-        return self.code.copy_networks()
-
-    def find_family(self, model: ModelSettings, features: Shape) -> NetworkFamily:
-        """Return the networks that this party trains: its own, or those that the settings name."""
-        return self.code.find_family() or family_for(model, features)
-
-    @property
-    def data(self) -> OwnData:
-        """The party's part of the data, where it must hold some."""
-        assert self.held is not None
-        return self.held
-
-
-@dataclass(frozen=True, kw_only=True)
 class SessionTerms:
     """The terms that all parties of a method agree on besides the settings; public.
 
@@ -174,6 +57,30 @@ class SessionTerms:
     passives: Mapping[str, PassiveTerms] = field(default_factory=dict)
     secure_sum: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_rows(
+        cls,
+        representations: Mapping[str, RepresentationTerms],
+        *,
+        secure_sum: Mapping[str, Any] = {},
+        weights: Mapping[str, float] = {},
+    ) -> Self:
+        """Return terms under which no passive states an objective.
+
+        Args:
+            representations: by passive, the bounds on a row that it sends or receives.
+            weights: by passive; 1 for those not named.
+        """
+        return cls(
+            passives={
+                name: PassiveTerms(
+                    objective=None, weight=weights.get(name, 1.0), representation=representation
+                )
+                for name, representation in representations.items()
+            },
+            secure_sum=secure_sum,
+        )
+
 
 class StepCounter(Protocol):
     """The count of a run's steps; each has a number of its own, whatever it is for."""
@@ -184,55 +91,6 @@ class StepCounter(Protocol):
 
     def count_step(self, loss: float | None) -> None:
         """Count a finished step, with its task loss; None: it trained nothing."""
-
-
-class CheckpointPart(Protocol):
-    """A part of a role in a checkpoint: networks, accounts, counts."""
-
-    def tensors(self) -> Mapping[str, Tensor]: ...
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
-
-
-class Role:
-    """A party's part in a session, set up; its state is its own.
-
-    Attributes:
-        kept: of its state what goes into its checkpoint, by the prefix of its tensors' names.
-        ledgers: its accounts by name, of what it releases and of private updates.
-        contributions: that of `ledgers` which counts its contributions to sums with noise.
-        predicts_with: its networks that predict together with those of others, and are kept.
-    """
-
-    name: str
-    kept: Mapping[str, CheckpointPart] = {}
-    ledgers: Mapping[str, PrivacyLedger] = {}
-    contributions: PrivacyLedger | None = None
-    predicts_with: Mapping[str, nn.Module] = {}
-
-    async def set_up(self, links: Links) -> None:
-        """Do what a method needs between alignment and training; by default nothing."""
-
-    def feature_scores(self) -> Tensor | None:
-        """Return how much each of its own features counts, (F,), no unit; None: the method gives
-        none.
-
-        The scores follow from what it learnt, and are its own.
-        """
-        return None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return its state, for its own checkpoint."""
-        return {
-            key: value
-            for name, part in self.kept.items()
-            for key, value in add_prefix(name, part.tensors()).items()
-        }
-
-    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
-        """Restore what `tensors` returned before step `next_step`."""
-        for name, part in self.kept.items():
-            part.load_tensors(remove_prefix(name, tensors))
 
 
 class HelperRole(Role, ABC):
@@ -407,9 +265,14 @@ class Method(ABC):
         """Return the terms of all parties, from what each of them offers; all compute the same."""
         return SessionTerms()
 
+    def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
+        """Return the settings of the network whose output this passive sends; if it sends any."""
+        raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
+
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
         """Return the network whose output this passive sends, before training; if it sends any."""
-        raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
+        model = self.find_sent_model(config, passive)
+        return family_for(model, features).make_encoder(features, model)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
         """Return these settings with what passives with so many columns that differ settle on.
@@ -422,7 +285,13 @@ class Method(ABC):
         position.
         """
         rows = held.labelled_rows
-        return rows[torch.isin(rows, aligned)] if self.public_facts.aligns else rows
+        if not self.public_facts.aligns or self.learns_unaligned_labels(config):
+            return rows
+        return rows[torch.isin(rows, aligned)]
+
+    def learns_unaligned_labels(self, config: RunSettings) -> bool:
+        """Return whether the active also learns labels of people whom it alone knows."""
+        return False
 
     def find_testable_rows(self, held: OwnData, aligned: Tensor) -> Tensor:
         """Return the active's test rows that the headline model can predict."""

@@ -46,7 +46,7 @@ from torch.nn import functional as F
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from secure_apfed.base.names import PartyName
 from secure_apfed.base.seeds import derive_seed, seed_draws
-from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.data import UNLABELLED
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
@@ -54,9 +54,9 @@ from secure_apfed.learning.descent import ActiveNetworks, Compute, add_prefix, r
 from secure_apfed.learning.recurrent import RecurrentTraining, SequenceViews
 from secure_apfed.learning.release import check_norms, check_rows
 from secure_apfed.measures.table import Scored, score_model
-from secure_apfed.methods.accounts import describe_sum, guard_for
 from secure_apfed.methods.alignment import positions_of
-from secure_apfed.methods.method import ActiveRole, HelperRole, PartyContext, SessionTerms
+from secure_apfed.methods.method import ActiveRole, HelperRole, SessionTerms
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -65,14 +65,6 @@ from secure_apfed.methods.sum_end import (
     SumHelper,
     SumLearner,
     SumMethod,
-)
-from secure_apfed.methods.terms import (
-    check_passives,
-    clip_of,
-    model_of,
-    representation_terms,
-    require_own_terms,
-    settings_of,
 )
 from secure_apfed.networks.models import encoder_and_head
 from secure_apfed.settings.method import MethodSettings
@@ -257,10 +249,9 @@ class VFedMvSettings(RecurrentSettings, OneViewSettings):
 class ViewsActive(SumLearner):
     """An active that predicts alone by one linear layer over its views; see `ActiveRole`."""
 
-    sum: ActiveSum
-
     def __init__(self, own: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
-        super().__init__(sum_end)
+        super().__init__()
+        self.read_from(sum_end)
         self.name = own.name
         self.contract = contract
         self._own = own
@@ -833,17 +824,17 @@ class Multiview(SumMethod):
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
         if own.name != own.active:
             return None
-        check_passives(own.config, own.passives)
+        own.require_passives()
         return label_terms(own, len(own.data.classes))
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
         offered = offers[own.active]
-        require_own_terms(own.name, own.active, offered, label_terms(own, math.prod(offered.shape)))
+        own.require_terms(own.active, offered, label_terms(own, math.prod(offered.shape)))
         settings = OneViewSettings.from_run_settings(own.config)
         settings.check_parties(own.config, (own.active, *own.passives))
-        weights = {name: settings_of(own.config, name).weight for name in own.passives}
+        weights = {name: own.config.settings_of(name).weight for name in own.passives}
         return make_terms(own, session, dict.fromkeys(own.passives, offered), weights)
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
@@ -867,11 +858,10 @@ class Multiview(SumMethod):
         sequence = _make_sequence_view(own, rows, classes)
         view = _make_view(own, contract, rows, classes, sequence)
         zetas = _list_zetas(own, contract)
-        sum_end = SessionSum.from_contract(own, contract).make_passive_end(
-            people=len(rows), beyond=1
-        )
+        agreed = SessionSum.from_contract(own, contract)
+        sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
         trainer = ViewTrainer(view, zetas, pull, sequence=sequence)
-        return MultiviewPassive(sum_end, trainer, clip=clip_of(own.config))
+        return MultiviewPassive(sum_end, trainer, clip=agreed.clip)
 
 
 def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
@@ -910,9 +900,9 @@ def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> Sequen
 
 def _passive_model(own: PartyContext) -> ModelSettings:
     """Return the networks of a passive; where its own settings name none, its view's sequence."""
-    model = model_of(own.config, own.name)
+    model = own.config.model_of(own.name)
     laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
-    if settings_of(own.config, own.name).model is not None or not laid_out:
+    if own.config.settings_of(own.name).model is not None or not laid_out:
         return model
     return model.model_copy(update={"sequences": tuple(laid_out)})
 
@@ -982,8 +972,7 @@ def pull_of(own: PartyContext, rows: Tensor) -> Pull:
 
 
 def label_terms(own: PartyContext, classes: int) -> RepresentationTerms:
-    terms = representation_terms(own.config, (classes,), guard_for(own), projected=False)
-    return terms.model_copy(update={"dtype": "float64", "minimum_spread": 0.0})
+    return own.bound_sent_rows((classes,)).model_copy(update={"dtype": "float64"})
 
 
 def make_terms(
@@ -995,10 +984,8 @@ def make_terms(
     """Return the terms of all: bounds and weights by passive, and the sum of their
     contributions.
     """
-    return SessionTerms(
-        passives={
-            name: PassiveTerms(objective=None, weight=weights[name], representation=terms[name])
-            for name in own.passives
-        },
-        secure_sum=describe_sum(own, session, terms[own.passives[0]].shape),
+    return SessionTerms.from_rows(
+        {name: terms[name] for name in own.passives},
+        weights=weights,
+        secure_sum=own.describe_sum(session, terms[own.passives[0]].shape),
     )

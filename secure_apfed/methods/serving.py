@@ -46,16 +46,11 @@ from secure_apfed.exchange import (
 )
 from secure_apfed.learning.descent import add_prefix, remove_prefix
 from secure_apfed.learning.release import check_rows, parse_representations
-from secure_apfed.methods.joint import SUM, EncodingPassive, HeadTrainer, Tvfl
-from secure_apfed.methods.method import (
-    FOR_THE_ACTIVE,
-    Method,
-    PartyContext,
-    Role,
-    end_all,
-    meet_active,
-    meet_all,
-)
+from secure_apfed.learning.trainers import HeadTrainer
+from secure_apfed.methods.joint import EncodingPassive, Tvfl
+from secure_apfed.methods.joint_sum import SUM
+from secure_apfed.methods.method import FOR_THE_ACTIVE, Method, end_all, meet_active, meet_all
+from secure_apfed.methods.party import PartyContext, Role
 from secure_apfed.methods.session import enter_session, new_session
 from secure_apfed.methods.sum_end import SessionSum
 

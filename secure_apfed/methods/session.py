@@ -35,7 +35,6 @@ from secure_apfed.exchange import (
 )
 from secure_apfed.learning.own_code import CodeSettings, OwnCode, split_code
 from secure_apfed.measures.table import ACCURACY
-from secure_apfed.methods.accounts import fresh_secrets, require_no_releases
 from secure_apfed.methods.alignment import (
     DEALER,
     align_as_active,
@@ -52,14 +51,17 @@ from secure_apfed.methods.method import (
     ActiveRole,
     HelperRole,
     Method,
-    PartyCheckpoint,
-    PartyContext,
-    PartySecrets,
-    Role,
     SessionTerms,
     StepCounter,
     meet_active,
     meet_all,
+)
+from secure_apfed.methods.party import (
+    PartyCheckpoint,
+    PartyContext,
+    PartySecrets,
+    Role,
+    fresh_secrets,
 )
 from secure_apfed.methods.terms import ROWS_AT_ONCE, derive_limits, may_lack
 from secure_apfed.networks.rank import count_columns, describe_opened_numbers
@@ -322,7 +324,7 @@ def _load_checkpoint(
                 f"{state.step} of a run"
             )
         if own.name != own.active:
-            require_no_releases(own)
+            own.require_no_releases()
         return None, own.aligned
     if own.held is None:
         return None, torch.empty(0, dtype=torch.int64)  # it holds nothing of a step

@@ -11,7 +11,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeAlias
 
 import numpy as np
@@ -39,11 +39,12 @@ from secure_apfed.measures.table import Scored, probabilities_of
 from secure_apfed.measures.tasks import LOSSES, Regression, score_rows
 from secure_apfed.methods.alignment import rows_among
 from secure_apfed.methods.local_models import networks_of, restore_networks
-from secure_apfed.methods.method import ActiveRole, PartyContext, StepCounter
-from secure_apfed.methods.terms import outputs_of, task_of
+from secure_apfed.methods.method import ActiveRole, StepCounter
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.networks.models import RandomFeatures, encoder_and_head
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.solo import (
+    BASELINES,
     FOLDS,
     Baseline,
     LocalModel,
@@ -74,6 +75,9 @@ _COMPARED = 3_000
 _LEARNT = 10_000
 _PARTS = 3
 """Rows at most, by which trees are compared, and from which they learn."""
+BEST_SOLO = "best_solo"
+PRIORS = (BEST_SOLO, "labeller", *BASELINES)
+"""What the active may believe before it reads votes, by name; see `find_prior`."""
 RANGES = 8
 """K. More ranges describe a target more finely, each with fewer labelled rows."""
 
@@ -148,13 +152,13 @@ class Student:
                 *encoder_and_head(
                     config.model,
                     data.table.shape,
-                    outputs_of(own),
+                    own.outputs,
                     family=own.code.find_family(),
                 )
             )
         if isinstance(networks.encoder, RandomFeatures):
             networks.encoder.fit(features_N[data.train_rows])
-        self._task = task_of(own)
+        self._task = own.task
         loss = self._task.error if isinstance(self._task, Regression) else None
         self.trainer = SoftTrainer(
             own.name,
@@ -444,6 +448,15 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
     )
 
 
+def find_prior(name: str, labeller: Labeller) -> Prior:
+    """Return the prior of this name, one of `PRIORS`; `labeller`: of the active's own."""
+    if name == BEST_SOLO:
+        return believe_best_baseline
+    if name in BASELINES:
+        return make_baseline_prior(BASELINES[name])
+    return make_labeller_prior(labeller)
+
+
 def believe_best_baseline(task: SoloTask) -> Belief:
     """Return the belief of the baseline that the active's held-out labels choose."""
     return make_baseline_prior(choose_baseline(task))(task)
@@ -532,6 +545,37 @@ def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: In
         for class_scores_UK in (predicted_UK, weighed.own)
     )
     return float(student_right - own_right) / max(1, len(rows_V))
+
+
+def learn_from_votes(
+    student: Student, votes_UK: Floats, prior: Prior, *, seed: int, usage: str
+) -> Help:
+    """Turn votes into labels to learn; return what labelled rows say of them.
+
+    A student that has a best fit is fitted at once. Where labelled rows say that votes are no help,
+    the active's own best model stays, unless help is used whatever they say ("always"), or averaged
+    ("averaged"): at once, or when a student that descends has learnt. `seed`: of the folds that
+    measure the prior.
+    """
+    averages = usage == "averaged" and student.can_be_averaged
+    always = averages or usage == "always"
+    with cache_fits():
+        weighed = weigh_votes(votes_UK, student, prior, seed=seed, always=always)
+        own_baseline = weighed.belief.baseline
+        judged = weighed.help
+        assert judged is not None
+        keeps = own_baseline is not None and student.has_classes
+        if judged.is_in_use or not keeps:
+            predicted_UK = student.fit_to_labels(weighed.likely)
+            gain = learnt_of(predicted_UK, weighed, student.labelled) if keeps else 0.0
+            judged = replace(judged, learnt=gain)
+        if averages:
+            judged = replace(judged, always=False, averaged=not judged.is_sure)
+        if own_baseline is not None and keeps and not judged.is_in_use:
+            student.use_baseline(own_baseline)
+        if student.has_direct_fit and judged.averaged:
+            student.average_with_local_models()
+    return judged
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:

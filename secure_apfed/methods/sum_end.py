@@ -43,21 +43,23 @@ from secure_apfed.contract import AGGREGATOR, Contract
 from secure_apfed.errors import CheckpointError
 from secure_apfed.exchange import Envelope, Kind, Links
 from secure_apfed.learning.release import ContributionNoise
-from secure_apfed.methods.accounts import NoisePlan, contribution_noise, sum_and_noise
-from secure_apfed.methods.circles import RunCircles, keep_to_circle
+from secure_apfed.methods.accounts import NoisePlan, make_sum_release, sum_and_noise
+from secure_apfed.methods.circles import RunCircles
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     FOR_THE_ACTIVE,
     FOR_THE_AGGREGATOR,
     ActiveRole,
-    CheckpointPart,
     HelperRole,
     Method,
-    PartyContext,
     Save,
     save_or_end,
 )
+from secure_apfed.methods.party import CheckpointPart, PartyContext
+from secure_apfed.methods.terms import clip_of
 from secure_apfed.networks.models import Shape
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.defences import GradientDefence, Leaving
 from secure_apfed.privacy.ledger import Release, ReleaseCounts
 
 Floats = NDArray[np.floating]
@@ -89,6 +91,18 @@ class SessionSum:
     def shape(self) -> Shape:
         return next(iter(self.contract.passives.values())).representation.shape
 
+    @property
+    def clip(self) -> float | None:
+        """C, the L2 bound of one row of a contribution; None: none."""
+        return clip_of(self.own.config)
+
+    @property
+    def release(self) -> SummedRelease | None:
+        """The privacy cost of one sum to a person at a passive; None: no noise is agreed."""
+        if self.noise is None:
+            return None
+        return make_sum_release(self.own.config, self.own.passives[0], self.shape, self.noise)
+
     def make_passive_end(
         self,
         *,
@@ -96,6 +110,7 @@ class SessionSum:
         beyond: int = 0,
         held_N: Tensor | None = None,
         repeatable: bool = False,
+        defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
         """Return this passive's end; see `PassiveSum`.
 
@@ -104,7 +119,7 @@ class SessionSum:
         own = self.own
         noise = None
         if self.noise is not None:
-            noise = contribution_noise(own, self.shape, plan=self.noise, aligned=people)
+            noise = own.open_contribution_noise(self.shape, self.noise, people)
         return PassiveSum(
             own.name,
             self.contract,
@@ -114,6 +129,7 @@ class SessionSum:
             allowance=Allowance.from_contract(own, self.contract, aligned=people, beyond=beyond),
             rounds=self.protocol.rounds,
             repeatable=repeatable,
+            defences=defences,
             contributed=own.contributed,
         )
 
@@ -157,13 +173,14 @@ class Admitted:
 
 
 class PassiveSum:
-    """A passive's end: `admit_request`, compute, `send_answer`.
+    """A passive's end: `admit_request`, compute, `defend_gradient` where it is one, `send_answer`.
 
     Args:
         noise: what it adds, with its account; None: nothing.
         held_N: positions of people that it knows, (N,), bool; None: all.
         repeatable: whether the same answer in another session may count as the same, where that
             reveals nothing new.
+        defences: of gradients that it contributes.
         contributed: see `PartyContext`.
     """
 
@@ -178,6 +195,7 @@ class PassiveSum:
         noise: ContributionNoise | None = None,
         held_N: Tensor | None = None,
         repeatable: bool = False,
+        defences: Sequence[GradientDefence] = (),
         contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
         self.name = name
@@ -187,6 +205,7 @@ class PassiveSum:
         self.allowance = allowance
         self.rounds = rounds
         self.noise = noise
+        self.defences = defences
         self._contributed = contributed
         self._held_N = held_N
         self._gate = StepGate(name)
@@ -225,6 +244,13 @@ class PassiveSum:
         self._gate.enter(step, sender=asked.sender)
         self._admitted = Admitted(step, rows_B, counted, asked.payload, asked.sender)
         return self._admitted
+
+    def defend_gradient(self, admitted: Admitted, gradient_BD: Tensor) -> Tensor:
+        """Return what is contributed instead of this gradient, flat rows of one batch."""
+        for defence in self.defences:
+            leaving = Leaving(admitted.step, AGGREGATOR)
+            gradient_BD = defence.protect_gradient(gradient_BD, leaving)
+        return gradient_BD
 
     async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
         """Answer what was admitted last; see `protect_answer`."""
@@ -351,7 +377,7 @@ class ActiveSum:
         )
 
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
-        """Ask those who answer this step. Raises PartyLeftError: see `keep_to_circle`."""
+        """Ask those who answer this step. Raises PartyLeftError: see `Contract.keep_to_circle`."""
         self._keep_to_circle(step)
         for name in self.present:
             links.send(name, kind, step, payload)
@@ -362,7 +388,7 @@ class ActiveSum:
         return circle is not None and any(name not in circle for name in self.present)
 
     def _keep_to_circle(self, step: int) -> None:
-        self._let_go(keep_to_circle(self.contract, step, self.present), step)
+        self._let_go(self.contract.keep_to_circle(step, self.present), step)
 
     def _let_go(self, present: Sequence[str], step: int) -> None:
         """Go on with these from this step on."""
@@ -403,24 +429,24 @@ class ActiveSum:
 class SumLearner(ActiveRole):
     """An active that reads the session's sum; see `ActiveRole`."""
 
-    def __init__(self, sum_end: ActiveSum | None) -> None:
-        super().__init__()
+    sum: ActiveSum
+
+    def read_from(self, sum_end: ActiveSum) -> None:
+        """Read sums from this end."""
         self.sum = sum_end
-        if sum_end is not None:
-            self.left = sum_end.left
-            self.rounding = sum_end.rounding
+        self.left = sum_end.left
+        self.rounding = sum_end.rounding
 
     async def set_up(self, links: Links) -> None:
-        if self.sum is not None:
-            await self.sum.set_up(links)
+        await self.sum.set_up(links)
 
     @property
     def last_sum(self) -> Tensor | None:
-        return None if self.sum is None else self.sum.opened
+        return self.sum.opened
 
     @property
     def steps_without_all(self) -> int:
-        return 0 if self.sum is None else self.sum.steps_without_all
+        return self.sum.steps_without_all
 
 
 class Aggregator(HelperRole):
@@ -464,12 +490,12 @@ class Aggregator(HelperRole):
                 if not save_or_end(message.kind, message.step, links, active, save):
                     return
                 continue
-            self.present = keep_to_circle(self.contract, message.step, self.present)
+            self.present = self.contract.keep_to_circle(message.step, self.present)
             if message.sender not in self.present:
                 continue  # it was left out of this step before, and is so again
             self.admit_step(message)
             bodies = await self.gather_bodies(links, Kind.CONTRIBUTION, message)
-            keep_to_circle(self.contract, message.step, [*bodies])
+            self.contract.keep_to_circle(message.step, [*bodies])
             combined = await self.combine_bodies(links, message, bodies)
             links.send(active, Kind.SUM, message.step, combined)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.sums import PlainSum, SecureSum, SumAgreement
 from apfed_protocols.sums.bits import choose_bits
 from apfed_protocols.sums.interface import USUAL_BITS
@@ -16,13 +15,11 @@ from secure_apfed.contract import AGGREGATOR, RepresentationTerms
 from secure_apfed.data import OwnData
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.secure_sums import sum_kind
-from secure_apfed.measures.tasks import TASKS, Task
-from secure_apfed.methods.method import PartyContext
 from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.guard import RepresentationGuard
 from secure_apfed.privacy.randomised_response import first_epoch_of
 from secure_apfed.settings.run import RunSettings
-from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, PassiveSettings
+from secure_apfed.settings.training import ObjectiveSettings
 
 ROWS_AT_ONCE = 4096
 _PROJECTION = 64
@@ -49,45 +46,13 @@ def derive_limits(config: RunSettings) -> RequestLimits:
     return RequestLimits(rows=config.train.batch_size, releases=config.train.epochs + extra)
 
 
-def settings_of(config: RunSettings, passive: str) -> PassiveSettings:
-    return config.passives.get(passive, config.passives.get("default", PassiveSettings()))
-
-
-def task_of(own: PartyContext) -> Task:
-    """Return the active's task, from its settings and its labels.
-
-    Raises DataError: the task needs other labels.
-    """
-    return TASKS[own.config.task].from_targets(own.data.targets, loss=own.config.train.loss)
-
-
-def outputs_of(own: PartyContext) -> int:
-    return task_of(own).count_outputs(len(own.data.classes))
-
-
-def check_passives(config: RunSettings, names: Sequence[str]) -> None:
-    """Refuse settings for a passive that takes no part. Raises ConfigError: names it and the
-    passives that there are.
-    """
-    for name in config.passives:
-        if name != "default" and name not in names:
-            raise ConfigError(
-                f"passives.{name}: no passive has that name; there are {', '.join(names)}, and "
-                "default for those not named"
-            )
-
-
-def model_of(config: RunSettings, passive: str) -> ModelSettings:
-    return settings_of(config, passive).model or config.model
-
-
 def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
     """Return one passive's objective: the method's own, or the one set for the passive.
 
     Raises ConfigError: the method has none and none is set, or another kind than the method's.
     """
     own_objective = config.method.own_objective
-    passive_objective = settings_of(config, passive).objective
+    passive_objective = config.settings_of(passive).objective
     if own_objective is None and passive_objective is None:
         raise ConfigError(
             f"passives.{passive}.objective: method {config.method.name} needs one for every "
@@ -122,7 +87,7 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
     return None if plain and kinds == {"reconstruction"} else _PROJECTION
 
 
-def representation_terms(
+def bound_representations(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
     """Return the bounds on a row of these representations.
@@ -152,31 +117,11 @@ def representation_terms(
     )
 
 
-def require_own_terms(
-    me: str, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
-) -> None:
-    """Refuse an offer that is not what a party's own settings say of representations. Raises
-    RemoteProtocolError: names the sender and what differs.
-    """
-    expected_terms = expected.model_dump()
-    offered_terms = offered.model_dump()
-    differ = [
-        f"{name} {offered_terms[name]} where {value} is expected"
-        for name, value in expected_terms.items()
-        if offered_terms[name] != value
-    ]
-    if differ:
-        raise RemoteProtocolError(
-            f"{sender} offers {me} representations with {', '.join(differ)} by the settings of "
-            f"{me}; give both the same rules, guard and model"
-        )
-
-
 def bound_sent_rows(
     config: RunSettings, shape: Shape, guard: RepresentationGuard
 ) -> RepresentationTerms:
     """Return the bounds on a row of this shape that a passive sends to the active."""
-    terms = representation_terms(config, shape, guard, projected=False)
+    terms = bound_representations(config, shape, guard, projected=False)
     # What goes back, if anything, comes from the active's own loss: directions tell it nothing.
     return terms.model_copy(update={"minimum_spread": 0.0})
 
@@ -196,7 +141,7 @@ def make_sum(
     """
     settings = config.secure_sum
     kind = sum_kind(config.secure_sum)
-    helping = [name for name in passives if settings_of(config, name).weight > 0]
+    helping = [name for name in passives if config.settings_of(name).weight > 0]
     if 1 in (len(passives), len(helping)) and not settings.allow_single_passive:
         raise ConfigError(
             "secure_sum.allow_single_passive: a sum to which one passive alone adds hides nothing, "

@@ -36,26 +36,12 @@ from secure_apfed.labellers import LABELLERS, LinearLabeller, make_labeller
 from secure_apfed.labellers.guarantee import build_vote_release
 from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.votes import Floats
-from secure_apfed.methods.method import (
-    FOR_AN_ANSWER,
-    ActiveRole,
-    HelperRole,
-    PartyContext,
-    meet_active,
-    meet_all,
-)
+from secure_apfed.methods.ballots import ASK, Ballot, BallotSize
+from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, meet_active, meet_all
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.sum_end import DurableLog, RefusedSums, blame_active_too
-from secure_apfed.methods.votes import (
-    ASK,
-    Ballot,
-    BallotAggregator,
-    BallotSize,
-    CountingPassive,
-    VotesActive,
-    VoteSettings,
-    VotesMethod,
-    VoteTerms,
-)
+from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes_counted import BallotAggregator, CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.settings.protection import PASSIVES, lower_is_less
 from secure_apfed.settings.run import RunSettings

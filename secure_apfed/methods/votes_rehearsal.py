@@ -23,24 +23,18 @@ from secure_apfed.contract import Contract
 from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.learning.release import ContributionNoise
 from secure_apfed.learning.votes import Floats
+from secure_apfed.methods.ballots import ASK
 from secure_apfed.methods.method import (
     FOR_AN_ANSWER,
     ActiveRole,
     HelperRole,
-    PartyContext,
     StepCounter,
     VoteAgreement,
 )
+from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import weigh_votes
-from secure_apfed.methods.votes import (
-    ASK,
-    CountingPassive,
-    VotesActive,
-    VoteSettings,
-    VotesMethod,
-    VoteTerms,
-    passive_labeller,
-)
+from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod, passive_labeller
+from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.solo.interface import cache_fits
 

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,7 +53,6 @@ from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
 from secure_apfed.learning.own_code import CodeSettings, split_code
 from secure_apfed.methods import METHODS, assign_roles
-from secure_apfed.methods.terms import settings_of
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.audit_log import FILE_NAME
@@ -96,14 +95,6 @@ _TABLE = "table.safetensors"
 _LOG = "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
-_CONVERTED = frozenset({"method", "privacy", "contributions", "promises", "stated"})
-"""Fields of a result that its file holds in another form."""
-_RECORDED = tuple(
-    each.name
-    for each in fields(RunResult)
-    if each.name in Outcome.model_fields and each.name not in _CONVERTED
-)
-"""Fields of a result that its file holds as they are."""
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError,
     CheckpointError,
@@ -349,7 +340,7 @@ def prepare_parties(
             table=Path(_TABLE)
             if data is not None and data.select_party(name) is not None
             else None,
-            allow_reading_all=settings_of(config, name).allow_reading_all,
+            allow_reading_all=config.settings_of(name).allow_reading_all,
             code=code.get(name, CodeSettings()),
             code_folder=Path.cwd(),
             timeout_s=timeout_s,
@@ -567,9 +558,23 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     card["promises"] = [promise.model_dump() for promise in promised]
     run.write_json(run.card, card)
     write_outcome(run, outcome)
+    judged = (
+        "accuracy",
+        "measure",
+        "measures",
+        "threshold",
+        "calibration",
+        "ranking",
+        "undefined",
+        "never_predicted",
+        "wire_bytes",
+        "sessions",
+        "steps",
+        "help",
+    )
     return RunResult(
         method=config.method.name,
-        **{name: getattr(outcome, name) for name in _RECORDED},
+        **{name: getattr(outcome, name) for name in judged},
         privacy=load_outcome(run).privacy.to_spent(),
         contributions={
             name: account.model_dump(mode="python")

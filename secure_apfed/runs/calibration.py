@@ -29,7 +29,6 @@ from secure_apfed.learning.votes import last_layer
 from secure_apfed.measures.table import outputs_of
 from secure_apfed.measures.tasks import Classification
 from secure_apfed.methods import Session
-from secure_apfed.methods.terms import task_of
 from secure_apfed.networks.models import RandomFeatures
 from secure_apfed.runs.outcome import Calibration
 from secure_apfed.settings.run import RunSettings
@@ -51,7 +50,7 @@ def calibrate_networks(session: Session, data: OwnData) -> Calibration | None:
     config = context.config
     labels_N = data.table.labels
     labelled = data.labelled_rows
-    if networks is None or not isinstance(task_of(context), Classification):
+    if networks is None or not isinstance(context.task, Classification):
         return None
     assert labels_N is not None
     labels_n: IntArray = labels_N[labelled].numpy().astype(np.int64)

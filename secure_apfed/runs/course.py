@@ -44,7 +44,6 @@ from secure_apfed.measures.table import (
 from secure_apfed.measures.tasks import score_rows
 from secure_apfed.methods import METHODS, PartyCheckpoint, Session, train_epochs
 from secure_apfed.methods.method import end_all, pick_held_out_rows, save_all, split_batches
-from secure_apfed.methods.terms import task_of
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.calibration import calibrate_networks
 from secure_apfed.runs.departures import describe_departures, describe_shared_organisations
@@ -234,7 +233,7 @@ def _score_training_rows(
 
     predict = partial(score_in_parts, score_features, features_N)
     scored_rows = data.labelled_rows if rows is None else rows
-    return score_rows(task_of(session.entered.own), predict, scored_rows, labels_N)
+    return score_rows(session.entered.own.task, predict, scored_rows, labels_N)
 
 
 def _config_of(session: Session) -> Config:
@@ -395,10 +394,7 @@ class RunWriter:
             data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
         )
         save_scores(folder.scored, evaluation.scores, tested=torch.isin(data.test_rows, rows))
-        networks = learner.get_solo_networks()
-        if networks is None:
-            networks = learner.get_fallback_networks()
-            card["model"] |= {"head_network": None}  # it has a head of ours, of its own width
+        networks = learner.get_solo_networks() or learner.get_fallback_networks()
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(folder.model, save_tensors(parts.state_dict()))

@@ -27,7 +27,7 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.measures.intervals import gain_between
 from secure_apfed.measures.table import find_measure
-from secure_apfed.methods.terms import make_sum, settings_of
+from secure_apfed.methods.terms import make_sum
 from secure_apfed.runs.outcome import Count, RunResult, Written
 from secure_apfed.runs.run import run
 from secure_apfed.settings.run import TranscriptSettings
@@ -110,7 +110,7 @@ def check_leaving_out(config: Config, passives: Sequence[str]) -> None:
 def _check_others(config: Config, left_out: str, others: Sequence[str]) -> None:
     """Refuse where these passives could not train without the one that is left out."""
     method = config.method
-    helping = [name for name in others if settings_of(config, name).weight > 0]
+    helping = [name for name in others if config.settings_of(name).weight > 0]
     sums = method.sums or method.opens_votes == "encrypted"
     if sums and 1 in (len(others), len(helping)) and not config.secure_sum.allow_single_passive:
         only = (helping if len(helping) == 1 else others)[0]

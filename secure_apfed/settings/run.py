@@ -186,6 +186,14 @@ class RunSettings(Settings, ABC):
         # Strict once it was looked at.
         return tuple({"name": choice} if isinstance(choice, str) else choice for choice in listed)
 
+    def settings_of(self, passive: str) -> PassiveSettings:
+        """Return a passive's settings: its own, or those of passives that are not named."""
+        return self.passives.get(passive, self.passives.get("default", PassiveSettings()))
+
+    def model_of(self, passive: str) -> ModelSettings:
+        """Return the networks of a passive: its own, or the run's."""
+        return self.settings_of(passive).model or self.model
+
     @property
     def effective_transcript(self) -> TranscriptSettings:
         """The settings of the transcript, with "auto" resolved."""

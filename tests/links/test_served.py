@@ -29,7 +29,7 @@ from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Links
 from secure_apfed.exchange.certificates import Authority, hash_certificate, make_authority
 from secure_apfed.exchange.resumable_link import LinkTransport, Refusal
-from secure_apfed.methods.joint import SummedPassive
+from secure_apfed.methods.joint_sum import SummedPassive
 from secure_apfed.methods.serving import JointPredictor, LimitReachedError
 from secure_apfed.organisations import served
 from secure_apfed.organisations.local import free_addresses, prepare_parties

@@ -18,9 +18,11 @@ from secure_apfed.contract import Contract
 from secure_apfed.data import ColumnEncoding, OwnData, PartyTable, VerticalData
 from secure_apfed.exchange import Envelope, InMemoryNetwork, Kind, Links, pack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.learning.release import ContributionNoise, Releases
+from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
+from secure_apfed.learning.trainers import ActiveTrainer, PassiveTrainer
 from secure_apfed.methods import PartyContext, Session, SimulationInputs, fresh_secrets
-from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive, ApfedPassive, PassiveTrainer
+from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
+from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.methods.sum_end import ActiveSum, Allowance, PassiveSum, RefusedSums, bind_step
 from secure_apfed.privacy.dp_sgd import PrivateUpdates
 from secure_apfed.privacy.guard import RepresentationGuard
@@ -205,6 +207,12 @@ class LoneActive:
         assert table.labels is not None
         held = OwnData(table=table, train_rows=rows, test_rows=rows[:0], classes=("a", "b", "c"))
         own = replace(actives_own(), held=held)
+        self.ledger = PrivacyLedger(
+            guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
+        )
+        accounts = ActiveAccounts(
+            releases=Releases(guard, self.ledger), sends=True, private=private
+        )
         trainer = ActiveTrainer(
             "active",
             networks,
@@ -213,16 +221,14 @@ class LoneActive:
             train=train,
             seed=0,
             private=private,
-        )
-        self.ledger = PrivacyLedger(
-            guard.mechanism(), delta=1e-5, budget=None, rows=len(alignment), log=None
+            rests_on_rows=accounts.rests_on_rows,
         )
         self.role = ApfedActive(
             own,
             agreed,
             alignment,
             trainer,
-            Releases(guard, self.ledger),
+            accounts,
             ActiveSum(agreed, receiver or plain_sum().make_receiver(), RefusedSums(own)),
         )
         self.sent: bytes | None = None
@@ -284,7 +290,14 @@ def lone_passive(
         held_N=held_N,
         repeatable=True,
     )
-    trainer = PassiveTrainer(name, objective, features_N=features_N, train=train, seed=0)
+    trainer = PassiveTrainer(
+        name,
+        objective,
+        features_N=features_N,
+        train=train,
+        seed=0,
+        rests_on_rows=noise is not None,
+    )
     return ApfedPassive(sum_end, trainer, held_N=held_N)
 
 
@@ -337,8 +350,9 @@ def step_config(method: Said, **changes: Any) -> Config:
     return Config.model_validate({**settings, **changes})
 
 
-def active_of(session: Session) -> ApfedActive:
-    assert isinstance(session.learner, ApfedActive)
+def active_of(session: Session) -> SingleViewActive:
+    """Return the active of APFed, or that of SingleVL."""
+    assert isinstance(session.learner, SingleViewActive)
     return session.learner
 
 

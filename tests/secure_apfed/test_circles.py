@@ -17,11 +17,7 @@ from secure_apfed.contract import AnsweredSteps, Contract
 from secure_apfed.errors import CheckpointError, LeftOutWarning
 from secure_apfed.exchange import Kind
 from secure_apfed.exchange.agreement import Greeting
-from secure_apfed.methods.circles import (
-    RunCircles,
-    keep_to_circle,
-    merge_answered_steps,
-)
+from secure_apfed.methods.circles import RunCircles, merge_answered_steps
 from secure_apfed.runs.run import run
 from tests.secure_apfed import seats
 from tests.secure_apfed.seats import envelope
@@ -191,10 +187,10 @@ def test_a_contract_says_who_answers_which_step() -> None:
     contract = resumed(stretch(3, 5, ALL), stretch(6, 8, FEWER))
     circles = {3: ALL, 5: ALL, 6: FEWER, 8: FEWER, 9: None, 2: None}
     assert {step: contract.circle_of(step) for step in circles} == circles
-    assert keep_to_circle(contract, 7, ALL) == [*FEWER]
-    assert keep_to_circle(contract, 9, ALL) == [*ALL]
+    assert contract.keep_to_circle(7, ALL) == [*FEWER]
+    assert contract.keep_to_circle(9, ALL) == [*ALL]
     with pytest.raises(PartyLeftError, match=r"resume once c is back: step 4 .* among a, b, c"):
-        keep_to_circle(contract, 4, FEWER)
+        contract.keep_to_circle(4, FEWER)
     assert "answered" not in json.loads(resumed().document)["resumes"]
     assert Contract.model_validate_json(contract.document) == contract
 
@@ -284,7 +280,7 @@ def test_an_active_and_an_aggregator_that_leave_one_out_after_a_kill_get_no_answ
 ) -> None:
     """They take no notice of the contract, and call it silent."""
     interrupted(of_few_rows(), tmp_path, at_step=7)
-    monkeypatch.setattr("secure_apfed.methods.sum_end.keep_to_circle", pass_over)
+    monkeypatch.setattr(Contract, "keep_to_circle", pass_over)
     deaths["passive-2"] = (5, BEFORE_CONTRIBUTING)
     said = r"aggregator asks passive-1 again .* differ by what passive-2 contributed.*Resume the"
     with pytest.raises(RemoteProtocolError, match=said):

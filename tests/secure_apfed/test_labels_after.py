@@ -16,10 +16,11 @@ from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.errors import ModelError
 from secure_apfed.exchange import Kind, Links, TensorSpec, unpack_tensors
+from secure_apfed.learning.trainers import ActiveTrainer
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import open_session
-from secure_apfed.methods.apfed import ActiveTrainer, ApfedActive
 from secure_apfed.methods.local_models import compute_representations, fit_local_models
+from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.runs import calibration
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import load_model
@@ -397,7 +398,7 @@ def test_a_task_is_what_a_run_learns_from() -> None:
 # Calibration.
 
 
-def concluded(config: Config, data: VerticalData) -> ApfedActive:
+def concluded(config: Config, data: VerticalData) -> SingleViewActive:
     """Return an active that has fitted its local models, over an encoder at its start."""
     active = active_of(open_session(config, data))
     active.finish_locally()
@@ -446,13 +447,13 @@ def test_local_models_are_calibrated_by_labels_that_they_did_not_learn(
     features = data.active.features[data.train_rows].double()
     before = networks(features, None)[0]
     left_out: list[Tensor] = []
-    without = ApfedActive.refit_excluding
+    without = SingleViewActive.refit_excluding
 
-    def record(self: ApfedActive, rows: Tensor) -> Any:
+    def record(self: SingleViewActive, rows: Tensor) -> Any:
         left_out.append(rows)
         return without(self, rows)
 
-    monkeypatch.setattr(ApfedActive, "refit_excluding", record)
+    monkeypatch.setattr(SingleViewActive, "refit_excluding", record)
     monkeypatch.setattr(calibration, "BASELINES", {})  # no network of the run's is trained instead
     found = calibration.calibrate_networks(session, data)
     assert found is not None

@@ -26,7 +26,7 @@ from secure_apfed.learning.descent import ActiveNetworks, Compute
 from secure_apfed.methods import Simulation, local_models, open_session
 from secure_apfed.methods.alignment import DEALER
 from secure_apfed.methods.distilled import ApcVflActive, ApcVflPassive, fit_classifier
-from secure_apfed.methods.joint import TeacherActive, TeacherSettings
+from secure_apfed.methods.joint_teacher import TeacherActive, TeacherSettings
 from secure_apfed.methods.student import StudentActive, side_by_side
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.planning.forecast import forecast

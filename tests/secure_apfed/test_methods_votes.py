@@ -25,9 +25,11 @@ from secure_apfed.labellers import Spreading, make_labeller
 from secure_apfed.labellers.guarantee import build_vote_release
 from secure_apfed.learning.votes import Help, ValidationRows, pool_opinions
 from secure_apfed.methods import Simulation, open_session
+from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.student import Belief, WeighedVotes, learnt_of
-from secure_apfed.methods.votes import Ballot, VotesPassive, estimate_agreement
+from secure_apfed.methods.votes import VotesPassive
 from secure_apfed.methods.votes_encrypted import EncryptedVotesActive
+from secure_apfed.methods.votes_randomised import estimate_agreement
 from secure_apfed.methods.votes_rehearsal import RehearsalPassive
 from secure_apfed.privacy.randomised_response import VoteResponse
 from secure_apfed.runs.folder import RunFolder

@@ -256,7 +256,7 @@ def test_a_later_session_stops_where_the_budget_ends(tmp_path: Path) -> None:
     secrets = {"passive-1": fresh_secrets(config, "passive-1", logs=folder)}
     own = own_of(SimulationInputs(config=config, data=data, secrets=secrets), "passive-1")
     plan = sum_noise.NoisePlan(steps=agreed["steps"], honest=agreed["honest"])
-    noise = sum_noise.contribution_noise(own, (4,), plan=plan, aligned=result["aligned_rows"])
+    noise = own.open_contribution_noise((4,), plan, result["aligned_rows"])
     assert noise is not None
     assert noise.ledger.summarise_cost() == result["contributions"]["passive-1"]
     everybody = torch.arange(result["aligned_rows"])

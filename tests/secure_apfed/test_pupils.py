@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from secure_apfed.methods.apfed import ReceivedSums
-from secure_apfed.methods.local_models import fit_local_models
+from secure_apfed.methods.local_models import ReceivedSums, fit_local_models
 from secure_apfed.methods.pupils import Pupil, label_rows, teach_pupils
 from secure_apfed.solo import Predictor, SoloTask, find_baseline
 from secure_apfed.solo.classical import fit_ridge, fit_ridges

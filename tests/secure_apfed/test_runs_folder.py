@@ -32,10 +32,11 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import ApfedError, CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Kind
-from secure_apfed.methods import PartyContext, SimulationInputs, accounts, fresh_secrets
+from secure_apfed.learning.release import Releases
+from secure_apfed.methods import PartyContext, SimulationInputs, fresh_secrets
 from secure_apfed.methods.sum_end import Allowance
 from secure_apfed.privacy.accountants import GaussianRelease
-from secure_apfed.privacy.ledger import BudgetExhaustedError, PrivacyLedger
+from secure_apfed.privacy.ledger import BudgetExhaustedError
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import RunResult, load_recording
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
@@ -778,13 +779,15 @@ def test_noise_of_the_seed_ends_every_claim(
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("busy", ["passive-1", "passive-2"])
 def test_the_account_is_of_who_spent_most(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ledger_for(own: PartyContext, *rest: Any, aligned: int) -> PrivacyLedger:
-        ledger = accounts.ledger_for(own, *rest, aligned=aligned)
-        if own.name == busy:
-            ledger.charge(step=1000, rows=torch.arange(aligned), digest=b"one more")
-        return ledger
+    open_releases = PartyContext.open_releases
 
-    monkeypatch.setattr("secure_apfed.methods.joint.ledger_for", ledger_for)
+    def open_busy(own: PartyContext, people: int) -> Releases:
+        releases = open_releases(own, people)
+        if own.name == busy:
+            releases.ledger.charge(step=1000, rows=torch.arange(people), digest=b"one more")
+        return releases
+
+    monkeypatch.setattr(PartyContext, "open_releases", open_busy)
     config = small_config("tvfl", guard={"mechanism": "gaussian", "sigma": 20.0})
     result = run(config, None)
     assert result.privacy.releases == config.train.epochs + 1

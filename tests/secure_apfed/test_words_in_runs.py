@@ -347,8 +347,8 @@ def test_measuring_changes_no_parameter(name: str, monkeypatch: pytest.MonkeyPat
     assert before[1] == numpy_state()
     called: list[str] = []
     for module in [
-        "secure_apfed.methods.apfed",
-        "secure_apfed.methods.joint",
+        "secure_apfed.learning.trainers",
+        "secure_apfed.methods.joint_teacher",
         "secure_apfed.methods.votes",
         "secure_apfed.learning.release",
     ]:

@@ -50,10 +50,11 @@ from secure_apfed.learning.release import (
 from secure_apfed.methods import ActiveRole, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
+from secure_apfed.methods.ballots import Ballot
 from secure_apfed.methods.joint import TvflActive
 from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
-from secure_apfed.methods.votes import Ballot, VotesActive, VotesPassive
+from secure_apfed.methods.votes import VotesActive, VotesPassive
 from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.runs.outcome import Recording
 from secure_apfed.settings.run import TranscriptSettings
@@ -245,7 +246,6 @@ class LiveRun(LiveSession[ApfedActive]):
 
     @property
     def _sum(self) -> ActiveSum:
-        assert self.learner.sum is not None
         return self.learner.sum
 
     def _get_watched_sum(self, passive: str) -> _WatchedSum:

@@ -32,7 +32,8 @@ from apfed_experiments.machine import describe_machine
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
-from secure_apfed.learning.descent import ActiveNetworks, joint_loss
+from secure_apfed.learning.descent import ActiveNetworks
+from secure_apfed.learning.trainers import joint_loss
 from secure_apfed.networks.models import encoder_and_head, projection_to
 from secure_apfed.networks.objectives import Reconstruction
 from secure_apfed.privacy.accountants import gdp_epsilon, gdp_mu

@@ -30,7 +30,7 @@ from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
 from secure_apfed.errors import DataError
 from secure_apfed.measures.table import ACCURACY
-from secure_apfed.methods.apfed import ApfedActive
+from secure_apfed.methods.single_view import SingleViewActive
 from secure_apfed.runs.simulation import begin_simulation, train_simulation
 
 _TRAINED_ON = 5_000
@@ -137,7 +137,7 @@ def judge_training(
     data = hold_out(whole, held_out)
     session = begin_simulation(of_run, give_active_view(data) if reads_own_view else data)
     active = session.learner
-    assert isinstance(active, ApfedActive)
+    assert isinstance(active, SingleViewActive)
     figures = {}
 
     def judge_epoch(done: int) -> None:

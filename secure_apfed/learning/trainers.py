@@ -1,0 +1,432 @@
+"""What each party trains, on tensors alone: no message, contract or other party is known here.
+
+APFed: the active descends on its labels, and on what the passives' sum adds to their loss
+(`ActiveTrainer`); a passive on its own objective, whose gradient by z it returns
+(`PassiveTrainer`). Joint training: the active's head reads all representations and gives a gradient
+for each (`HeadTrainer`), from which a passive's encoder learns (`EncoderTrainer`).
+
+Letters: N rows of a table, B batch, A of its rows that are sent, U rows to label, D numbers of a
+representation, K classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from secure_apfed.base.seeds import draws_nothing
+from secure_apfed.data import UNLABELLED
+from secure_apfed.data.lazy_rows import score_in_parts
+from secure_apfed.errors import ModelError
+from secure_apfed.labellers import Spreading
+from secure_apfed.learning.black_box import BlackBox
+from secure_apfed.learning.descent import EVERY, ActiveNetworks, MakeOptimizer, Trainer
+from secure_apfed.learning.votes import fit_linear, last_layer
+from secure_apfed.measures.table import Scored, compute_balanced_weights
+from secure_apfed.measures.tasks import Classification, Task, score_rows
+from secure_apfed.privacy.dp_sgd import PrivateGradient, PrivateUpdates
+from secure_apfed.privacy.measured import check_loss, check_objective, check_row_wise
+from secure_apfed.settings.training import TrainSettings
+
+_EVALUATION_ROWS = 1000
+
+
+def joint_loss(task: Tensor | float, z_A: Tensor, gradient_A: Tensor) -> Tensor:
+    """Return a scalar whose gradient is Eq. (9)'s: that of the task, and `gradient_A` through z.
+
+    A task loss of 0.0 leaves the passives' part alone.
+    """
+    return task + (gradient_A * z_A).sum()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that waits for its update, in the autograd graph.
+
+    Attributes:
+        rows: positions in the own table, (B,).
+        loss: mean task loss; None: labels come after the exchange (`train.labels`).
+        h: of the rows that passives may help with, before the guard, (A, *shape); None: the batch
+            trains the active alone.
+    """
+
+    step: int
+    rows: Tensor
+    loss: Tensor | None
+    h: Tensor | None
+
+
+class ActiveTrainer(Trainer):
+    """The active's batches and updates.
+
+    Args:
+        task: what it learns; None: classes.
+        rests_on_rows: whether a bound holds only while no row moves what another gives. The first
+            batch is measured then.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        networks: ActiveNetworks,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        private: PrivateUpdates | None = None,
+        task: Task | None = None,
+        optimizer: MakeOptimizer | None = None,
+        rests_on_rows: bool = False,
+    ) -> None:
+        self.networks = networks
+        self.task = task or Classification()
+        modules = dict(networks.named_children())
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+        self.private = private
+        self._private = PrivateGradient(owner, modules, private) if private else None
+        self._weighs = train.class_weights == "balanced"
+        self._reads_labels = not train.meets_labels_after
+        self._weights_K: Tensor | None = None
+        self._check_due = rests_on_rows
+
+    def weigh_classes(self, rows: Tensor, classes: int) -> None:
+        """Count all classes alike, by the labels of these rows of its table, if it is set to."""
+        if self._weighs:
+            weights_K = compute_balanced_weights(
+                self.labels_N[rows.to(self.labels_N.device)], classes
+            )
+            self._weights_K = self.compute.move_tensor(weights_K)
+
+    def forward(self, step: int, rows_B: Tensor, aligned: Tensor | None) -> Batch:
+        """Compute one batch. `aligned`: places within the batch of the rows to send; None: nothing
+        is sent. Raises ModelError: parameters that are not finite, under private training.
+        """
+        if self._check_due and len(rows_B) > 1:
+            self.check_rows(rows_B)
+            self._check_due = False
+        self.zero_grad()
+        if self._private:
+            self._private.forget_batch()
+        here_B = rows_B.to(self.compute.device)
+        dtype = self.compute.dtype
+        picked: Tensor | slice | None = None
+        if aligned is not None:
+            picked = EVERY if len(aligned) == len(rows_B) else aligned.to(here_B.device)
+        with self.forward_pass(step):
+            scores_BK, h_A = self.networks(self.features_N[here_B], picked)
+        loss = None
+        if self._reads_labels:
+            loss = self.task.compute_loss(
+                scores_BK.to(dtype), self.labels_N[here_B], self._weights_K
+            )
+        if h_A is not None:
+            h_A = h_A.to(dtype)
+            if self._private:
+                h_A = self._private.finite_rows(h_A.flatten(1)).reshape(h_A.shape)
+        return Batch(step, rows_B, loss, h_A)
+
+    def train_on_batch(self, batch: Batch, joint: Tensor | None = None) -> float:
+        """Descend on the task loss, or on a joint loss that it is part of; return the task loss.
+
+        That is 0.0 where labels come after the exchange: then a batch alone changes nothing. Raises
+        BudgetExhaustedError: the update would exceed the budget of private training; ModelError:
+        the gradient is not finite, where it has a bound.
+        """
+        loss = batch.loss if joint is None else joint
+        if loss is None:
+            return 0.0
+        if self._private:
+            self._private.backward(loss, step=batch.step, rows=batch.rows)
+        else:
+            loss.backward()
+        self.step()
+        return 0.0 if batch.loss is None else batch.loss.item()
+
+    def replace_labels(self, labels_N: Tensor) -> None:
+        self.labels_N = self.compute.move_tensor(labels_N)
+
+    def check_rows(self, rows_B: Tensor) -> None:
+        """Refuse networks, and in private training a loss, in which one row moves another.
+
+        What the guard promises of a row, and DP-SGD of a record, rests on that. Raises
+        PromiseError: names what mixes rows, and what moved.
+        """
+        here_B = rows_B.to(self.compute.device)
+        features_B = self.features_N[here_B]
+        labels_B = self.labels_N[here_B]
+        check_row_wise(
+            RowsOut(self.networks, is_whole=self.private is not None), features_B, owner=self._owner
+        )
+        if self.private is None:
+            return
+        labelled_B = labels_B != UNLABELLED
+        if int(labelled_B.sum()) > 1:
+            with torch.no_grad(), self.forward_pass("check"):
+                scores_BK, _ = self.networks(features_B[labelled_B], None)
+            scores_BK = scores_BK.to(self.compute.dtype)
+            check_loss(self.task, scores_BK, labels_B[labelled_B], owner=self._owner)
+
+    def score_rows(self, rows: Tensor) -> Scored:
+        """Return the local scores of `rows` of the active's own table (Eq. 11)."""
+        with self.evaluation_mode():
+            return score_rows(self.task, self._predict_rows, rows, self.labels_N)
+
+    def spread_labels(self, rows_U: Tensor) -> None:
+        """Spread labels over h to these rows of the table, and fit the head's last layer to them.
+
+        Labelled rows keep their labels, and rows that no label reaches are left out.
+        """
+        networks = self.networks
+        here_U = rows_U.to(self.compute.device)
+        linear = last_layer(networks)
+        with self.evaluation_mode(), torch.no_grad(), self.forward_pass("spread"):
+            h_UD = networks.encoder(self.features_N[here_U])
+            read_UD = _capture_input(networks.head, linear, h_UD)
+        labels_U = self.labels_N[here_U].cpu().numpy()
+        labelled_n = np.flatnonzero(labels_U != UNLABELLED)
+        labels_n = labels_U[labelled_n]
+        classes = linear.out_features
+        targets_UK = Spreading().label_rows(h_UD.flatten(1).double(), labelled_n, labels_n, classes)
+        targets_UK[labelled_n] = np.eye(classes)[labels_n]
+        said_V = np.flatnonzero(targets_UK.any(axis=1))
+        # Ridge knows rows that are about 1 long, and a bias is a column of 1.
+        read_UD = read_UD.double().cpu()
+        size = float(read_UD.square().sum(1).mean().sqrt()) or 1.0
+        constant_U1 = torch.full_like(read_UD[:, :1], linear.bias is not None)
+        phi_UD = torch.cat([read_UD / size, constant_U1], dim=1)
+        fitted = nn.Linear(phi_UD.shape[1], classes, bias=False, dtype=torch.float64)
+        fit_linear(fitted, phi_UD.numpy(), targets_UK, taught_V=said_V, labelled_n=labelled_n)
+        with torch.no_grad():
+            linear.weight.copy_(fitted.weight[:, :-1] / size)
+            if linear.bias is not None:
+                linear.bias.copy_(fitted.weight[:, -1])
+
+    @torch.no_grad()
+    def loss_on(self, rows: Tensor) -> float:
+        """Return the mean task loss of `rows` of its own table."""
+        with self.evaluation_mode():
+            total = sum(
+                float(self._compute_loss(rows_B) * len(rows_B))
+                for rows_B in rows.to(self.labels_N.device).split(_EVALUATION_ROWS)
+            )
+        return total / len(rows)
+
+    def _compute_loss(self, rows_B: Tensor) -> Tensor:
+        weights_K = None if self._weights_K is None else self._weights_K.float()
+        return self.task.compute_loss(
+            self._predict_rows(rows_B).float(), self.labels_N[rows_B], weights_K
+        )
+
+    def _predict_rows(self, rows_B: Tensor) -> Tensor:
+        with self.forward_pass("predict"):
+            return score_in_parts(self._score_features, self.features_N, rows_B)
+
+    def _score_features(self, features_B: Tensor) -> Tensor:
+        scores_BK: Tensor = self.networks(features_B, None)[0]
+        return scores_BK
+
+
+@draws_nothing
+class RowsOut(nn.Module):
+    """The outputs of the active's networks for each row.
+
+    These are the representation that is sent and, where all of it `is_whole` under one bound, the
+    scores beside it.
+    """
+
+    def __init__(self, networks: ActiveNetworks, *, is_whole: bool) -> None:
+        super().__init__()
+        self.networks = networks
+        self.is_whole = is_whole
+
+    def forward(self, features_B: Tensor) -> Tensor:
+        scores_BK, h_B = self.networks(features_B)
+        assert h_B is not None
+        return torch.cat([h_B.flatten(1), scores_BK], dim=1) if self.is_whole else h_B
+
+
+class PassiveTrainer(Trainer):
+    """A passive's descent.
+
+    Args:
+        objective: (z, own features) -> loss, with its networks.
+        rests_on_rows: see `ActiveTrainer`; here of the gradient that a row of z is owed.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        objective: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+        rests_on_rows: bool = False,
+    ) -> None:
+        modules = {"objective": objective}
+        super().__init__(
+            owner, modules, train=train, seed=seed, optimizer=optimizer, may_be_fixed=True
+        )
+        self.objective = objective
+        self.features_N = self.compute.move_tensor(features_N)
+        self._check_due = rests_on_rows
+
+    def check_rows(self, rows_B: Tensor, sent_B: Tensor) -> None:
+        """Measure on this batch that an objective which says `row_wise` mixes no rows.
+
+        The charge of one row for each person rests on that.
+
+        Args:
+            rows_B: own rows, positions (B,); sent_B: what came for them, z (B, *shape).
+
+        Raises:
+            PromiseError: a row's gradient moves with another row; see `check_objective`.
+        """
+        features_B = self.features_N[rows_B.to(self.compute.device)]
+        check_objective(
+            self.objective, self.compute.move_tensor(sent_B), features_B, owner=self._owner
+        )
+
+    def train_on_rows(self, step: int, rows_B: Tensor, sent_B: Tensor, *, weight: float) -> Tensor:
+        """Descend once on its own loss (Eq. 10); return lambda_p B dL_p/dz (Eqs. 7 and 9).
+
+        That is lambda_p times the gradient of each row's own loss, so that a bound on a row does
+        not depend on the batch size; the active divides the sum by the number of rows. Raises
+        ModelError: no gradient reaches z.
+        """
+        if self._check_due and len(rows_B) > 1:
+            self.check_rows(rows_B, sent_B)
+            self._check_due = False
+        z_B = self.compute.move_tensor(sent_B).requires_grad_()
+        self.zero_grad()
+        with self.forward_pass(step):
+            loss = self.objective(z_B, self.features_N[rows_B.to(self.compute.device)])
+        loss.backward()
+        self.step()
+        if z_B.grad is None:
+            raise ModelError(
+                f"{self._owner}: no gradient of its loss reaches z, so that it contributes "
+                "nothing; compute the loss from z"
+            )
+        return z_B.grad * (weight * len(z_B))
+
+
+PassiveDescent: TypeAlias = PassiveTrainer | BlackBox
+"""What a passive of APFed answers by: its networks, or code that nobody else sees inside."""
+
+
+class HeadTrainer(Trainer):
+    """The active's encoder, and the head over all parties' representations, concatenated.
+
+    Args:
+        owner, encoder, head, features_N, labels_N: the active and what it has.
+        passives: whose representations follow its own, in the order of the head.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        head: nn.Module,
+        *,
+        features_N: Tensor,
+        labels_N: Tensor,
+        passives: Sequence[str],
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.encoder = encoder
+        self.head = head
+        modules = {"encoder": encoder, "head": head}
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        self._passives = tuple(passives)
+        self.features_N, self.labels_N = map(self.compute.move_tensor, (features_N, labels_N))
+
+    def train_on_parts(
+        self, step: int, own_B: Tensor, parts: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Descend once; return the task loss and its gradient by each passive's part."""
+        parts = {name: h_B.requires_grad_() for name, h_B in parts.items()}
+        self.zero_grad()
+        with self.forward_pass(step):
+            scores_BK = self.compute_scores(self.encoder(self.features_N[own_B]), parts)
+        loss = F.cross_entropy(scores_BK.to(self.compute.dtype), self.labels_N[own_B])
+        loss.backward()
+        self.step()
+        return loss, {name: h_B.grad for name, h_B in parts.items() if h_B.grad is not None}
+
+    def compute_scores(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+        read = [h_B.flatten(1) for h_B in self.merge_parts(own_B, parts)]
+        scores_BK: Tensor = self.head(torch.cat(read, dim=1))
+        return scores_BK
+
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the inputs of the head, side by side."""
+        return (own_B, *(parts[name] for name in self._passives))
+
+
+class SumTrainer(HeadTrainer):
+    """The head reads the sum of all parties' representations: its one part is that of the others.
+
+    With linear encoders and no clip that is one network on the concatenated table.
+    """
+
+    def merge_parts(self, own_B: Tensor, parts: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        (others_BD,) = (parts[name] for name in self._passives)
+        return (own_B.flatten(1) + others_BD,)
+
+
+class EncoderTrainer(Trainer):
+    """A passive's encoder, which learns from the gradient on what it sent."""
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        *,
+        features_N: Tensor,
+        train: TrainSettings,
+        seed: int,
+        optimizer: MakeOptimizer | None = None,
+    ) -> None:
+        self.encoder = encoder
+        modules = {"encoder": encoder}
+        super().__init__(owner, modules, train=train, seed=seed, optimizer=optimizer)
+        self.features_N = self.compute.move_tensor(features_N)
+
+    def check_rows(self, rows_B: Tensor, *, learn: bool) -> None:
+        """Refuse an encoder in which one of these rows moves another; see `check_row_wise`."""
+        features_B = self.features_N[rows_B.to(self.compute.device)]
+        check_row_wise(self.encoder, features_B, training=learn, owner=self._owner)
+
+    def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Return what goes to the guard; with `learn` in the autograd graph, with dropout."""
+        self.set_training(learn)
+        with torch.set_grad_enabled(learn), self.forward_pass(step):
+            h_B: Tensor = self.encoder(self.features_N[rows_B.to(self.compute.device)])
+        return h_B.to(self.compute.dtype)
+
+    def apply_gradient(self, z_B: Tensor, gradient_B: Tensor) -> None:
+        """Descend once from the gradient on z, which was represented last."""
+        self.zero_grad()
+        joint_loss(0.0, z_B, self.compute.move_tensor(gradient_B)).backward()
+        self.step()
+
+
+def _capture_input(head: nn.Module, linear: nn.Linear, h_UD: Tensor) -> Tensor:
+    """Return the input of the head's last layer."""
+    read: list[Tensor] = []
+    hook = linear.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    try:
+        head(h_UD)
+    finally:
+        hook.remove()
+    return read[0]

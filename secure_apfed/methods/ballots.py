@@ -1,0 +1,189 @@
+"""The question of votes: which rows the active asks about, and what it shows of their labels.
+
+Run by: the active, who writes it, and by whoever is asked, before it computes anything.
+
+Some openings have a protocol that is made for one ballot: it must know before it is set up how many
+people are voted on. So the active announces the size to all (`BallotSize`). The announcement names
+the ballot by its digest, and with it the protocol's agreement, so that votes on other people or
+other labels never add up. All passives must vote then.
+
+Letters: U rows to vote on, n of them labelled, B rows at once, K classes.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+import msgpack
+import torch
+from torch import Tensor
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import (
+    BEFORE_TRAINING,
+    Envelope,
+    Kind,
+    Links,
+    TensorSpec,
+    pack_tensors,
+    unpack_tensors,
+)
+from secure_apfed.learning.release import check_rows
+from secure_apfed.methods.method import FOR_THE_ACTIVE
+
+ASK = 0
+"""The step in which the active asks."""
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Ballot:
+    """The rows that the active asks votes for.
+
+    Attributes:
+        rows: (U,), alignment positions, each once.
+        labelled: (n,), places of labelled rows among them.
+        labels: (n,), of those, in 0..K-1; zeros where passives see none.
+        payload: the message that says so.
+        size: B at most.
+    """
+
+    rows: Tensor
+    labelled: Tensor
+    labels: Tensor
+    payload: bytes = field(repr=False)
+    size: int
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows_U: Tensor,
+        labelled_n: Tensor,
+        labels_n: Tensor,
+        *,
+        size: int,
+        shows_labels: bool = True,
+    ) -> "Ballot":
+        """Write the message; without `shows_labels` it names the labelled rows and not their
+        labels.
+        """
+        tensors = {"rows": rows_U, "labelled": labelled_n}
+        if shows_labels:
+            tensors["labels"] = labels_n
+        return cls(
+            rows=rows_U,
+            labelled=labelled_n,
+            labels=labels_n,
+            payload=pack_tensors(tensors),
+            size=size,
+        )
+
+    @classmethod
+    def from_message(
+        cls,
+        envelope: Envelope,
+        contract: Contract,
+        *,
+        aligned: int,
+        classes: int,
+        shows_labels: bool = True,
+    ) -> "Ballot":
+        """Parse a request for votes. Raises RemoteProtocolError: rows, places or labels that are
+        none, repeated or out of range.
+        """
+        sender = envelope.sender
+        vector = TensorSpec(torch.int64, (None,))
+        expected = {"rows": vector, "labelled": vector} | (
+            {"labels": vector} if shows_labels else {}
+        )
+        tensors, _ = unpack_tensors(envelope.payload, expected, sender=sender)
+        rows_U = tensors["rows"]
+        labelled_n = tensors["labelled"]
+        check_rows(rows_U, aligned=aligned, minimum=contract.minimum_batch, sender=sender)
+        if len(labelled_n):
+            check_rows(labelled_n, aligned=len(rows_U), minimum=1, sender=sender)
+        labels_n = tensors.get("labels", labelled_n.new_zeros(len(labelled_n)))
+        inside = ((labels_n >= 0) & (labels_n < classes)).all()
+        if len(labels_n) != len(labelled_n) or not len(labels_n) or not bool(inside):
+            raise RemoteProtocolError(
+                f"{sender} asks for votes with {len(labels_n)} labels of {len(labelled_n)} rows; "
+                f"expected one of each, at least one, in 0..{classes - 1}"
+            )
+        return cls(
+            rows=rows_U,
+            labelled=labelled_n,
+            labels=labels_n,
+            payload=envelope.payload,
+            size=contract.batch_size,
+        )
+
+    @property
+    def blocks(self) -> list[slice]:
+        rows = len(self.rows)
+        size = self.size
+        return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BallotSize:
+    """The public size of a ballot, known to all parties before votes are cast.
+
+    Attributes:
+        people, labelled: U and n.
+        ballot: SHA-256 of the message to passives, which says rows and labels.
+    """
+
+    people: int
+    labelled: int
+    ballot: bytes
+
+    @classmethod
+    def from_ballot(cls, ballot: Ballot) -> "BallotSize":
+        digest = hashlib.sha256(ballot.payload).digest()
+        return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
+
+    def announce_size(self, links: Links, names: Iterable[str]) -> None:
+        """Tell these parties; run by the active."""
+        for name in names:
+            links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
+
+    @classmethod
+    async def receive_size(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
+        """Receive the ballot's size from the active; run by all others.
+
+        `most`: people whom this party knows of, or whom the settings allow. Raises
+        RemoteProtocolError: no size, or one beyond what may be asked.
+        """
+        active = contract.active
+        message = await links.receive(
+            active, Kind.BALLOT_SIZE, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE
+        )
+        try:
+            size = cls(**msgpack.unpackb(message.payload))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise RemoteProtocolError(
+                f"{active} sent something else than a ballot's size"
+            ) from error
+        if [type(value) for value in asdict(size).values()] != [int, int, bytes] or not (
+            contract.minimum_batch <= size.people <= most
+            and 1 <= size.labelled <= size.people
+            and len(size.ballot) == _DIGEST_BYTES
+        ):
+            raise RemoteProtocolError(
+                f"{active} asks about {size.people!r:.20} people, {size.labelled!r:.20} of them "
+                f"labelled; expected {contract.minimum_batch} to {most}, and at least one label"
+            )
+        return size
+
+    def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
+        """Raise RemoteProtocolError on another ballot than was announced."""
+        if BallotSize.from_ballot(ballot) != self:
+            raise RemoteProtocolError(
+                f"{sender} asks for votes on another ballot than it told all parties of"
+            )
+
+    def hash_ballot(self, contract: Contract) -> bytes:
+        """Return 32 bytes that stand for this ballot in this session, the same at all parties."""
+        return hashlib.sha256(contract.digest + self.ballot).digest()

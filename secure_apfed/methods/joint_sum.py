@@ -1,0 +1,202 @@
+"""Joint training under a secure sum: vertical SplitNN that merges by sum.
+
+Training and joint prediction are those of `secure_apfed.methods.joint`, but passives contribute to
+a `SecureSum`: the active reads the sum of their representations and no single one, in training and
+for every row that is predicted. Discrete Gaussian noise under the sum (`secure_sum.noise`) makes
+each contribution private, the encoders held fixed. With `linear` networks it is vertical softmax
+regression.
+
+A passive emits its representations under the sum; the active the gradients on them.
+
+Letters: B batch, D numbers of a representation, K classes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from secure_apfed.contract import Contract, RepresentationTerms
+from secure_apfed.errors import ConfigError
+from secure_apfed.exchange import Envelope, Kind, Links
+from secure_apfed.learning.trainers import EncoderTrainer, HeadTrainer, SumTrainer
+from secure_apfed.methods.joint import EncodingPassive, JointScores, SplitNnActive, Tvfl
+from secure_apfed.methods.method import ActiveRole, HelperRole, Method, SessionTerms
+from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.sum_end import (
+    ActiveSum,
+    Admitted,
+    PassiveSum,
+    SessionSum,
+    SumHelper,
+    SumLearner,
+    SumMethod,
+)
+from secure_apfed.privacy.noise import clip_rows
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import ModelSettings
+
+SUM = "the others"
+"""The one part that the head reads where representations are summed."""
+
+
+class SummedSplitNnSettings(MethodSettings):
+    """The settings of SplitNN that merges by a secure sum; see `MethodSettings`."""
+
+    name: Literal["split_nn_sum"]
+
+    title = "SplitNN, summed"
+    predicts_alone = False
+    sums_representations = True
+    returns_gradients = True
+    stops_early = True
+
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Return how many linear numbers are read, in each epoch by other weights.
+
+        Through other layers than linear ones they are nearly linear.
+        """
+        return count_summed_numbers(config, config.model) * config.train.epochs
+
+
+def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
+    """Return the numbers of a representation that passives sum, which all have alike."""
+    named = [settings.model or model for settings in config.passives.values()]
+    return max((of.representation_size for of in named), default=model.representation_size)
+
+
+class SummedSplitNnActive(SumLearner, SplitNnActive):
+    """An active that reads the secure sum of the passives' representations; see `SplitNnActive`."""
+
+    headline = "split_nn_sum"
+
+    def __init__(
+        self,
+        own: PartyContext,
+        contract: Contract,
+        aligned: Tensor,
+        trainer: HeadTrainer,
+        *,
+        guarantee: str,
+        sum_end: ActiveSum,
+    ) -> None:
+        super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
+        self.read_from(sum_end)
+
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """Run one step of the active: two messages with each passive, and one sum."""
+        others_BD = await self._request_sum(links, step, rows_B, learn=True)
+        loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
+        for name in self.contract.passives:
+            links.send(name, Kind.GRADIENTS, step, gradients[SUM])
+        return loss
+
+    async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
+        others_BD = await self._request_sum(links, step, rows_B, learn=False)
+        self.check_teacher(rows_B, others_BD)
+        return self._compute_joint(rows_B, lambda: {SUM: others_BD})
+
+    def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
+        """Check what one person's sum may move of what is said of others; nothing, unless a method
+        promises something of it.
+        """
+
+    async def _request_sum(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        request = self.pack_request(rows_B, learn=learn)
+        terms = next(iter(self.contract.passives.values())).representation
+        self.sum.send_request(links, Kind.REQUEST, step, request)
+        sum_BD = await self.sum.receive_sum(links, step, rows_B, request, math.prod(terms.shape))
+        return self.trainer.compute.move_tensor(sum_BD)
+
+
+class SummedPassive(SumHelper, EncodingPassive):
+    """A passive that adds its representations to a secure sum; the active reads only the sum.
+
+    `clip`: C, the L2 bound of one row; None: none.
+    """
+
+    def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
+        EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
+        SumHelper.__init__(self, sum_end, {"": trainer})
+        if sum_end.noise is not None:
+            self.unmeasured = {True, False}
+        self._clip = clip
+
+    async def answer_message(self, links: Links, message: Envelope) -> None:
+        if message.kind is Kind.GRADIENTS:
+            self.apply_gradient(message)
+            return
+        rows_B, learn = self.rows_of(message)
+        await self._add_to_sum(links, self.sum.admit_request(message, rows_B), rows_B, learn=learn)
+
+    async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
+        """See `EncodingPassive`. What is added is bound to the people, of whom each passive has
+        places of its own: a sum of one person here and another there opens to nobody.
+        """
+        rows_B, _ = self.rows_of(message)
+        asked = replace(message, payload=about)
+        same_B = torch.arange(len(rows_B))
+        admitted = self.sum.admit_request(asked, same_B, counted=rows_B)
+        await self._add_to_sum(links, admitted, rows_B, learn=False)
+
+    async def _add_to_sum(
+        self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool
+    ) -> None:
+        step = admitted.step
+        z_BD = self.encode_rows(step, rows_B, learn=learn).flatten(1)
+        if self._clip is not None:
+            z_BD = clip_rows(z_BD, self._clip)
+        await self.sum.send_answer(links, admitted, z_BD.detach().cpu().double().numpy())
+        self.expect_gradient(step, z_BD, learn=learn)
+
+
+class SummedSplitNn(SumMethod, Tvfl):
+    """The method of vertical SplitNN that merges by a secure sum; see `Method`."""
+
+    settings: type[MethodSettings] = SummedSplitNnSettings
+    kind: type[SummedSplitNnActive] = SummedSplitNnActive
+    make_simulated_step = Method.make_simulated_step
+
+    def derive_terms(
+        self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
+    ) -> SessionTerms:
+        agreed = super().derive_terms(own, offers, session)
+        sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
+        if own.name == own.active:
+            _, own_shape = self._build_encoder(own)
+            sizes[own.name] = math.prod(own_shape)
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{size} at {name}" for name, size in sizes.items())
+            raise ConfigError(
+                f"{own.config.method.name}: representations are added, so all have as many "
+                f"numbers; got {said}; give all parties one model.representation"
+            )
+        shape = offers[own.passives[0]].shape
+        return replace(agreed, secure_sum=own.describe_sum(session, shape))
+
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        agreed = SessionSum.from_contract(own, contract)
+        guarantee = "no guarantee: sums of representations are opened without noise"
+        if agreed.noise is not None:
+            guarantee = "representations are read as their noised sum alone"
+        return self.kind(
+            own,
+            contract,
+            rows,
+            self.make_head_trainer(own, contract),
+            guarantee=guarantee,
+            sum_end=agreed.make_active_end(),
+        )
+
+    def make_head_trainer(self, own: PartyContext, contract: Contract) -> HeadTrainer:
+        return self._make_trainer(SumTrainer, own, {SUM: 0})  # it is added to the active's own
+
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        agreed = SessionSum.from_contract(own, contract)
+        sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
+        trainer = self._make_encoder_trainer(own, rows)
+        return SummedPassive(sum_end, trainer, clip=agreed.clip)

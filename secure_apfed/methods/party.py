@@ -1,0 +1,585 @@
+"""One party: what it brings to a session, what it makes of that there, and what it keeps.
+
+Run by: each party, for itself. `PartyContext` is a method's one door to the party whose role it
+builds: its part of the data, its settings, keys and seed, and what follows from these. That is its
+networks at their reproducible start, its guard with the account of it, and the bounds on what it
+sends. Nothing of another party is reachable from here. `Role` is its part in a session, and
+`CheckpointStore` its folder.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import derive_key, fresh_key
+from apfed_protocols.seal import Identity, fresh_identity
+from secure_apfed.base.names import UPDATES, ReleaseFigure, log_file
+from secure_apfed.base.seeds import Draws, seed_draws
+from secure_apfed.contract import Contract, PassiveTerms, RepresentationTerms
+from secure_apfed.data import OwnData
+from secure_apfed.data.lazy_rows import select_rows
+from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.exchange import Links
+from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
+from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part
+from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
+from secure_apfed.learning.trainers import PassiveDescent, PassiveTrainer
+from secure_apfed.measures.tasks import TASKS, Task
+from secure_apfed.methods.accounts import NoisePlan, make_sum_release, plan_updates, sum_and_noise
+from secure_apfed.methods.terms import (
+    bound_representations,
+    bound_sent_rows,
+    derive_limits,
+    objective_of,
+    projection_size,
+)
+from secure_apfed.networks.models import (
+    NetworkFamily,
+    Shape,
+    family_for,
+    output_shape,
+    projection_to,
+    require_scores,
+)
+from secure_apfed.networks.objectives import OBJECTIVES, Objective
+from secure_apfed.networks.rank import count_columns, warn_if_narrow
+from secure_apfed.privacy.accountants import Mechanism
+from secure_apfed.privacy.contributions import SummedRelease
+from secure_apfed.privacy.defences import GradientDefence, gradient_defences
+from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates, WholeTraining
+from secure_apfed.privacy.guard import RepresentationGuard, make_guard
+from secure_apfed.privacy.ledger import PrivacyLedger, holds_releases
+from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.privacy.randomised_response import VoteResponse
+from secure_apfed.settings.method import Released
+from secure_apfed.settings.run import RunSettings
+from secure_apfed.settings.training import (
+    BlackBoxSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    OwnLossSettings,
+)
+
+_MOST_COUNTED = 4096
+"""Columns of a passive; wider rows are never narrow, and hold much to count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyCheckpoint:
+    """The state of one party before a step; with its own secrets, all that it needs to resume.
+
+    Attributes:
+        run: digest of the contract of its first session, hex: which run, with which alignment.
+        step: the next one.
+        rows: of its table by position of the alignment; empty where it has none.
+        tensors: of its role; ledgers: state of its accounts, by name.
+        notes: what else it must remember, plain.
+    """
+
+    run: str
+    step: int
+    rows: Tensor = field(repr=False)
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    ledgers: Mapping[str, Mapping[str, Tensor]] = field(repr=False)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class CheckpointPart(Protocol):
+    """A part of a role in a checkpoint: networks, accounts, counts."""
+
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class Role:
+    """A party's part in a session, set up; its state is its own.
+
+    Attributes:
+        kept: of its state what goes into its checkpoint, by the prefix of its tensors' names.
+        ledgers: its accounts by name, of what it releases and of private updates.
+        contributions: that of `ledgers` which counts its contributions to sums with noise.
+        predicts_with: its networks that predict together with those of others, and are kept.
+    """
+
+    name: str
+    kept: Mapping[str, CheckpointPart] = {}
+    ledgers: Mapping[str, PrivacyLedger] = {}
+    contributions: PrivacyLedger | None = None
+    predicts_with: Mapping[str, nn.Module] = {}
+
+    async def set_up(self, links: Links) -> None:
+        """Do what a method needs between alignment and training; by default nothing."""
+
+    def feature_scores(self) -> Tensor | None:
+        """Return how much each of its own features counts, (F,), no unit; None: the method gives
+        none.
+
+        The scores follow from what it learnt, and are its own.
+        """
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return its state, for its own checkpoint."""
+        return {
+            key: value
+            for name, part in self.kept.items()
+            for key, value in add_prefix(name, part.tensors()).items()
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore what `tensors` returned before step `next_step`."""
+        for name, part in self.kept.items():
+            part.load_tensors(remove_prefix(name, tensors))
+
+
+class CheckpointStore(Protocol):
+    """One party's own folder: what it agreed to, what it is, and how its part ended."""
+
+    def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
+        """Keep the contract that all have signed."""
+
+    def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
+        """Return the newest state, or the newest that is not after this step; None: there is
+        none.
+        """
+
+    def list_steps(self) -> tuple[int, ...]:
+        """Return the steps whose state is stored, ascending."""
+
+    def save(self, state: PartyCheckpoint) -> None:
+        """Keep this state, and the one before it."""
+
+    def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
+        """Be told of an account that the party opens."""
+
+    def finish_part(self, contract: Contract, role: Role) -> None:
+        """Note how this party's part ended, and let go of what it needed to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartySecrets:
+    """The private inputs of one party, besides its data.
+
+    Attributes:
+        identity: its long-term key pair.
+        noise_key: 32 bytes, its secret.
+        seed: of its weights and dropout.
+        keeper: of its checkpoints; None: it keeps none.
+        logs: folder of its write-ahead logs; None: keep them in memory.
+        sends_out: whether answers leave this process, and so wait until the disk has counted them.
+    """
+
+    identity: Identity
+    noise_key: bytes = field(repr=False)
+    seed: int = field(repr=False)
+    keeper: CheckpointStore | None = None
+    logs: Path | None = None
+    sends_out: bool = True
+
+
+def fresh_secrets(
+    config: RunSettings,
+    name: str,
+    *,
+    identity: Identity | None = None,
+    keeper: CheckpointStore | None = None,
+    logs: Path | None = None,
+) -> PartySecrets:
+    """Return the secrets of a party that begins: fresh ones, or those the configuration derives."""
+    seed = int.from_bytes(fresh_key()[:8], "big") >> 1
+    derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
+    return PartySecrets(
+        identity=identity or fresh_identity(),
+        noise_key=fresh_key() if config.guard.noise == "secret" else derived,
+        seed=seed if config.party_seeds == "secret" else config.seed,
+        keeper=keeper,
+        logs=logs,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartyContext:
+    """One party before a session; all of it but the public settings stays with that party.
+
+    Attributes:
+        config: the run's public settings, the same at all parties.
+        name: the party's; active, passives: who takes part, public.
+        secrets: keys, seed and folder.
+        known: by party, the public identities that it knows from outside, its own too.
+        held: what it has of the run's data; None where it has none (aggregator, dealer).
+        aligned: rows of its table by position, of an earlier session; None: intersect now.
+        predicts: digest of the contract of the run whose model predicts; None: a session trains.
+        allow_reading_all: whether its own file agrees to settings that let all of its columns be
+            read; so it does where one process plays all.
+        code: networks, a loss and an optimiser of its own, where it brings some.
+        contributed: told of each contribution to a sum as it is before the sum protects it, by
+            step, alignment positions (B,) and values (B, D); for its own record alone.
+    """
+
+    config: RunSettings
+    name: str
+    active: str
+    passives: tuple[str, ...]
+    secrets: PartySecrets
+    known: Mapping[str, bytes]
+    held: OwnData | None = field(default=None, repr=False)
+    aligned: Tensor | None = field(default=None, repr=False)
+    predicts: str | None = None
+    allow_reading_all: bool = True
+    code: OwnCode = field(default_factory=OwnCode, repr=False)
+    contributed: Callable[[int, Tensor, Tensor], None] | None = None
+
+    @property
+    def data(self) -> OwnData:
+        """The party's part of the data, where it must hold some."""
+        assert self.held is not None
+        return self.held
+
+    @property
+    def task(self) -> Task:
+        """What the active's model learns. Raises DataError: the task needs other labels."""
+        config = self.config
+        return TASKS[config.task].from_targets(self.data.targets, loss=config.train.loss)
+
+    @property
+    def outputs(self) -> int:
+        """K, the numbers that a model of the task gives for a row."""
+        return self.task.count_outputs(len(self.data.classes))
+
+    def features_of(self, rows: Tensor) -> Any:
+        """Return the features of these rows of its table, in this order."""
+        return select_rows(self.data.table.features, rows)
+
+    def derive_key(self, purpose: bytes) -> bytes:
+        """Return 32 secret bytes for one purpose."""
+        return derive_key(self.secrets.noise_key, purpose)
+
+    # Networks, at a start that its seed repeats.
+
+    def draw(self, purpose: str) -> Draws:
+        """Return the random numbers of one purpose, of its own seed."""
+        return seed_draws(self.secrets.seed, self.name, purpose)
+
+    @cached_property
+    def fresh_networks(self) -> FreshFamily | None:
+        """Its own networks as they were before training, each time anew; None: it brings none."""
+        return self.code.copy_networks()
+
+    def find_family(self, model: ModelSettings) -> NetworkFamily:
+        """Return the networks that this party trains: its own, or those that the settings name."""
+        return self.code.find_family() or family_for(model, self.data.table.shape)
+
+    @contextmanager
+    def _begin_part(self, part: str) -> Iterator[None]:
+        """Make a part of a network within: its draws repeat, and errors name the part."""
+        with self.draw(part), name_part(self.name, part):
+            yield
+
+    def build_encoder(
+        self, model: ModelSettings, family: NetworkFamily | None = None
+    ) -> tuple[nn.Module, Shape]:
+        """Return an encoder of its rows, and the shape of what it gives for one.
+
+        `family`: None: the party's. Raises ModelError: the network does not take such rows.
+        """
+        features = self.data.table.shape
+        family = family or self.find_family(model)
+        with self._begin_part("encoder"):
+            encoder = family.make_encoder(features, model)
+        with name_part(self.name, "encoder"):
+            return encoder, output_shape(encoder, features)
+
+    def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
+        """Return a head that reads rows of this shape and gives so many numbers for each."""
+        with self._begin_part("head"):
+            head = self.find_family(model).make_head(math.prod(read), outputs, model)
+        if self.code.head is not None:
+            with name_part(self.name, "head"):
+                require_scores(head, read, outputs)
+        return head
+
+    @property
+    def projection(self) -> int | None:
+        """Numbers of z, which the active sends; None: it sends its encoder's whole output."""
+        return projection_size(self.config, self.passives)
+
+    def build_networks(self, *, sends: bool) -> tuple[ActiveNetworks, Shape]:
+        """Return the active's networks and the shape of z, one row of what it `sends`, if it
+        does.
+        """
+        model = self.config.model
+        projection = self.projection if sends else None
+        encoder, shape = self.build_encoder(model)
+        head = self.build_head(model, shape, self.outputs)
+        if projection is None:
+            return ActiveNetworks(encoder, head), shape
+        with self.draw("projection"):
+            return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)
+
+    def build_passive_trainer(
+        self, terms: PassiveTerms, rows: Tensor, *, rests_on_rows: bool
+    ) -> PassiveDescent:
+        """Return the descent of a passive over these rows of its table, -1 where it has none.
+
+        It optimises a loss of ours or its own, or answers by code of its own. `rests_on_rows`: see
+        `PassiveTrainer`. Raises ConfigError: the settings say that it brings code, and it brought
+        none.
+        """
+        settings = terms.objective
+        assert settings is not None
+        if isinstance(settings, BlackBoxSettings):
+            ids = self.data.table.ids
+            return self.code.make_black_box(owner=self.name, rows_N=rows, ids=ids)
+        with self.draw("objective"):
+            objective = self._make_objective(settings, terms.representation.shape)
+            objective.fit(self.features_of(rows[rows >= 0]))
+        return PassiveTrainer(
+            self.name,
+            objective,
+            features_N=self.features_of(rows.clamp(min=0)),
+            train=self.config.train,
+            seed=self.secrets.seed,
+            optimizer=self.code.optimizer,
+            rests_on_rows=rests_on_rows,
+        )
+
+    def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
+        if isinstance(settings, OwnLossSettings):
+            return self.code.make_objective(settings, owner=self.name)
+        model = self.config.model_of(self.name)
+        kind: type[Objective] = OBJECTIVES[settings.name]
+        return kind(
+            settings,
+            representation=representation,
+            features=self.data.table.shape,
+            model=model,
+            family=self.find_family(model),
+        )
+
+    # What the parties agree on.
+
+    def require_passives(self) -> None:
+        """Refuse settings for a passive that takes no part. Raises ConfigError: names it and the
+        passives that there are.
+        """
+        for name in self.config.passives:
+            if name != "default" and name not in self.passives:
+                raise ConfigError(
+                    f"passives.{name}: no passive has that name; there are "
+                    f"{', '.join(self.passives)}, and default for those not named"
+                )
+
+    def require_terms(
+        self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
+    ) -> None:
+        """Refuse an offer that is not what this party's own settings say of representations.
+
+        Raises RemoteProtocolError: names the sender and what differs.
+        """
+        expected_terms = expected.model_dump()
+        offered_terms = offered.model_dump()
+        differ = [
+            f"{name} {offered_terms[name]} where {value} is expected"
+            for name, value in expected_terms.items()
+            if offered_terms[name] != value
+        ]
+        if differ:
+            raise RemoteProtocolError(
+                f"{sender} offers {self.name} representations with {', '.join(differ)} by the "
+                f"settings of {self.name}; give both the same rules, guard and model"
+            )
+
+    @cached_property
+    def _planned_guard(self) -> RepresentationGuard:
+        """A guard that is asked for bounds alone."""
+        return self.make_guard()
+
+    def bound_representations(self, shape: Shape) -> RepresentationTerms:
+        """Return the bounds on a row that the active sends; see `terms.bound_representations`."""
+        projected = self.projection is not None
+        return bound_representations(self.config, shape, self._planned_guard, projected=projected)
+
+    def bound_sent_rows(self, shape: Shape) -> RepresentationTerms:
+        """Return the bounds on a row that a passive sends; see `terms.bound_sent_rows`."""
+        return bound_sent_rows(self.config, shape, self._planned_guard)
+
+    def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
+        """Return the terms of a passive that descends on an objective, as the settings say.
+
+        Raises ConfigError: they name none, or another kind than the method's.
+        """
+        return PassiveTerms(
+            objective=objective_of(self.config, passive),
+            weight=self.config.settings_of(passive).weight,
+            representation=representation,
+        )
+
+    def describe_sum(self, session: str, shape: Shape) -> dict[str, Any]:
+        """Return the public parameters of the sum of this session's passives, for their contract.
+
+        `shape`: of what each contributes for one row.
+        """
+        config = self.config
+        secure_sum, plan = sum_and_noise(config, session, self.active, self.passives, shape)
+        settings = config.secure_sum.model_dump(mode="json", exclude={"threshold"})
+        settings["bits"] = secure_sum.agreement.bits  # derived where the settings say none
+        noise = config.method.find_noise(config)
+        if plan is not None and noise is not None:
+            settings["noise"] = noise.model_dump(mode="json") | asdict(plan)
+        return {**secure_sum.list_parameters(), **settings}
+
+    # What protects what leaves it, and the accounts of that.
+
+    @property
+    def noise_is_secret(self) -> bool:
+        return self.config.guard.noise == "secret"
+
+    def make_guard(self) -> RepresentationGuard:
+        """Return a guard of representations, for as often as they are asked for."""
+        config = self.config
+        return make_guard(
+            config.guard,
+            delta=config.delta,
+            releases=derive_limits(config).releases,
+            key=self.secrets.noise_key,
+        )
+
+    def open_ledger(
+        self,
+        mechanism: Mechanism | SummedRelease | VoteResponse,
+        *,
+        budget: float | None,
+        rows: int,
+        figure: ReleaseFigure = "epsilon_x",
+        suffix: str = "",
+    ) -> PrivacyLedger:
+        """Open an account of this session, whose write-ahead log is `ledger-NAME.jsonl`.
+
+        `suffix`: after the party's name, where it has another account.
+        """
+        name = self.name + suffix
+        logs = self.secrets.logs
+        ledger = PrivacyLedger(
+            mechanism,
+            delta=self.config.delta,
+            budget=budget,
+            rows=rows,
+            log=log_file(logs, "ledger", name, "jsonl") if logs else None,
+            seeded=not self.noise_is_secret,
+            figure=figure,
+        )
+        if self.secrets.keeper is not None:
+            self.secrets.keeper.register_ledger(name, ledger)
+        return ledger
+
+    def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
+        """Return the one way of its representations to the wire, of so many people."""
+        guard = guard or self.make_guard()
+        budget = self.config.guard.epsilon
+        return Releases(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
+
+    def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
+        """Return what protects an active's releases, of so many people, and its finished model.
+
+        Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
+        """
+        config = self.config
+        guard = self.make_guard()
+        private = self._open_updates(guard)
+        releases = self.open_releases(people, guard)
+        training = None
+        if config.dp_sgd is not None and private is not None:
+            training = WholeTraining(
+                releases=releases.ledger,
+                updates=private.ledger,
+                delta=config.delta,
+                budget=config.dp_sgd.epsilon,
+                seeded=not self.noise_is_secret,
+            )
+        return ActiveAccounts(releases=releases, private=private, training=training, sends=sends)
+
+    def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
+        """Return what makes its updates private, one an epoch for each of its rows; None: nothing.
+
+        `guard`: of its representations, whose releases share the budget.
+        """
+        settings = self.config.dp_sgd
+        if settings is None:
+            return None
+        gradient_guard = GradientGuard(
+            clip=settings.clip,
+            noise_multiplier=plan_updates(self.config, settings, guard),
+            key=self.secrets.noise_key,
+            noise=self.config.guard.noise,
+        )
+        rows = len(self.data.table.ids)
+        mechanism = gradient_guard.mechanism()
+        ledger = self.open_ledger(mechanism, budget=None, rows=rows, suffix=UPDATES)
+        return PrivateUpdates(gradient_guard, ledger)
+
+    def open_contribution_noise(
+        self, shape: Shape, plan: NoisePlan, people: int
+    ) -> ContributionNoise | None:
+        """Return a passive's noise under the sum, and its account; None: none is agreed."""
+        config = self.config
+        noise = config.method.find_noise(config)
+        if noise is None:
+            return None
+        ledger = self.open_ledger(
+            make_sum_release(config, self.name, shape, plan),
+            budget=noise.epsilon,
+            rows=people,
+            figure=config.method.passives_figure,
+        )
+        return ContributionNoise(
+            deviation=plan.steps,
+            key=self.derive_key(b"secure-apfed contributions v1"),
+            ledger=ledger,
+            secret=self.noise_is_secret,
+        )
+
+    def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
+        """Return its defences of gradients that it sends, as the run's settings say."""
+        key = self.derive_key(b"secure-apfed defences v1")
+        return gradient_defences(
+            self.config.defences,
+            released,
+            noise=NoiseSource(key, secret=self.noise_is_secret),
+            classes=len(self.data.classes),
+        )
+
+    def warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
+        """Warn a passive that contributes so many numbers of a person from these rows of its
+        table, if it has few columns; see `warn_if_narrow`.
+        """
+        table = self.data.table
+        if math.prod(table.shape) <= _MOST_COUNTED:
+            warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
+
+    def require_no_releases(self) -> None:
+        """Refuse to begin anew over logs: a new alignment puts other people at the places they
+        count. Raises CheckpointError: one holds a release.
+        """
+        folder = self.secrets.logs
+        if folder is None or self.aligned is not None:
+            return
+        logs = [
+            log_file(folder, "answers", self.name, "jsonl"),
+            *(log_file(folder, "ledger", self.name + end, "jsonl") for end in ("", UPDATES)),
+        ]
+        log = next(filter(holds_releases, logs), None)
+        if log is not None:
+            raise CheckpointError(
+                f"{self.name}: {self.active} restarts, and {log} counts what {self.name} "
+                "released in a run whose rows stood in another order; resume that run, or choose "
+                "another folder"
+            )

@@ -1,0 +1,192 @@
+"""SingleVL (Section 5.1): the active learns alone, from its own features and labels.
+
+`SingleViewActive` is the whole of what an active does by itself: it descends on its task loss,
+measures its model, and ends with labels spread over h or with local models, where the settings say
+so. Nothing is aligned and nothing is sent. In APFed the same active asks for help beside this
+(`secure_apfed.methods.apfed`). The arithmetic is `secure_apfed.learning.trainers.ActiveTrainer`.
+
+Letters: N rows of a table, B batch.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from secure_apfed.contract import Contract
+from secure_apfed.data import UNLABELLED
+from secure_apfed.exchange import Links
+from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
+from secure_apfed.learning.release import ActiveAccounts
+from secure_apfed.learning.trainers import ActiveTrainer
+from secure_apfed.measures.table import Scored
+from secure_apfed.methods.alignment import rows_among
+from secure_apfed.methods.local_models import LocalEnding
+from secure_apfed.methods.method import (
+    ActiveRole,
+    HelperRole,
+    Lockstep,
+    Method,
+    StepCounter,
+    pick_learnt_rows,
+)
+from secure_apfed.methods.party import PartyContext
+from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.run import RunSettings
+
+_LOCAL_MODELS = "local models"
+
+
+class SingleViewSettings(MethodSettings):
+    """The active alone; see `MethodSettings`."""
+
+    name: Literal["single_view"]
+
+    title = "SingleVL"
+    predicts_alone = True
+    has_passives = False
+    trains_privately = True
+    stops_early = True
+    weighs_classes = True
+    tasks = ("classification", "regression")
+
+    def linear_numbers(self, config: RunSettings, classes: int) -> float:
+        """Return 0: nobody sends anything."""
+        return 0
+
+
+class SingleViewActive(ActiveRole):
+    """The active with a model of its own; see `ActiveRole`.
+
+    Args:
+        only: rows of its table that it may train on; None: all of its training rows.
+
+    Attributes:
+        trainer: of its networks, over its table.
+        ending: local models that learn the labels at the end (`train.labels: after`); None: the
+            networks learn them step by step.
+    """
+
+    ending: LocalEnding | None = None
+
+    def __init__(
+        self,
+        own: PartyContext,
+        contract: Contract,
+        trainer: ActiveTrainer,
+        accounts: ActiveAccounts,
+        only: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = own.name
+        self.contract = contract
+        self.trainer = trainer
+        self.kept = {"": trainer, "guard": accounts.releases.guard}
+        self.ledgers = accounts.list_ledgers(own.name)
+        self.training = accounts.training
+        self.guarantee = accounts.describe_guarantee()
+        self._own = own
+        self._only = only
+        self._set_training_rows(own.data.train_rows)
+
+    def _set_training_rows(self, train_rows: Tensor) -> None:
+        self.training_rows = rows_among(train_rows, self._only)
+        self.trainer.weigh_classes(self.learnt, len(self._own.data.classes))
+
+    @property
+    def learnt(self) -> Tensor:
+        return pick_learnt_rows(self, self._own.config)
+
+    async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
+        """Descend on the task loss of these rows of its own table.
+
+        Raises BudgetExhaustedError, ModelError: see `ActiveTrainer`.
+        """
+        return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
+
+    def finish_locally(self) -> None:
+        """Fit local models with the labels, or spread these over h, if the settings say so."""
+        trainer = self.trainer
+        if self.ending is not None:
+            fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
+            self.local_models = fitted.as_json()
+        elif self._own.config.train.spread_labels:
+            trainer.spread_labels(self.learnt)
+
+    async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        rows = self._own.data.test_rows
+        if self.ending is None or self.ending.fitted is None:
+            scored = self.trainer.score_rows(rows)
+        else:
+            scored = self.ending.score_rows(rows, self.trainer.labels_N)
+        return {self._own.config.method.name: scored}
+
+    def rows_with_label(self) -> Tensor:
+        rows = self.training_rows
+        return rows[self.trainer.labels_N[rows].cpu() != UNLABELLED]
+
+    async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
+        return self.trainer.loss_on(rows)
+
+    def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
+        self.trainer.replace_labels(labels_N)
+        self._set_training_rows(train_rows)
+
+    def get_solo_networks(self) -> ActiveNetworks | None:
+        """Return the active's own model; None before labels that come at the end were learnt."""
+        return self.trainer.networks if self.ending is None else self.ending.networks
+
+    def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
+        """Return local models fitted without the labels of these rows; None: the networks
+        descend.
+        """
+        if self.ending is None:
+            return None
+        trainer = self.trainer
+        return self.ending.refit_excluding(rows, trainer.networks.encoder, trainer.labels_N)
+
+    def tensors(self) -> dict[str, Tensor]:
+        fitted = {} if self.ending is None else self.ending.tensors()
+        return super().tensors() | add_prefix(_LOCAL_MODELS, fitted)
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        if self.ending is not None:
+            state = remove_prefix(_LOCAL_MODELS, tensors)
+            self.ending.restore(state, self.trainer.networks)
+
+
+def build_trainer(own: PartyContext, accounts: ActiveAccounts) -> ActiveTrainer:
+    """Return an active's networks at their reproducible start, ready to descend."""
+    table = own.data.table
+    assert table.labels is not None
+    networks, _ = own.build_networks(sends=accounts.sends)
+    return ActiveTrainer(
+        own.name,
+        networks,
+        features_N=table.features,
+        labels_N=table.labels,
+        train=own.config.train,
+        seed=own.secrets.seed,
+        private=accounts.private,
+        task=own.task,
+        optimizer=own.code.optimizer,
+        rests_on_rows=accounts.rests_on_rows,
+    )
+
+
+class SingleView(Method):
+    """The method SingleVL; see `Method`."""
+
+    settings: type[MethodSettings] = SingleViewSettings
+
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        accounts = own.open_active_accounts(len(rows), sends=False)
+        return SingleViewActive(own, contract, build_trainer(own, accounts), accounts)
+
+    def make_simulated_step(
+        self, active: ActiveRole, passives: Mapping[str, HelperRole]
+    ) -> Lockstep:
+        assert isinstance(active, SingleViewActive)
+        trainer = active.trainer
+        return lambda step, rows_B: trainer.train_on_batch(trainer.forward(step, rows_B, None))

@@ -1,0 +1,201 @@
+"""Votes under randomised response: each passive answers for itself, and the active reads that.
+
+A passive answers each of its votes by chance, hard, from its own key (`RandomisedVotesPassive`).
+The active estimates the sum of the votes without bias (`RandomisedVotesActive`), and how far each
+passive's votes agree with others' (`estimate_agreement`). The rest is
+`secure_apfed.methods.votes`.
+
+Letters: U rows to vote on, n of them labelled, B rows at once, M passives, K classes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from apfed_protocols.errors import RemoteProtocolError
+from secure_apfed.contract import Contract
+from secure_apfed.exchange import Envelope, Kind, Links, TensorSpec, pack_tensors, unpack_tensors
+from secure_apfed.learning.votes import Floats, Integers
+from secure_apfed.methods.ballots import ASK
+from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, VoteAgreement
+from secure_apfed.methods.party import PartyContext
+from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes_counted import CountingPassive, open_vote_ledger
+from secure_apfed.privacy.randomised_response import VoteResponse
+
+_SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
+
+
+class RandomisedVotesSettings(VoteSettings):
+    """The settings of votes that every passive answers for itself, always hard; see
+    `VoteSettings`.
+    """
+
+    name: Literal["votes_randomised"]
+
+    title = "votes, randomised"
+    opens_votes = "randomised"
+    takes_pairwise = True
+    tasks = ("classification", "regression")
+
+    @model_validator(mode="after")
+    def _is_noised(self) -> Self:
+        self._needs_epsilon()
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return "hard"
+
+
+class RandomisedVotesActive(VotesActive):
+    """An active that reads every passive's answers, and estimates the sum of the votes; see
+    `VotesActive`.
+    """
+
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        self._response = _make_response(own, contract)
+        super().__init__(own, contract, rows, self._response)
+        self._answers_MU: Integers | None = None
+
+    async def gather_votes(self, links: Links) -> Floats:
+        passives = tuple(self.contract.passives)
+        response = self._response
+        for name in passives:
+            links.send(name, Kind.LABELS, ASK, self.ballot.payload)
+        answers_MU = np.stack([await self._receive_answers(links, name) for name in passives])
+        self._record_answers(answers_MU)
+        return response.estimate_sum(answers_MU)
+
+    async def _receive_answers(self, links: Links, name: str) -> Integers:
+        expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
+        message = await links.receive(name, Kind.VOTES, step=ASK, patience=FOR_AN_ANSWER)
+        tensors, _ = unpack_tensors(message.payload, expected, sender=name)
+        answers_U: Integers = tensors["votes"].long().numpy()
+        if not ((answers_U >= 0) & (answers_U < self.classes)).all():
+            raise RemoteProtocolError(f"{name} voted for a class outside 0..{self.classes - 1}")
+        return answers_U
+
+    def _record_answers(self, answers_MU: Integers) -> None:
+        """Note how far they agree, also after a resumption."""
+        self._answers_MU = answers_MU
+        self.agreement = estimate_agreement(
+            self._response,
+            answers_MU,
+            names=tuple(self.contract.passives),
+            labelled_n=self.ballot.labelled.numpy(),
+            labels_n=self.ballot.labels.numpy(),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        tensors = super().tensors()
+        if self._answers_MU is not None:
+            tensors["answers"] = torch.from_numpy(self._answers_MU)
+        return tensors
+
+    def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        super().load_tensors(tensors, next_step=next_step)
+        if "answers" in tensors:
+            self._record_answers(tensors["answers"].numpy())
+
+
+class RandomisedVotesPassive(CountingPassive):
+    """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
+
+    def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        super().__init__(own, contract, rows)
+        self._response = _make_response(own, contract)
+        self._ledger = open_vote_ledger(own, self._response, len(rows))
+        self._set_ledger(self._ledger)
+        self._key = own.derive_key(b"secure-apfed votes v1")
+        self._secret = own.noise_is_secret
+
+    async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Vote, and answer by chance what its key, the votes and the ballot say."""
+        ballot = self.admit_ballot(message)
+        # Chance is of this ballot: on others' votes, however alike, it is another one.
+        asked = ballot.payload if self._secret else _SEEDED
+        answers_U = self._response.randomise_votes(
+            self.cast_votes(ballot), key=self._key, about=asked
+        )
+        # The same ballot gets the same answers from the same key, in any session.
+        digests = self.count_answers(ballot, answers_U, repeatable=True)
+        for step, (block, digest) in enumerate(zip(ballot.blocks, digests, strict=True)):
+            rows_B = ballot.rows[block]
+            self._ledger.charge(step=step, rows=rows_B[self.held_N[rows_B]], digest=digest)
+        self._ledger.sync()
+        payload = pack_tensors({"votes": torch.from_numpy(answers_U).short()})
+        links.send(self.contract.active, Kind.VOTES, message.step, payload)
+
+
+class RandomisedVotes(VotesMethod):
+    """The method of votes that every passive answers for itself, under randomised response; see
+    `Method`.
+    """
+
+    settings = RandomisedVotesSettings
+
+    def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        return RandomisedVotesActive(own, contract, rows)
+
+    def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        return RandomisedVotesPassive(own, contract, rows)
+
+
+def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
+    (classes,) = contract.passives[own.passives[0]].representation.shape
+    epsilon = VoteSettings.from_run_settings(own.config).epsilon
+    assert epsilon is not None
+    return VoteResponse(epsilon=epsilon, classes=classes)
+
+
+def estimate_agreement(
+    response: VoteResponse,
+    answers_MU: Integers,
+    *,
+    names: Sequence[str],
+    labelled_n: Integers,
+    labels_n: Integers,
+) -> Mapping[str, VoteAgreement]:
+    """Return by passive how far its votes agree with others' and with labels, by its answers.
+
+    The active computes with what it has been given, so that nothing more is opened and no epsilon
+    is spent. A passive that votes against what its features say agrees less than it should. So does
+    one whose features say little: the figure finds votes that do not fit, and proves no ill will.
+    Where votes are summed there is no such figure: an active that has the total, and the total
+    without one passive, has that passive's votes; and a count that a passive reports of itself
+    is not verified.
+
+    Two answers are the same with probability s = p^2 + (K - 1) q^2 where the votes are, and with
+    d = 2 p q + (K - 2) q^2 where they are not, so (share - d) / (s - d) is the share of equal votes
+    without bias; s - d = (p - q)^2. With a label it is (share - q) / (p - q). Who has no vote
+    counts as one that votes any class.
+    """
+    p = response.keep_probability
+    q = response.other_probability
+    classes = response.classes
+    different = 2 * p * q + (classes - 2) * q**2
+    passives, rows = answers_MU.shape
+    agreements = {}
+    for index, name in enumerate(names):
+        same_shares = [
+            float((answers_MU[index] == answers_MU[other]).mean())
+            for other in range(passives)
+            if other != index
+        ]
+        right = float((answers_MU[index][labelled_n] == labels_n).mean())
+        agreements[name] = VoteAgreement(
+            others=(float(np.mean(same_shares)) - different) / (p - q) ** 2
+            if same_shares
+            else None,
+            labels=(right - q) / (p - q),
+            # A share of rows that are answered independently has at most 1 / (2 sqrt rows).
+            others_noise=0.5 / math.sqrt(rows) / (p - q) ** 2,
+            labels_noise=0.5 / math.sqrt(len(labelled_n)) / (p - q),
+        )
+    return agreements
