@@ -52,14 +52,14 @@ from secure_apfed.measures.table import MEASURES
 from secure_apfed.runs.outcome import Privacy
 
 READING = (
-    "In hundredths of the measure, such as points of accuracy. Gain: over the best solo baseline "
+    "In hundredths of the measure, such as points of accuracy. Gain: over the best local model "
     "on the same seeds; mean and 95 % interval over the re-splits of one table, with the "
     "covariance by the people who test several seeds (of test rows that a set brings along: "
     "Student's). p: adjusted for the number of "
     "cases (Holm). The baseline is chosen by cross-validation over the active's labelled rows, so "
-    "test rows only measure. Beside it: the gain over the baseline that the test rows would have "
-    "chosen; and over no help, which is the student of votes taught by its prior alone, or APFed's "
-    "own network and training at lambda 0, with what that reaches. Epsilon: of one person's vote "
+    "test rows only measure. Oracle: the local model that is best on the test rows. Ablation: the "
+    "student of votes taught by its prior only, or APFed's own network and training at lambda 0, "
+    "with its score. Epsilon: of one person's vote "
     "at one passive, with the labeller held fixed, at delta 1e-5 (randomised answers: 0). "
     "known-K: each passive knows K % of the active's people, drawn for itself."
 )
@@ -557,7 +557,7 @@ COLUMNS = (
     Column(name="seeds"),
     Column(
         name="solo",
-        title="best solo",
+        title="best local model",
         scale=100,
         form=make_form(".1f", scale=100),
         note=lambda row: row["baseline"],
@@ -576,7 +576,7 @@ COLUMNS = (
     Column(name="hindsight"),
     Column(
         name="gain_hindsight",
-        title="over the best by test rows",
+        title="over the oracle",
         form=_points,
         note=lambda row: row["hindsight"],
         scale=100,
@@ -586,7 +586,7 @@ COLUMNS = (
     Column(name="no_help", scale=100),
     Column(
         name="gain_no_help",
-        title="over no help",
+        title="over the ablation",
         form=_points,
         scale=100,
         note=lambda row: f"{100 * row['no_help']:.1f}",
@@ -759,7 +759,7 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> None:
         axes.set(
             xscale="log",
             xlabel="epsilon of a person's vote at one passive, or of a row's releases",
-            ylabel="hundredths over the best solo baseline",
+            ylabel="hundredths over the best local model",
         )
         ticks = sorted({row["of"].epsilon for of_line in lines.values() for row in of_line})
         axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])

@@ -278,7 +278,7 @@ class Gain:
     def sentence(self) -> str:
         gain = self.over_chosen
         gain_text = (
-            f"{self.format_gain(gain)} over {self.baseline}, the best alone{self._rows_note}"
+            f"{self.format_gain(gain)} over {self.baseline}, the best local model{self._rows_note}"
         )
         if math.isnan(gain.low):
             return f"One seed: {gain_text}, which shows nothing yet."

@@ -274,7 +274,7 @@ def _show_result(
         rows.append(("never predicted", missing))
     if solo is not None:
         rows += [
-            ("best alone", solo.describe_best()),
+            ("best local model", solo.describe_best()),
             ("gain", solo.describe_gain(finished.gain)),
         ]
     if finished.who_helped is not None:

@@ -104,7 +104,7 @@ def test_the_start_page_runs_as_printed(
     assert ended == [("secure-apfed", 0)] * len(calls)
     told = capsys.readouterr().out
     assert "epsilon_v of passive-1, one person's votes" in told
-    assert "best alone" in told
+    assert "best local model" in told
     assert re.search(r"^encrypted +votes_encrypted", told, re.MULTILINE)
     there = ("runs/first/report.html", "runs.html", "model.onnx")
     assert all((tmp_path / name).is_file() for name in there)

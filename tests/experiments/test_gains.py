@@ -371,5 +371,5 @@ def test_a_gain_in_a_loss_is_what_it_fell_by() -> None:
     assert gain is not None
     assert (gain.baseline, gain.hindsight, gain.measure) == ("near", "near", "log_loss")
     assert gain.over_chosen.mean == pytest.approx(0.105)
-    assert "log loss over near, the best alone" in gain.sentence
+    assert "log loss over near, the best local model" in gain.sentence
     json.dumps(asdict(gain))

@@ -151,7 +151,7 @@ def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
         few = f"of {count} of {every} test rows, whom all parties know"
         assert len(notes) == 2  # AUC and accuracy
         assert set(notes) == {f"of {every} test rows" if count == every else few}
-    best = next(tile for tile in tiles_of(run_read) if tile.name == "best alone")
+    best = next(tile for tile in tiles_of(run_read) if tile.name == "best local model")
     assert best.note.endswith(f"of {counts_of_scores(joint)['tvfl']} test rows")
 
 
@@ -216,7 +216,7 @@ def test_a_gain_of_other_rows_is_never_told(tmp_path: Path) -> None:
     RunFolder(path).solo.write_text(record.model_dump_json())
     run_read = load_run(path)
     assert run_read.gain is None
-    assert next(tile for tile in tiles_of(run_read) if tile.name == "gain").value == "not told"
+    assert next(tile for tile in tiles_of(run_read) if tile.name == "gain").value == "not reported"
     assert OTHER_ROWS in write_report(path).read_text("utf-8")
     same = record.model_copy(update={"rows": 250})
     gain = measure_gain(RunFolder(path), config, same)

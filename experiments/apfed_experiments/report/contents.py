@@ -226,9 +226,9 @@ def _solo_tiles(run: ReportedRun, solo: SoloRecord) -> Iterator[Tile]:
     rows = solo.rows if gain is None else gain.rows
     rows_note = "" if rows is None else f", of {rows:,} test rows"
     note = f"{solo.best.title}, {solo.chosen}{rows_note}"
-    yield Tile("best alone", solo.headline_measure.format_value(value), note)
+    yield Tile("best local model", solo.headline_measure.format_value(value), note)
     if gain is None:
-        yield Tile("gain", "not told", OTHER_ROWS)
+        yield Tile("gain", "not reported", OTHER_ROWS)
         return
     ends = f", 95 %: {gain.interval}" if gain.interval else ""
     yield Tile("gain", gain.points, f"over it, on the same {gain.rows:,} test rows{ends}")
