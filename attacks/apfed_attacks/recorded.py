@@ -216,7 +216,7 @@ _OPENS: Mapping[str, Opened] = {
     "tables are decomposed": "singular vectors",
     "pseudo-labels are averaged": "pseudo-labels",
     "weights are averaged": "weights",
-    "the sum of votes is opened": "sum of votes",
+    "the sum of votes is revealed": "sum of votes",
     "votes of encrypted labels are summed": "sum of votes",
 }
 

@@ -87,7 +87,7 @@ COALITIONS = (
         Coalition(who=who, when=f"{summed}; {count}", reads=reads)
         for summed in (
             "gradients are summed",
-            "the sum of votes is opened",
+            "the sum of votes is revealed",
             "representations are summed",
             "projections are summed",
             "pseudo-labels are averaged or weights are averaged",

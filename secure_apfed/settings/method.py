@@ -210,7 +210,7 @@ class MethodSettings(Settings, ABC):
             "passives vote": votes is not None,
             "votes are answered singly": votes == "randomised",
             "right votes are counted": votes == "count",
-            "the sum of votes is opened": votes == "sum",
+            "the sum of votes is revealed": votes == "sum",
             "votes of encrypted labels are summed": votes == "encrypted",
             "labels are shown": self.sends_labels,
             "a teacher labels rows": self.teacher is not None and not self.decomposes,
