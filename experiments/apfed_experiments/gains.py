@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,12 @@ from apfed_experiments.study import (
     STUDENT,
     OnDone,
     Point,
-    Study,
     TrialOutcome,
     describe_missing_data,
+    load_seed_tables,
+    measure_outcome,
     rows_of,
+    run_points,
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
@@ -252,16 +255,12 @@ _METHODS: Mapping[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GainPoint(Point):
-    known: float | None
-    mixed: bool
-
-    def load_tables(self, seed: int) -> VerticalData:
-        data = super().load_tables(seed)
-        if self.known is not None:
-            data = sample_people(data, self.known, seed=seed)
-        return shuffle_passives_rows(data, seed=seed) if self.mixed else data
+def _load_case_tables(case: "GainCase", seed: int) -> VerticalData:
+    data = load_seed_tables(case.config.data, seed)
+    known = case.data_set.known
+    if known is not None:
+        data = sample_people(data, known, seed=seed)
+    return shuffle_passives_rows(data, seed=seed) if case.is_shuffled else data
 
 
 def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalData:
@@ -276,24 +275,22 @@ def sample_people(data: VerticalData, known: float, *, seed: int) -> VerticalDat
     return replace(data, passives=tuple(passives))
 
 
-class _NoHelpPoint(_GainPoint):
-    """The student of votes without any votes: trained from its prior alone."""
-
-    def measure_run(self, config: Config) -> TrialOutcome:
-        began = time.monotonic()
-        data = self.load_tables(config.seed)
-        scored = taught_alone(config, data).score_rows(data.test_rows)
-        reached = {config.measure: MEASURES[config.measure].compute_value(scored)}
-        return TrialOutcome(
-            influence=influence_kept(config.data, scored, MEASURES[config.measure]),
-            method=config.method.name,
-            accuracy={_NO_HELP: reached[config.measure]},
-            measure=config.measure,
-            measures={_NO_HELP: reached},
-            wire_bytes=0,
-            seconds=time.monotonic() - began,
-            privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
-        )
+def _measure_no_help(config: Config, data: VerticalData) -> TrialOutcome:
+    """Measure the student of votes without any votes: trained from its prior alone."""
+    began = time.monotonic()
+    scored = taught_alone(config, data).score_rows(data.test_rows)
+    measure = MEASURES[config.measure]
+    reached = {measure.name: measure.compute_value(scored)}
+    return TrialOutcome(
+        influence=influence_kept(config.data, scored, measure),
+        method=config.method.name,
+        accuracy={_NO_HELP: reached[measure.name]},
+        measure=measure.name,
+        measures={_NO_HELP: reached},
+        wire_bytes=0,
+        seconds=time.monotonic() - began,
+        privacy=Privacy(epsilon_x=0.0, epsilon_y=0.0, epsilon_model=math.inf),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,15 +328,19 @@ class GainCase:
         has_noise = method in (_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
         return replace(self, method=method, epsilon=self.epsilon if has_noise else None)
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether the passives' rows are of other people, so that nothing is left of their help."""
+        return self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED)
+
     def make_point(self, folder: Path) -> Point:
-        kind = _NoHelpPoint if self.method == _NO_HELP else _GainPoint
-        return kind(
+        return Point(
             config=self.config,
             folder=folder,
             figures_only=True,
             solo_config=self.solo_config,
-            known=self.data_set.known,
-            mixed=self.method in (_MIXED, _WIDE_MIXED, _NOISED_MIXED, *_AFTER_MIXED),
+            tables=partial(_load_case_tables, self),
+            measure=_measure_no_help if self.method == _NO_HELP else measure_outcome,
         )
 
     @property
@@ -701,9 +702,7 @@ def run_gains(
     available = [case for case in cases if not missing[case.name]]
     all_cases = [*available, *(case.control for case in available)]
     points = {case.name: case.make_point(folder) for case in all_cases}
-    results = Study(points=list(points.values()), seeds=range(seeds)).run(
-        jobs=jobs, on_done=on_done, solo=True
-    )
+    results = run_points(list(points.values()), range(seeds), jobs=jobs, on_done=on_done, solo=True)
     rows: list[Row] = []
     for case in cases:
         if missing[case.name]:

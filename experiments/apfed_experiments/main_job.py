@@ -15,6 +15,7 @@ share data, seeds and labelled rows. Everything lies in one folder; a stopped jo
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ from apfed_experiments.study import (
     OnDone,
     Point,
     Results,
-    Study,
     Trial,
     base_config,
     finish_trial,
+    load_seed_tables,
+    run_points,
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Interval, Row, Summary, measure_difference
@@ -319,12 +321,9 @@ METHOD_COMPARISON = Job(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ShuffledPoint(Point):
-    """A point whose passives' rows are of other people: nothing is left of their help."""
-
-    def load_tables(self, seed: int) -> VerticalData:
-        return shuffle_passives_rows(super().load_tables(seed), seed=seed)
+def _load_shuffled(config: Config, seed: int) -> VerticalData:
+    """Return tables whose passives' rows are of other people: nothing is left of their help."""
+    return shuffle_passives_rows(load_seed_tables(config.data, seed), seed=seed)
 
 
 def config_of(line: Line, base: Config) -> Config:
@@ -362,12 +361,13 @@ def ablation_of(point: Point) -> Point | None:
     settings["attacks"] = []
     if point.config.secure_sum.scheme == "ckks":
         settings |= _MASKED_CLIPPED
-    return _ShuffledPoint(
+    return Point(
         config=Config.model_validate(settings),
         folder=point.folder,
         line=point.line,
         solo_config=point.solo_config,
         figures_only=True,
+        tables=partial(_load_shuffled, point.config),
     )
 
 
@@ -483,8 +483,7 @@ def run_job(
     points = [point for _, of_base in parts for point in of_base]
     ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
     # The longest lines are the last; begun first, they leave no process without work at the end.
-    study = Study(points=[*points[::-1], *ablations], seeds=seeds)
-    results = study.run(jobs=jobs, on_done=on_done, solo=True)
+    results = run_points([*points[::-1], *ablations], seeds, jobs=jobs, on_done=on_done, solo=True)
     # Written by the workers meanwhile.
     reports = Parallel(n_jobs=jobs, return_as="generator")(
         delayed(_write_trial_report)(point.make_trial(seeds[0])) for point in points

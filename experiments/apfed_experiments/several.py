@@ -14,7 +14,14 @@ from apfed_attacks.headlines import list_directions
 from apfed_experiments.columns import missing_leak, write_text
 from apfed_experiments.finished import FinishedRun
 from apfed_experiments.solo import RANKINGS
-from apfed_experiments.study import Figures, OnDone, Point, Study, figures_of
+from apfed_experiments.study import (
+    Figures,
+    OnDone,
+    Point,
+    figures_of,
+    list_trials,
+    run_points,
+)
 from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of, cut_difference
 from apfed_experiments.verdict import describe_seeds
 from secure_apfed.base.files import to_json
@@ -161,15 +168,17 @@ def run_seeds(
     Raises CheckpointError where the folder holds runs with other settings, and as a run does.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
-    study = Study(points=[point], seeds=range(config.seed, config.seed + seeds))
+    every_seed = range(config.seed, config.seed + seeds)
     runs = dict[int, FinishedRun]()
 
     def note_figures(run: FinishedRun) -> Figures:
         runs[run.config.seed] = run
         return figures_of(run)
 
-    table = study.run(jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures).table
-    folders = {trial.seed: trial.path for trial in study.trials}
+    table = run_points(
+        [point], every_seed, jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures
+    ).table
+    folders = {trial.seed: trial.path for trial in list_trials([point], every_seed)}
     reached = {int(str(seed)): float(value) for seed, value in accuracy_of(table).items()}
     summary = Summary.from_rows(table)
     shared = float(table["shared"].max())

@@ -1,9 +1,8 @@
-"""A study: points, each a run for every seed, that become one table of figures.
+"""The grid of a study: points, each a run for every seed, that become one table of figures.
 
-`Study.run` runs what its folder does not show to be done, in several processes, and reads every
+`run_points` runs what the folder does not show to be done, in several processes, and reads every
 finished run into a table with a row for each figure. A study resumes where it was stopped, or where
-points or seeds were added. Main job and trade-off define their points, the figures that they read,
-and what they write of them.
+points or seeds were added. What a study makes of the figures: `apfed_experiments.runner`.
 """
 
 import hashlib
@@ -116,6 +115,39 @@ class Line:
         return Config.model_validate({**usual, **self.settings, **own})
 
 
+class TrialOutcome(Outcome):
+    """What is kept of a run whose folder is not; influence: of each test row on its figure."""
+
+    influence: tuple[float, ...] = ()
+
+
+def measure_outcome(config: Config, data: VerticalData) -> TrialOutcome:
+    """Run it on these tables, and return the figures that are kept of it."""
+    began = time.monotonic()
+    result = run(config, None, data=data)
+    aligned = result.recording.alignment.get(data.active.name, ())
+    contributions = result.contributions.items()
+    own_solo = next(iter(result.said.values()))
+    return TrialOutcome(
+        method=result.method,
+        accuracy=result.accuracy,
+        measure=result.measure,
+        measures=result.measures,
+        wire_bytes=result.wire_bytes,
+        privacy=Privacy.from_spent(result.privacy),
+        seconds=time.monotonic() - began,
+        aligned_rows=len(aligned),
+        train_rows=len(data.train_rows),
+        labelled_rows=len(data.labelled_rows),
+        test_rows=len(data.test_rows),
+        contributions={
+            name: Contributions.model_validate(account) for name, account in contributions
+        },
+        help=result.help,
+        influence=influence_kept(config.data, own_solo, MEASURES[result.measure]),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Point:
     """One setting of a study: what seeds are averaged over.
@@ -128,6 +160,8 @@ class Point:
             folder it would look like a run of the active alone.
         party_seeds: of its runs, whatever `config` says, so that a repeated study gives the same.
         line: the study's own line of its table that this point belongs to.
+        tables: of a seed, where they are not those that `config` names.
+        measure: runs and tells the figures that are kept where no folder is.
     """
 
     config: Config
@@ -137,6 +171,8 @@ class Point:
     centralised: bool = False
     party_seeds: PartySeeds = "shared_for_comparison"
     line: Any = None
+    tables: Callable[[int], VerticalData] | None = None
+    measure: Callable[[Config, VerticalData], TrialOutcome] = measure_outcome
 
     @property
     def name(self) -> str:
@@ -147,41 +183,10 @@ class Point:
         return Trial(self, seed)
 
     def load_tables(self, seed: int) -> VerticalData:
-        data = _load_seed_data(self.config.data.model_dump_json(), seed)
+        if self.tables is not None:
+            return self.tables(seed)
+        data = load_seed_tables(self.config.data, seed)
         return centralise_data(data) if self.centralised else data
-
-    def measure_run(self, config: Config) -> "TrialOutcome":
-        """Run it, and tell the figures that are kept of it."""
-        began = time.monotonic()
-        data = self.load_tables(config.seed)
-        result = run(config, None, data=data)
-        aligned = result.recording.alignment.get(data.active.name, ())
-        contributions = result.contributions.items()
-        own_solo = next(iter(result.said.values()))
-        return TrialOutcome(
-            method=result.method,
-            accuracy=result.accuracy,
-            measure=result.measure,
-            measures=result.measures,
-            wire_bytes=result.wire_bytes,
-            privacy=Privacy.from_spent(result.privacy),
-            seconds=time.monotonic() - began,
-            aligned_rows=len(aligned),
-            train_rows=len(data.train_rows),
-            labelled_rows=len(data.labelled_rows),
-            test_rows=len(data.test_rows),
-            contributions={
-                name: Contributions.model_validate(account) for name, account in contributions
-            },
-            help=result.help,
-            influence=influence_kept(config.data, own_solo, MEASURES[result.measure]),
-        )
-
-
-class TrialOutcome(Outcome):
-    """What is kept of a run whose folder is not; influence: of each test row on its figure."""
-
-    influence: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,6 +229,9 @@ class Trial:
         settings = self.config.model_dump_json(exclude_defaults=True) + str(self.point.centralised)
         settings += files_digest(self.config.data)
         return hashlib.sha256(settings.encode()).hexdigest()
+
+    def measure(self) -> TrialOutcome:
+        return self.point.measure(self.config, self.point.load_tables(self.seed))
 
     def refuse_another_run(self) -> None:
         """Raise CheckpointError where what lies in its place was started by other settings."""
@@ -299,9 +307,8 @@ def finish_trial(trial: Trial) -> FinishedRun:
     """
     with share_alignments(_ALIGNED):
         if trial.keeps_figures:
-            measure_point = partial(trial.point.measure_run, trial.config)
             figures = measure_once(
-                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": measure_point()}
+                trial.path, _StoredOutcome, trial.settings, lambda: {"outcome": trial.measure()}
             ).outcome
             solo = _solo_on_tested_rows(trial, figures)
             return FinishedRun(
@@ -317,10 +324,14 @@ def finish_trial(trial: Trial) -> FinishedRun:
         with _alone_on_a_thread(trial.point.folder):
             if not RunFolder(trial.path).result.exists():
                 resume = can_resume(trial.path, trial.config)
-                data = _data_of(trial.config)
+                data = load_seed_tables(trial.config.data, trial.seed)
                 recording = run(trial.config, trial.path, data=data, resume=resume).recording
             if not (trial.path / "attacks.json").exists():
-                mount_attacks(trial.path, data=_data_of(trial.config), recording=recording)
+                mount_attacks(
+                    trial.path,
+                    data=load_seed_tables(trial.config.data, trial.seed),
+                    recording=recording,
+                )
     finished = load_finished_run(trial.path)
     outcome = finished.outcome
     folder = RunFolder(trial.path)
@@ -333,12 +344,14 @@ def finish_trial(trial: Trial) -> FinishedRun:
 
 def _keep_alone(config: Config, path: Path, *, with_scores: bool) -> None:
     with use_fit_store(fits_beside(path.parent)):
-        keep_solo(config, path, data=_data_of(config), with_scores=with_scores)
+        keep_solo(
+            config, path, data=load_seed_tables(config.data, config.seed), with_scores=with_scores
+        )
 
 
-def _data_of(config: Config) -> VerticalData:
+def load_seed_tables(settings: DataSettings, seed: int) -> VerticalData:
     """Return the tables of a run; runs of a study on the same data and seed share them."""
-    return _load_seed_data(config.data.model_dump_json(), config.seed)
+    return _load_seed_data(settings.model_dump_json(), seed)
 
 
 @lru_cache(maxsize=2)
@@ -522,63 +535,57 @@ def results_of(
     return Results(pd.DataFrame(rows), tuple(failures))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    points: Sequence[Point]
-    seeds: Sequence[int]
+def list_trials(points: Sequence[Point], seeds: Sequence[int]) -> list[Trial]:
+    """Return the trials seed by seed, so that a stopped study has whole seeds."""
+    return [point.make_trial(seed) for seed in seeds for point in points]
 
-    @property
-    def trials(self) -> list[Trial]:
-        """Seed by seed, so that a stopped study has whole seeds."""
-        return [point.make_trial(seed) for seed in self.seeds for point in self.points]
 
-    def run(
-        self,
-        *,
-        jobs: int = 1,
-        on_done: OnDone = lambda done, total: None,
-        keep_going: bool = False,
-        figures: Callable[[FinishedRun], Figures] = figures_of,
-        solo: bool = False,
-    ) -> Results:
-        """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
+def run_points(
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    *,
+    jobs: int = 1,
+    on_done: OnDone = lambda done, total: None,
+    keep_going: bool = False,
+    figures: Callable[[FinishedRun], Figures] = figures_of,
+    solo: bool = False,
+) -> Results:
+    """Run what is missing, in `jobs` processes with one thread each, and read `figures` of all.
 
-        With `keep_going` a trial that ends with an error meant for people becomes a failure, else
-        it ends the study, as another's run in a trial's place does. With `solo` the local models
-        are measured, too, once for all runs on the same data.
-        """
-        trials = self.trials
-        solo_configs = {
-            solo_file(trial.solo_config, trial.point.folder): trial.solo_config
-            for trial in trials
-            if solo
-        }
-        compared_jointly = {
-            solo_file(trial.solo_config, trial.point.folder)
-            for trial in trials
-            if "the active predicts alone" not in trial.config.method.happens
-        }
-        tasks: list[tuple[str, Callable[[], Any]]] = [
-            (str(path), partial(_keep_alone, config, path, with_scores=path in compared_jointly))
-            for path, config in solo_configs.items()
-        ]
-        for trial in trials:
-            task = partial(finish_trial, trial)
-            tasks.append(
-                (trial.name, partial(or_failure, trial.name, task) if keep_going else task)
-            )
-        results = run_tasks(
-            tasks,
-            len(trials),
-            jobs=jobs,
-            on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
-        )
-        # Some baselines may have been measured after the runs that they stand beside.
-        for trial in trials:
-            ran = results[trial.name]
-            if isinstance(ran, FinishedRun) and ran.solo is None:
-                results[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
-        return results_of(((trial, results[trial.name]) for trial in trials), figures=figures)
+    With `keep_going` a trial that ends with an error meant for people becomes a failure, else it
+    ends the study, as another's run in a trial's place does. With `solo` the local models are
+    measured, too, once for all runs on the same data.
+    """
+    trials = list_trials(points, seeds)
+    solo_configs = {
+        solo_file(trial.solo_config, trial.point.folder): trial.solo_config
+        for trial in trials
+        if solo
+    }
+    compared_jointly = {
+        solo_file(trial.solo_config, trial.point.folder)
+        for trial in trials
+        if "the active predicts alone" not in trial.config.method.happens
+    }
+    tasks: list[tuple[str, Callable[[], Any]]] = [
+        (str(path), partial(_keep_alone, config, path, with_scores=path in compared_jointly))
+        for path, config in solo_configs.items()
+    ]
+    for trial in trials:
+        task = partial(finish_trial, trial)
+        tasks.append((trial.name, partial(or_failure, trial.name, task) if keep_going else task))
+    results = run_tasks(
+        tasks,
+        len(trials),
+        jobs=jobs,
+        on_done=lambda done, total: on_done(max(0, done - len(solo_configs)), total),
+    )
+    # Some baselines may have been measured after the runs that they stand beside.
+    for trial in trials:
+        ran = results[trial.name]
+        if isinstance(ran, FinishedRun) and ran.solo is None:
+            results[trial.name] = replace(ran, solo=_solo_on_tested_rows(trial, ran.outcome))
+    return results_of(((trial, results[trial.name]) for trial in trials), figures=figures)
 
 
 def shuffle_passives_rows(data: VerticalData, *, seed: int) -> VerticalData:

@@ -25,7 +25,7 @@ from apfed_experiments.columns import (
     missing_leak,
     write_text,
 )
-from apfed_experiments.study import Line, OnDone, Point, Results, Study
+from apfed_experiments.study import Line, OnDone, Point, Results, run_points
 from apfed_experiments.summary import Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -207,7 +207,7 @@ def run_sum_by_guard(
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = points_of(base, folder)
-    results = Study(points=points, seeds=seeds).run(jobs=jobs, on_done=on_done)
+    results = run_points(points, seeds, jobs=jobs, on_done=on_done)
     table = compare_points(points, results, seeds=len(seeds))
     path = folder / f"{base.name}-sum-by-guard"
     write_text(path.with_suffix(".csv"), table.format_csv())

@@ -43,7 +43,7 @@ from apfed_experiments.front import find_front
 from apfed_experiments.report import write_report
 from apfed_experiments.report.page import write_page
 from apfed_experiments.shown import JOINT_TRAINING
-from apfed_experiments.study import Failure, OnDone, Point, Results, Study
+from apfed_experiments.study import Failure, OnDone, Point, Results, list_trials, run_points
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
 from secure_apfed.base.files import make_private, to_json
@@ -614,9 +614,10 @@ def run_tradeoff(
     folder holds something else, and nothing was run; TradeOffError: the undefended point failed.
     """
     points = points_of(tradeoff, folder)
-    study = Study(points=points, seeds=range(tradeoff.seeds))
-    _claim_folder(folder, tradeoff, study)
-    results = study.run(jobs=jobs, keep_going=True, on_done=on_done, solo=True)
+    _claim_folder(folder, tradeoff, points)
+    results = run_points(
+        points, range(tradeoff.seeds), jobs=jobs, keep_going=True, on_done=on_done, solo=True
+    )
     undefended = next(point for point in points if point.undefended)
     if failed := [failure for failure in results.failures if failure.point == undefended.name]:
         raise TradeOffError(
@@ -666,7 +667,7 @@ def run_tradeoff(
     return board
 
 
-def _claim_folder(folder: Path, tradeoff: TradeOff, study: Study) -> None:
+def _claim_folder(folder: Path, tradeoff: TradeOff, points: Sequence[DefencePoint]) -> None:
     """Make the folder the study's, unless anything in it is not."""
     settings = folder / "study.yaml"
     if settings.is_file():
@@ -683,7 +684,7 @@ def _claim_folder(folder: Path, tradeoff: TradeOff, study: Study) -> None:
             )
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
-    for trial in study.trials:
+    for trial in list_trials(points, range(tradeoff.seeds)):
         trial.refuse_another_run()
     make_private(folder)
     write_text(settings, dump_settings(tradeoff))

@@ -6,6 +6,7 @@ difference on the same test rows, paired by seed (`secure_apfed.runs.worth`).
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from apfed_experiments.columns import (
@@ -21,7 +22,7 @@ from apfed_experiments.columns import (
 )
 from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import OnDone, Point, Study
+from apfed_experiments.study import OnDone, Point, load_seed_tables, run_points
 from apfed_experiments.summary import Gain, Row, Summary, measure_difference
 from apfed_experiments.worth import (
     AROUND_ZERO,
@@ -47,17 +48,6 @@ READING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutPoint(Point):
-    """The runs of another point without one of its passives."""
-
-    whole: Point
-    passive: str
-
-    def load_tables(self, seed: int) -> VerticalData:
-        return leave_out(self.whole.load_tables(seed), self.passive)
-
-
-@dataclass(frozen=True, kw_only=True)
 class WhoHelpedStudy:
     """What a study found.
 
@@ -78,17 +68,20 @@ def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[
     quiet = {"attacks": (), "tradeoff": {}, "transcript": TranscriptSettings(keep="none")}
     whole = Point(config=config.model_copy(update=quiet), folder=folder, figures_only=True)
     points = (
-        WithoutPoint(
+        Point(
             config=leave_out_settings(config, passive),
             folder=folder,
             figures_only=True,
             solo_config=whole.config,
-            whole=whole,
-            passive=passive,
+            tables=partial(_load_without, config, passive),
         )
         for passive in passives
     )
     return (whole, *points)
+
+
+def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
+    return leave_out(load_seed_tables(config.data, seed), passive)
 
 
 def run_leave_one_out(
@@ -110,8 +103,8 @@ def run_leave_one_out(
     check_leaving_out(config, passives)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = points_of(config, folder, passives)
-    study = Study(points=points, seeds=range(config.seed, config.seed + seeds))
-    results = study.run(jobs=jobs, on_done=on_done, solo=baselines)
+    every_seed = range(config.seed, config.seed + seeds)
+    results = run_points(points, every_seed, jobs=jobs, on_done=on_done, solo=baselines)
     whole = results.select_rows(points[0])
     sent = Summary.from_rows(whole).wire_bytes
     rows: list[Row] = []
