@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 
 from apfed_attacks.headlines import NOT_ATTACKED
@@ -33,7 +32,6 @@ from apfed_experiments.columns import (
     difference_of_shares,
     make_form,
     missing_leak,
-    write_text,
 )
 from apfed_experiments.drawing import (
     ATTACK,
@@ -45,19 +43,17 @@ from apfed_experiments.drawing import (
     open_figure,
 )
 from apfed_experiments.front import FrontLine, describe_front, draw_front
-from apfed_experiments.report import write_report
-from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
 from apfed_experiments.shown import FROZEN, JOINT_TRAINING, MIXED_OBJECTIVES
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
     Line,
-    OnDone,
     Point,
     Results,
-    Trial,
     base_config,
-    finish_trial,
+    list_trials,
     load_seed_tables,
     run_points,
     shuffle_passives_rows,
@@ -463,50 +459,40 @@ def front_of(table: Table) -> list[FrontLine]:
     ]
 
 
-def _write_trial_report(trial: Trial) -> Path:
-    """Write the report of a finished trial, beside what the study measured of the active alone."""
-    return write_report(trial.path, solo=finish_trial(trial).solo)
-
-
-def run_job(
-    job: Job,
-    folder: Path,
-    *,
-    seeds: Sequence[int],
-    jobs: int,
-    on_done: OnDone = lambda done, total: None,
-) -> list[Table]:
-    """Run every trial that is missing, then write tables, and the reports of the first seed."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def declare_study(job: Job, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
+    """Return the study of a job: a part for each data set, and ablations beside its lines."""
     bases = [base_config(name) for name in job.configs]
     parts = [(base, points_of(base, folder, job.lines)) for base in bases]
     points = [point for _, of_base in parts for point in of_base]
     ablations = [ablation for point in points if (ablation := ablation_of(point)) is not None]
+
+    def compare(results: Results) -> list[Part]:
+        return [
+            _make_part(folder, base, compare_points(of_base, results, seeds=len(seeds)))
+            for base, of_base in parts
+        ]
+
     # The longest lines are the last; begun first, they leave no process without work at the end.
-    results = run_points([*points[::-1], *ablations], seeds, jobs=jobs, on_done=on_done, solo=True)
-    # Written by the workers meanwhile.
-    reports = Parallel(n_jobs=jobs, return_as="generator")(
-        delayed(_write_trial_report)(point.make_trial(seeds[0])) for point in points
+    all_points = [*points[::-1], *ablations]
+    return Study(
+        title=job.title,
+        reading=job.reading,
+        folder=folder,
+        measure=partial(run_points, all_points, seeds, solo=True),
+        compare=compare,
+        reported=list_trials(points, seeds[:1]),
     )
-    tables = [compare_points(of_base, results, seeds=len(seeds)) for _, of_base in parts]
-    shown_paths = []
-    for (base, of_base), table in zip(parts, tables, strict=True):
-        path = folder / base.name
-        write_text(path.with_suffix(".csv"), table.format_csv())
-        write_text(path.with_suffix(".md"), table.format_markdown())
-        reported = [point.make_trial(seeds[0]).path for point in of_base]
-        links = [(path.name, f"{path.relative_to(folder)}/report.html") for path in reported]
-        pictures = [draw_table(path.with_suffix(".png"), table)]
-        lines = list(describe_comparison(lines_of(table)))
-        front = front_of(table)
-        if front:
-            place = path.with_name(f"{base.name}-front.png")
-            pictures.append(draw_front(place, front, title=base.name))
-            lines.append(VerdictLine("Gain against what is read", describe_front(front)))
-        shown_paths.append(Part(table=table, pictures=pictures, reports=links, lines=lines))
-    list(reports)
-    write_comparison(folder, title=job.title, reading=job.reading, parts=shown_paths)
-    return tables
+
+
+def _make_part(folder: Path, base: Config, table: Table) -> Part:
+    """Draw the table and its front of gain against what is read, and add the verdict."""
+    pictures = [draw_table(folder / f"{base.name}.png", table)]
+    lines = list(describe_comparison(lines_of(table)))
+    front = front_of(table)
+    if front:
+        pictures.append(draw_front(folder / f"{base.name}-front.png", front, title=base.name))
+        lines.append(VerdictLine("Gain against what is read", describe_front(front)))
+    return Part(name=base.name, table=table, pictures=pictures, lines=lines)
 
 
 def draw_table(path: Path, table: Table) -> Picture:

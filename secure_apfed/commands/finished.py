@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from apfed_attacks.headlines import Headline
     from apfed_attacks.interface import AttackResult
+    from apfed_experiments.runner import Answer, Study
     from apfed_experiments.solo import SoloRecord
     from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
@@ -460,15 +461,36 @@ def _options_by_attack(options: Sequence[str]) -> dict[str, dict[str, object]]:
     return options_by_attack
 
 
+def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
+    """Measure what is missing of a study; unless `quiet` show its tables and how to read them."""
+    from apfed_experiments import runner
+
+    with progress.show_count(f"{study.title}: {study.unit}", quiet=quiet) as on_done:
+        answer = runner.run_study(study, jobs=jobs, on_done=on_done)
+    if quiet:
+        return answer
+    for part in answer.parts:
+        table = part.brief or part.table
+        terminal.show_rows(table.title, table.header, table.cells)
+        for note in part.notes:
+            terminal.show_note(note)
+    for note in (study.reading, *runner.list_failures(answer.failures)):
+        if note:
+            terminal.show_note(note)
+    if answer.page is not None:
+        typer.echo(answer.page)
+    return answer
+
+
 def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
     if not config.tradeoff:
         return None
     from apfed_experiments.tradeoff import tradeoff_of
 
-    return run_study(tradeoff_of(config), folder, 2, quiet=quiet)
+    return run_tradeoff_study(tradeoff_of(config), folder, 2, quiet=quiet)
 
 
-def run_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
+def run_tradeoff_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
     from apfed_experiments.tradeoff import run_tradeoff
 
     with progress.show_count(f"{study.name}: trials", quiet=quiet) as on_done:

@@ -19,6 +19,7 @@ from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
     from apfed_experiments.columns import Table
+    from apfed_experiments.runner import Study
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
 LEAKS = (
@@ -62,27 +63,26 @@ def _describe_choice(names: Sequence[str]) -> str:
 
 
 @app.command("main")
-def main_job(output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2) -> None:
+def main_job(
+    output: Output = Path("runs/main"), seeds: Seeds = 5, jobs: Jobs = 2, as_json: AsJson = False
+) -> None:
     """Show what APFed is worth, costs and gives away under a secure sum and a guard."""
     with _start_workers():
-        from apfed_experiments.main_job import MAIN, run_job
+        from apfed_experiments.main_job import MAIN, declare_study
 
-    with progress.show_count("runs", quiet=False) as on_done:
-        tables = run_job(MAIN, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show_tables(tables, MAIN.reading, output / "index.html")
+    _run_study(declare_study(MAIN, output, seeds=range(seeds)), jobs, as_json=as_json)
 
 
 @app.command("methods")
 def compare_methods(
-    output: Output = Path("runs/methods"), seeds: Seeds = 5, jobs: Jobs = 2
+    output: Output = Path("runs/methods"), seeds: Seeds = 5, jobs: Jobs = 2, as_json: AsJson = False
 ) -> None:
     """Compare all methods where few rows have a label."""
     with _start_workers():
-        from apfed_experiments.main_job import METHOD_COMPARISON, run_job
+        from apfed_experiments.main_job import METHOD_COMPARISON, declare_study
 
-    with progress.show_count("runs", quiet=False) as on_done:
-        tables = run_job(METHOD_COMPARISON, output, seeds=range(seeds), jobs=jobs, on_done=on_done)
-    _show_tables(tables, METHOD_COMPARISON.reading, output / "index.html")
+    study = declare_study(METHOD_COMPARISON, output, seeds=range(seeds))
+    _run_study(study, jobs, as_json=as_json)
 
 
 @app.command()
@@ -252,6 +252,16 @@ def audit(
         on_done=lambda result: typer.echo(result.describe_result()),
     )
     typer.echo(output)
+
+
+def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:
+    """Run a study, and show it or print it as one object; fail where a part of it did."""
+    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # studies compare with unsafe choices
+    answer = finished.run_study(study, jobs, quiet=as_json)
+    if as_json:
+        terminal.print_json(answer.as_json())
+    if answer.failures:
+        raise typer.Exit(_FAILED)  # as for data or files; the same command tries them again
 
 
 def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from apfed_experiments.columns import Column, Table
 from apfed_experiments.drawing import Picture, open_figure
 from apfed_experiments.report import write_report
-from apfed_experiments.report.page import write_page, write_runs_page
+from apfed_experiments.report.page import Part, write_comparison, write_runs_page
 from apfed_experiments.run_list import list_runs
 from tests.docs.pages import built_site
 from tests.experiments.run_folder import attack_result, config_of, write_run
@@ -89,18 +90,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with open_figure(runs / "picture.png", (12.0, 4.0)) as figure:
         figure.subplots()
     picture = Picture(path=runs / "picture.png", title="A study", caption="What it shows.")
-    write_page(
-        runs,
-        "tradeoff.html.jinja",
-        title="Study",
-        header=header,
-        rows=[cells],
-        lines=[],
-        pictures=[picture],
-        reading="",
-        reports=[],
-        failures=[],
-    )
+    columns = [Column(name=name, title=name) for name in header]
+    table = Table(columns, [dict(zip(header, cells, strict=True))])
+    part = Part(name="leaderboard", table=table, pictures=[picture])
+    write_comparison(runs / "index.html", title="Study", reading="", parts=[part])
     return {
         "study": runs / "index.html",
         "report": report,

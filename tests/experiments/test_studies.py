@@ -236,8 +236,14 @@ def test_the_main_job_has_one_line_for_each_inference_and_a_page(tmp_path: Path)
     assert line["epsilon"] == math.inf  # this outcome has no account of a passive
     lines = dataclasses.replace(lines, title="digits <4>")
     picture = main_job.draw_table(tmp_path / "digits.png", lines)
-    part = Part(table=lines, pictures=[picture], reports=[("one", "a/report.html")])
-    write_comparison(tmp_path, title="All", reading="How", parts=[part])
+    part = Part(name="digits", table=lines, pictures=[picture])
+    write_comparison(
+        tmp_path / "index.html",
+        title="All",
+        reading="How",
+        parts=[part],
+        reports=[("one", "a/report.html")],
+    )
     page = (tmp_path / "index.html").read_text("utf-8")
     assert "digits &lt;4&gt;" in page
     assert 'href="a/report.html"' in page

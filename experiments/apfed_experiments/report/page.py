@@ -141,19 +141,47 @@ def write_page(folder: Path, template: str, **values: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One data set of a comparison; label and address, relative to the page, of reports of runs;
-    lines: its verdict.
+    """One part of a study's answer, such as a data set.
+
+    Attributes:
+        name: of its files.
+        brief: the table for terminals, where the whole one is too wide.
+        lines: its verdict.
+        notes: sentences that belong below its table.
     """
 
+    name: str
     table: Table
-    pictures: Sequence[Picture]
-    reports: Sequence[tuple[str, str]] = ()
+    brief: Table | None = None
+    pictures: Sequence[Picture] = ()
     lines: Sequence[VerdictLine] = ()
+    notes: Sequence[str] = ()
 
 
-def write_comparison(folder: Path, *, title: str, reading: str, parts: Sequence[Part]) -> None:
-    """Write index.html: how to read it, a picture and a table for each data set, links to runs."""
-    write_page(folder, "comparison.html.jinja", title=title, reading=reading, parts=parts)
+def write_comparison(
+    path: Path,
+    *,
+    title: str,
+    reading: str,
+    parts: Sequence[Part],
+    reports: Sequence[tuple[str, str]] = (),
+    failures: Sequence[str] = (),
+) -> None:
+    """Write the page of a study: how to read it, then each part, and links to reports of runs.
+
+    Args:
+        reports: label and address, relative to the page.
+        failures: sentences on what was left out.
+    """
+    page = render_template(
+        "comparison.html.jinja",
+        title=title,
+        reading=reading,
+        parts=parts,
+        reports=reports,
+        failures=failures,
+    )
+    write_text(path, page)
 
 
 def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Path:

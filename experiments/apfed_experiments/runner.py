@@ -1,0 +1,151 @@
+"""A study in one declaration: what is measured, how it is compared, and how people read that.
+
+`run_study` does the rest alike for all of them. It measures what is missing, writes the table of
+each part as CSV, Markdown and JSON, the reports of runs, and one page.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from joblib import Parallel, delayed
+
+from apfed_experiments.columns import Table, write_text
+from apfed_experiments.report import write_report
+from apfed_experiments.report.page import Part, write_comparison
+from apfed_experiments.study import Failure, OnDone, Trial, finish_trial
+from secure_apfed.base.files import to_json
+
+PAGE = "index.html"
+
+
+class Measured(Protocol):
+    """What a study measured, and what of it failed."""
+
+    @property
+    def failures(self) -> Sequence[Failure]: ...
+
+
+_M_co = TypeVar("_M_co", bound=Measured, covariant=True)
+
+
+class Measure(Protocol[_M_co]):
+    """A function that measures what a study's folder does not hold yet, and reads all of it."""
+
+    def __call__(self, *, jobs: int, on_done: OnDone) -> _M_co: ...
+
+
+_M = TypeVar("_M", bound=Measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Generic[_M]):
+    """The declaration of a study.
+
+    Attributes:
+        title: of its page; reading: how people read its tables.
+        folder: of all that it writes, where a stopped study resumes; None: nothing is written.
+        measure: measures its grid, as `apfed_experiments.study.run_points` does for runs.
+        compare: makes the parts of the answer from what was measured, and draws their pictures.
+        unit: what is counted while it runs.
+        reported: the runs whose reports are written and linked from the page.
+    """
+
+    title: str
+    reading: str
+    folder: Path | None
+    measure: Measure[_M]
+    compare: Callable[[_M], Sequence[Part]]
+    unit: str = "runs"
+    reported: Sequence[Trial] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a study found; its folder holds the same."""
+
+    study: Study[Any]
+    parts: Sequence[Part]
+    failures: Sequence[Failure]
+
+    @property
+    def tables(self) -> list[Table]:
+        return [part.table for part in self.parts]
+
+    @property
+    def page(self) -> Path | None:
+        folder = self.study.folder
+        return None if folder is None else folder / PAGE
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "study": self.study.title,
+            "reading": self.study.reading,
+            "tables": {part.name: part.table.export_rows() for part in self.parts},
+            "failures": {failure.trial: failure.message for failure in self.failures},
+            "page": self.page,
+        }
+
+
+def run_study(
+    study: Study[Any], *, jobs: int = 1, on_done: OnDone = lambda done, total: None
+) -> Answer:
+    """Measure what is missing in `jobs` processes; write tables, pictures, reports and the page.
+
+    Raises CheckpointError where the folder holds figures of other settings; and as its runs do.
+    """
+    folder = study.folder
+    if folder is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    measured = study.measure(jobs=jobs, on_done=on_done)
+    failures = tuple(measured.failures)
+    failed = {failure.trial for failure in failures}
+    reported = [trial for trial in study.reported if trial.name not in failed]
+    # Written by the workers while this process compares.
+    pages = Parallel(n_jobs=jobs, return_as="generator")(
+        delayed(_write_trial_report)(trial) for trial in reported
+    )
+    answer = Answer(study=study, parts=study.compare(measured), failures=failures)
+    if folder is not None:
+        for part in answer.parts:
+            _write_table(folder / part.name, part, failures)
+        links = [
+            (trial.name, f"{page.relative_to(folder)}")
+            for trial, page in zip(reported, pages, strict=True)
+        ]
+        write_comparison(
+            folder / PAGE,
+            title=study.title,
+            reading=study.reading,
+            parts=answer.parts,
+            reports=links,
+            failures=tuple(list_failures(failures)),
+        )
+    return answer
+
+
+def _write_trial_report(trial: Trial) -> Path:
+    """Write the report of a finished trial, beside what the study measured of the active alone."""
+    return write_report(trial.path, solo=finish_trial(trial).solo)
+
+
+def _write_table(base: Path, part: Part, failures: Sequence[Failure]) -> None:
+    """Write a part's table in each form; names of parts may hold dots."""
+    notes = [*part.notes, *list_failures(failures)]
+    contents = {
+        "csv": part.table.format_csv(),
+        "md": part.table.format_markdown(notes),
+        "json": to_json({"rows": part.table.export_rows()}, indent=1),
+    }
+    for kind, content in contents.items():
+        write_text(base.with_name(f"{base.name}.{kind}"), content)
+
+
+def list_failures(failures: Sequence[Failure]) -> Iterator[str]:
+    """Yield a sentence for each error, with all that it ended."""
+    names: dict[str, list[str]] = {}
+    for failure in failures:
+        names.setdefault(failure.message, []).append(failure.trial)
+    for message, trials in names.items():
+        yield f"Failed and left out: {', '.join(trials)}: {message}"
