@@ -8,6 +8,7 @@ Where no attack ran the table says "not attacked". Everything is derived from on
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from apfed_experiments.columns import (
     make_hidden_columns,
     make_visible_column,
     missing_leak,
-    write_text,
 )
-from apfed_experiments.study import Line, OnDone, Point, Results, run_points
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
+from apfed_experiments.study import Line, Point, Results, run_points
 from apfed_experiments.summary import Row, Summary
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
@@ -189,27 +191,22 @@ def _plain_reading(summary: Summary, key: str) -> Any:
     return None if leak is None else leak.as_json()
 
 
-def run_sum_by_guard(
-    base: Config,
-    folder: Path,
-    seeds: Sequence[int],
-    jobs: int,
-    *,
-    on_done: OnDone = lambda done, total: None,
-) -> Table:
-    """Run every cell that is missing, write its table beside the runs, and return it.
+def declare_study(base: Config, folder: Path, *, seeds: Sequence[int]) -> Study[Results]:
+    """Return the study of every cell on the data, network and training of `base`.
 
-    Args:
-        base: data, network and training of all runs; its method, passives, sum, guard and attacks
-            are replaced. Its passives must be two or more, for the masks.
-        folder: of the study; a stopped one goes on where it was.
-        seeds: of each cell; jobs: processes.
+    Method, passives, sum, guard and attacks of `base` are replaced. It has two passives or more,
+    for the masks.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = points_of(base, folder)
-    results = run_points(points, seeds, jobs=jobs, on_done=on_done)
-    table = compare_points(points, results, seeds=len(seeds))
-    path = folder / f"{base.name}-sum-by-guard"
-    write_text(path.with_suffix(".csv"), table.format_csv())
-    write_text(path.with_suffix(".md"), table.format_markdown())
-    return table
+
+    def compare(results: Results) -> list[Part]:
+        table = compare_points(points, results, seeds=len(seeds))
+        return [Part(name=f"{base.name}-sum-by-guard", table=table)]
+
+    return Study(
+        title=f"{base.name}: sum by guard",
+        reading=READING,
+        folder=folder,
+        measure=partial(run_points, points, seeds),
+        compare=compare,
+    )

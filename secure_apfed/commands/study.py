@@ -99,14 +99,10 @@ def sums(
     _check_names([base], BASES)
     with _start_workers():
         from apfed_experiments.study import base_config
-        from apfed_experiments.sum_by_guard import READING, run_sum_by_guard
+        from apfed_experiments.sum_by_guard import declare_study
 
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # a sum in the clear is half of the study
-    with progress.show_count("runs", quiet=as_json) as on_done:
-        table = run_sum_by_guard(
-            base_config(base), output, seeds=range(seeds), jobs=jobs, on_done=on_done
-        )
-    _show_tables([table], READING, as_json=as_json)
+    study = declare_study(base_config(base), output, seeds=range(seeds))
+    _run_study(study, jobs, as_json=as_json)
 
 
 @app.command()

@@ -10,13 +10,14 @@ import pandas as pd
 import pytest
 
 from apfed_experiments import sum_by_guard
+from apfed_experiments.runner import run_study
 from apfed_experiments.study import Point, Results, base_config
 from apfed_experiments.sum_by_guard import (
     READERS,
     compare_points,
+    declare_study,
     lines_of,
     points_of,
-    run_sum_by_guard,
     share_baselines,
 )
 from secure_apfed.config import Config
@@ -144,8 +145,9 @@ def test_a_small_study_is_run_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     small["data"]["limit"] = 300
     small["train"]["epochs"] = 3
     base = Config.model_validate(small)
-    table = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
-    again = run_sum_by_guard(base, tmp_path, seeds=[0], jobs=1)
+    study = declare_study(base, tmp_path, seeds=[0])
+    (table,) = run_study(study).tables
+    (again,) = run_study(study).tables
     assert json.dumps(table.export_rows(), default=str) == json.dumps(
         again.export_rows(), default=str
     )
