@@ -5,7 +5,7 @@ passives and once without each, on the same rows, with the same initial weights;
 difference on the same test rows, paired by seed (`secure_apfed.runs.worth`).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +18,11 @@ from apfed_experiments.columns import (
     difference_of_shares,
     make_form,
     share_of_rows,
-    write_text,
 )
 from apfed_experiments.drawing import Picture, open_figure
-from apfed_experiments.report.page import Part, write_comparison
-from apfed_experiments.study import OnDone, Point, load_seed_tables, run_points
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
+from apfed_experiments.study import Point, Results, load_seed_tables, run_points
 from apfed_experiments.summary import Gain, Row, Summary, measure_difference
 from apfed_experiments.worth import (
     AROUND_ZERO,
@@ -33,7 +33,6 @@ from apfed_experiments.worth import (
     describe_worth,
     draw_worth,
 )
-from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData, load_data
 from secure_apfed.measures.table import MEASURES, Measure
@@ -45,22 +44,6 @@ READING = (
     "covariance by the people who test several seeds. p: adjusted for the number of passives "
     "(Holm). Sent more: bytes on all links that the run sends more because the passive takes part."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WhoHelpedStudy:
-    """What a study found.
-
-    Attributes:
-        table: a row for each passive, then one for all of them over the best local model, where
-            that was measured.
-        reading: how to read it, and what the same would cost between organisations.
-        page: the HTML page, with the picture.
-    """
-
-    table: Table
-    reading: str
-    page: Path
 
 
 def points_of(config: Config, folder: Path, passives: tuple[str, ...]) -> tuple[Point, ...]:
@@ -84,53 +67,66 @@ def _load_without(config: Config, passive: str, seed: int) -> VerticalData:
     return leave_out(load_seed_tables(config.data, seed), passive)
 
 
-def run_leave_one_out(
-    config: Config,
-    folder: Path,
-    *,
-    seeds: int,
-    jobs: int = 1,
-    baselines: bool = True,
-    on_done: OnDone = lambda done, total: None,
-) -> WhoHelpedStudy:
-    """Train what is missing under `config.seed` and the seeds after it; write tables and a page.
+def declare_study(
+    config: Config, folder: Path, *, seeds: int, baselines: bool = True
+) -> Study[Results]:
+    """Return the study of this run under `config.seed` and the seeds after it.
 
-    Raises:
-        ConfigError: nobody can be left out (`check_leaving_out`).
-        CheckpointError: the folder holds runs of other settings.
+    Its table has a row for each passive, then, with `baselines`, one for all of them over the best
+    local model. Raises ConfigError: nobody can be left out (`check_leaving_out`).
     """
     passives = tuple(table.name for table in load_data(config.data, seed=config.seed).passives)
     check_leaving_out(config, passives)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     points = points_of(config, folder, passives)
     every_seed = range(config.seed, config.seed + seeds)
-    results = run_points(points, every_seed, jobs=jobs, on_done=on_done, solo=baselines)
-    whole = results.select_rows(points[0])
+
+    def compare(results: Results) -> list[Part]:
+        rows = _compare_points(points, passives, results, seeds=seeds)
+        measure = MEASURES[config.measure]
+        picture = _draw_picture(folder / "who-helped.png", rows[: len(passives)], measure)
+        reached = _pick_form(measure)(Summary.from_rows(results.select_rows(points[0])).accuracy)
+        title = f"{config.name}: what each passive's help was worth"
+        table = Table(_make_columns(measure), rows, title)
+        notes = [f"With all passives: {measure.title} {reached}."]
+        return [Part(name="who-helped", table=table, pictures=[picture], notes=notes)]
+
+    return Study(
+        title=f"Who helped: {config.name}",
+        reading=f"{READING} {describe_cost(config, len(passives))}",
+        folder=folder,
+        measure=partial(run_points, points, every_seed, solo=baselines),
+        compare=compare,
+    )
+
+
+def _compare_points(
+    points: Sequence[Point], passives: Sequence[str], results: Results, *, seeds: int
+) -> list[Row]:
+    """Return a row for each passive, then one for all of them where baselines were measured."""
+    whole_point, *points_without = points
+    whole = results.select_rows(whole_point)
     sent = Summary.from_rows(whole).wire_bytes
+    common = {"seeds": seeds, "measure": whole_point.config.measure}
     rows: list[Row] = []
-    for passive, point in zip(passives, points[1:], strict=True):
+    for passive, point in zip(passives, points_without, strict=True):
         runs_without = results.select_rows(point)
         summary = Summary.from_rows(runs_without)
         rows.append(
             {
                 "passive": passive,
-                "seeds": seeds,
-                "measure": config.measure,
+                **common,
                 "reached": summary.accuracy,
                 "gain": measure_difference(whole, runs_without),
                 "wire_bytes": sent - summary.wire_bytes,
             }
         )
     add_p_values(rows, seeds)
-    measure = MEASURES[config.measure]
-    picture = _draw_picture(folder / "who-helped.png", rows, measure)
     gain = Gain.from_rows(whole)
     if gain is not None:
         rows.append(
             {
                 "passive": f"all {len(passives)}, over the best local model ({gain.baseline})",
-                "seeds": seeds,
-                "measure": config.measure,
+                **common,
                 "reached": gain.solo,
                 "gain": gain.over_chosen,
                 "wire_bytes": sent,
@@ -138,19 +134,7 @@ def run_leave_one_out(
         )
     for row in rows:
         row["shown"] = "" if row["gain"] is None else describe_worth(row["gain"])
-    table = Table(
-        _make_columns(measure), rows, f"{config.name}: what each passive's help was worth"
-    )
-    reached = Summary.from_rows(whole).accuracy
-    reading = (
-        f"With all passives: {measure.title} {_pick_form(measure)(reached)}. {READING} "
-        f"{describe_cost(config, len(passives))}"
-    )
-    write_text(folder / "who-helped.json", to_json({"rows": table.export_rows()}, indent=1))
-    write_text(folder / "who-helped.md", table.format_markdown())
-    part = Part(table=table, pictures=[picture])
-    write_comparison(folder, title=f"Who helped: {config.name}", reading=reading, parts=[part])
-    return WhoHelpedStudy(table=table, reading=reading, page=folder / "index.html")
+    return rows
 
 
 def _pick_form(measure: Measure) -> Form:

@@ -156,17 +156,11 @@ def measure_passives(
 
     config = load_config(config_file, overrides=overrides or ())
     with _start_workers():
-        from apfed_experiments.who_helped import run_leave_one_out
+        from apfed_experiments.who_helped import declare_study
 
     folder = output or Path("runs", f"{config.name}-who-helped")
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)
-    with progress.show_count("runs", quiet=as_json) as on_done:
-        results = run_leave_one_out(
-            config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
-        )
-    _show_tables(
-        [results.table], results.reading, results.page, as_json=as_json, note=results.reading
-    )
+    study = declare_study(config, folder, seeds=seeds, baselines=baselines)
+    _run_study(study, jobs, as_json=as_json)
 
 
 @app.command()

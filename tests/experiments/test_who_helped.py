@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 import torch
 
-from apfed_experiments.columns import Table
 from apfed_experiments.report import write_report
+from apfed_experiments.runner import run_study
 from apfed_experiments.solo import solo_file
 from apfed_experiments.summary import Interval, measure_difference
-from apfed_experiments.who_helped import points_of, run_leave_one_out
+from apfed_experiments.who_helped import declare_study, points_of
 from apfed_experiments.worth import (
     describe_cost,
     describe_interval,
@@ -365,16 +365,16 @@ def test_the_worth_of_frames_is_measured_when_their_files_are_gone() -> None:
 
 @pytest.mark.slow
 def test_a_study_writes_a_table_a_page_and_goes_on(tmp_path: Path) -> None:
-    study = run_leave_one_out(on_few_labels(), tmp_path, seeds=2, jobs=1)
-    table: Table = study.table
+    study = declare_study(on_few_labels(), tmp_path, seeds=2)
+    (table,) = run_study(study).tables
     assert [row["passive"] for row in table.rows][:3] == ["passive-1", "passive-2", "passive-3"]
     assert table.rows[3]["passive"].startswith("all 3, over the best local model")
-    page = study.page.read_text()
+    page = (tmp_path / "index.html").read_text()
     assert "no Shapley values" in page
     assert "further sessions" in page
     stored = json.loads((tmp_path / "who-helped.json").read_text())["rows"]
     assert {"worth", "low", "high", "p_holm", "wire_bytes", "shown"} <= set(stored[0])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("few-labels*.json")}
     assert len(before) == 8
-    run_leave_one_out(on_few_labels(), tmp_path, seeds=2, jobs=1)
+    run_study(study)
     assert before == {path: path.stat().st_mtime_ns for path in before}
