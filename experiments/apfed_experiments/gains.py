@@ -26,17 +26,18 @@ from apfed_experiments.columns import (
     Table,
     add_p_values,
     make_form,
-    write_text,
 )
-from apfed_experiments.drawing import COLOURS, OTHER, draw_line, open_figure
+from apfed_experiments.drawing import COLOURS, OTHER, Picture, draw_line, open_figure
 from apfed_experiments.own_tables import sets_in
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
 from apfed_experiments.shown import LABELS_AFTER, NETWORK
 from apfed_experiments.solo import influence_kept, taught_alone
 from apfed_experiments.study import (
     MASKED,
     STUDENT,
-    OnDone,
     Point,
+    Results,
     TrialOutcome,
     describe_missing_data,
     load_seed_tables,
@@ -46,7 +47,6 @@ from apfed_experiments.study import (
     shuffle_passives_rows,
 )
 from apfed_experiments.summary import Gain, Row, Summary, accuracy_of
-from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import derive_seed
 from secure_apfed.config import Config
 from secure_apfed.data import VerticalData
@@ -686,54 +686,51 @@ def count_verdicts(verdicts: pd.DataFrame) -> Table:
     )
 
 
-def run_gains(
-    folder: Path,
-    cases: Sequence[GainCase],
-    *,
-    seeds: int,
-    jobs: int,
-    on_done: OnDone = lambda done, total: None,
-) -> list[Table]:
-    """Run what is missing; return and write a row for each case. For cases that were run with and
-    without validation, also return how often validation decided well.
+def declare_study(folder: Path, cases: Sequence[GainCase], *, seeds: int) -> Study[Results]:
+    """Return the study of these cases; those whose data are not here get a row that says so.
+
+    For cases that are run with and without validation, a second table counts how often validation
+    decided well.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     missing = {case.name: describe_missing_data(case.config) for case in cases}
     available = [case for case in cases if not missing[case.name]]
     all_cases = [*available, *(case.control for case in available)]
     points = {case.name: case.make_point(folder) for case in all_cases}
-    results = run_points(list(points.values()), range(seeds), jobs=jobs, on_done=on_done, solo=True)
-    rows: list[Row] = []
-    for case in cases:
-        if missing[case.name]:
+
+    def compare(results: Results) -> list[Part]:
+        runs = {name: results.select_rows(point) for name, point in points.items()}
+        rows: list[Row] = []
+        for case in cases:
             reason = missing[case.name]
-            rows.append({"case": case.name, "seeds": 0, "missing": reason, "paid": reason})
-        else:
-            runs, control = (
-                results.select_rows(points[compared.name]) for compared in (case, case.control)
-            )
-            rows.append(_make_row(case, seeds, runs, control))
-    add_p_values([row for row in rows if "gain" in row], seeds)
-    tables = [Table(COLUMNS, rows, "What help is worth")]
-    verdicts = [
-        compare_validation(
-            results.select_rows(points[case.name]), results.select_rows(points[other.name])
-        )
-        for case in available
-        for other in available
-        if (case.method, other.method) in _PAIRED and case == replace(other, method=case.method)
-    ]
-    stored = {"rows": tables[0].export_rows()}
-    if verdicts:
-        tables.append(count_verdicts(pd.concat(verdicts)))
-        stored["calibration"] = tables[1].export_rows()
-    write_text(folder / "gains.json", to_json(stored))
-    write_text(folder / "gains.md", "\n".join(table.format_markdown() for table in tables))
-    _draw_gains(folder / "gains.png", rows)
-    return tables
+            if reason:
+                rows.append({"case": case.name, "seeds": 0, "missing": reason, "paid": reason})
+            else:
+                rows.append(_make_row(case, seeds, runs[case.name], runs[case.control.name]))
+        add_p_values([row for row in rows if "gain" in row], seeds)
+        table = Table(COLUMNS, rows, "What help is worth")
+        pictures = _draw_gains(folder / "gains.png", rows)
+        verdicts = [
+            compare_validation(runs[case.name], runs[other.name])
+            for case in available
+            for other in available
+            if (case.method, other.method) in _PAIRED and case == replace(other, method=case.method)
+        ]
+        parts = [Part(name="gains", table=table, pictures=pictures)]
+        if verdicts:
+            parts.append(Part(name="validation", table=count_verdicts(pd.concat(verdicts))))
+        return parts
+
+    return Study(
+        title="What help is worth",
+        reading=READING,
+        folder=folder,
+        measure=partial(run_points, list(points.values()), range(seeds), solo=True),
+        compare=compare,
+    )
 
 
-def _draw_gains(path: Path, rows: Sequence[Row]) -> None:
+def _draw_gains(path: Path, rows: Sequence[Row]) -> list[Picture]:
+    """Draw the gains of methods with several epsilons; nothing where there are none."""
     lines: dict[str, list[Row]] = {}
     for row in rows:
         if "gain" in row and row["of"].epsilon is not None:
@@ -741,7 +738,7 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> None:
             lines.setdefault(f"{case.method}, {case.data}, n {case.labelled}", []).append(row)
     lines = {name: of_line for name, of_line in lines.items() if len(of_line) > 1}
     if not lines:
-        return
+        return []
     with open_figure(path, (7.5, 4.2)) as figure:
         axes = figure.subplots()
         for colour, (name, of_line) in zip(COLOURS, lines.items(), strict=False):
@@ -764,3 +761,10 @@ def _draw_gains(path: Path, rows: Sequence[Row]) -> None:
         axes.set_xticks(ticks, [f"{epsilon:g}" for epsilon in ticks])
         axes.minorticks_off()
         axes.legend(fontsize=8)
+    return [
+        Picture(
+            path=path,
+            title="Gain by epsilon",
+            caption="Over the best solo baseline: means with 95 % intervals.",
+        )
+    ]

@@ -125,16 +125,12 @@ def gains(
     with _start_workers():
         from apfed_experiments import gains as help_by_case
 
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)
     known_cases = help_by_case.CASES if tables is None else help_by_case.cases_on(tables)
     default_patterns = help_by_case.QUICK if quick and tables is None else ("*",)
     cases = help_by_case.cases_like(only or default_patterns, known_cases)
     usual = help_by_case.QUICK_SEEDS if quick else help_by_case.SEEDS
-    with progress.show_count("runs", quiet=as_json) as on_done:
-        results = help_by_case.run_gains(
-            output, cases, seeds=seeds or usual, jobs=jobs, on_done=on_done
-        )
-    _show_tables(results, help_by_case.READING, output / "gains.md", as_json=as_json)
+    study = help_by_case.declare_study(output, cases, seeds=seeds or usual)
+    _run_study(study, jobs, as_json=as_json)
 
 
 @app.command("who-helped")

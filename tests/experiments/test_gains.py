@@ -22,9 +22,10 @@ from apfed_experiments.gains import (
     cases_on,
     compare_validation,
     count_verdicts,
-    run_gains,
+    declare_study,
     sample_people,
 )
+from apfed_experiments.runner import run_study
 from apfed_experiments.solo import (
     compare_baselines,
     fits_beside,
@@ -207,7 +208,7 @@ def test_a_student_without_help_reads_nothing_of_passives() -> None:
 
 def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
     case = GainCase(method="votes", data="wine", labelled=9)
-    (table,) = run_gains(tmp_path, [case], seeds=2, jobs=1)
+    (table,) = run_study(declare_study(tmp_path, [case], seeds=2)).tables
     ((plain,), (cells,), (row,)) = table.export_rows(), table.cells, table.rows
     assert plain["control"] == "no-help/wine/n9"
     assert len(cells) == len(table.header)
@@ -216,7 +217,7 @@ def test_a_case_is_measured_and_written(tmp_path: Path) -> None:
 
 def test_votes_are_told_apart_by_what_they_would_have_brought(tmp_path: Path) -> None:
     cases = [CASES[name] for name in ("votes-judged/wine/n9", "votes-always/wine/n9")]
-    gains, told = run_gains(tmp_path, cases, seeds=2, jobs=1)
+    gains, told = run_study(declare_study(tmp_path, cases, seeds=2)).tables
     assert [row["help_used"][-4:] for row in gains.rows] == ["of 2", "of 2"]
     assert gains.rows[1]["help_used"] == "2 of 2"
     counted = [int(row[name].split()[0]) for row in told.rows for name in row if name != "help"]
@@ -291,7 +292,7 @@ def test_each_passive_knows_its_own_share() -> None:
 @pytest.mark.slow
 def test_numbers_and_people_apart_are_cases_too(tmp_path: Path) -> None:
     names = ("votes/diabetes/n60", "votes/breast-cancer-errors-known-50/n20")
-    (table,) = run_gains(tmp_path, [CASES[name] for name in names], seeds=1, jobs=1)
+    (table,) = run_study(declare_study(tmp_path, [CASES[name] for name in names], seeds=1)).tables
     numbers, apart = table.rows
     assert (numbers["measure"], apart["measure"]) == ("r2", "accuracy")
     assert numbers["gain"].mean == pytest.approx(numbers["reached"] - numbers["solo"])
