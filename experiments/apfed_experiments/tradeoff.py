@@ -1,7 +1,6 @@
 """Trade-off studies: accuracy against leakage over defences and their strengths.
 
-One YAML file describes a study; `run_tradeoff` runs its trials, resumes a stopped one, and writes
-a leaderboard (CSV, Markdown), pictures and one self-contained page.
+One YAML file describes a study, whose answer is a leaderboard and a picture for each target.
 """
 
 import json
@@ -9,13 +8,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import files
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 from adjustText import adjust_text
-from joblib import Parallel, delayed
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
@@ -40,13 +39,13 @@ from apfed_experiments.columns import (
 )
 from apfed_experiments.drawing import ATTACK, COLOURS, OTHER, Picture, inches_of, open_figure
 from apfed_experiments.front import find_front
-from apfed_experiments.report import write_report
-from apfed_experiments.report.page import write_page
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
 from apfed_experiments.shown import JOINT_TRAINING
-from apfed_experiments.study import Failure, OnDone, Point, Results, list_trials, run_points
+from apfed_experiments.study import OnDone, Point, Results, Trial, list_trials, run_points
 from apfed_experiments.summary import Interval, Leakage, Row, Summary
 from apfed_experiments.verdict import ComparedLine, describe_comparison
-from secure_apfed.base.files import make_private, to_json
+from secure_apfed.base.files import make_private
 from secure_apfed.base.names import RunName
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text, load_settings_text
@@ -390,7 +389,6 @@ class Board:
     """
 
     rows: Sequence[Row]
-    failures: tuple[Failure, ...] = ()
 
     @classmethod
     def from_results(cls, points: Sequence[DefencePoint], results: Results) -> "Board":
@@ -404,7 +402,7 @@ class Board:
         rows = [row_of(point, summary, undefended) for point, summary in whole]
         add_p_values(rows, whole[0][1].seeds)
         rows.sort(key=lambda row: (not row["reference"], -(row["dcs_baseline"] or 0.0)))
-        return cls(rows, results.failures)
+        return cls(rows)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -436,7 +434,7 @@ class Board:
             _DCS,
             make_visible_column("dcs_vflair", "dcs_vflair", make_form(".3f"), missing="-"),
         )
-        return Table((*_STORED, *columns), self.rows)
+        return Table((*_STORED, *columns), self.rows, "Leaderboard")
 
     @property
     def summary(self) -> Table:
@@ -450,12 +448,11 @@ class Board:
         accuracy = make_visible_column(
             "accuracy", "accuracy %", lambda interval: f"{100 * interval.mean:.1f}"
         )
-        return Table((_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS), self.rows)
-
-    def as_markdown(self) -> str:
-        failed = "".join(f"- {failure.trial}: {failure.message}\n" for failure in self.failures)
-        table = self.table.format_markdown()
-        return f"{table}\nFailed, and their points left out:\n\n{failed}" if failed else table
+        return Table(
+            (_DEFENCE, accuracy, *leaks, _SPENT, _RELEASES, _DCS),
+            self.rows,
+            "Accuracy, and the worst attack's advantage",
+        )
 
 
 def _write_picture(board: Board, target: str, folder: Path) -> Picture:
@@ -600,41 +597,71 @@ class TradeOffError(ApfedError):
     """A study cannot say what it was asked; its finished trials are kept."""
 
 
-def run_tradeoff(
-    tradeoff: TradeOff,
-    folder: Path,
-    *,
-    jobs: int = 1,
-    on_done: OnDone = lambda done, total: None,
-) -> Board:
-    """Run what is missing, and write the leaderboard, the pictures and the page.
+def declare_study(tradeoff: TradeOff, folder: Path) -> Study[Results]:
+    """Return the study that a YAML file describes; a trial that fails leaves its point out.
 
-    Finished trials are not run again; one that ends with an error is named in the board's failures,
-    and its point left out. Raises ConfigError: a defence that no run accepts; CheckpointError: a
-    folder holds something else, and nothing was run; TradeOffError: the undefended point failed.
+    Raises ConfigError: a defence that no run accepts. Measuring raises CheckpointError, and runs
+    nothing, where the folder holds something else; TradeOffError: the undefended point failed.
     """
     points = points_of(tradeoff, folder)
-    _claim_folder(folder, tradeoff, points)
-    results = run_points(
-        points, range(tradeoff.seeds), jobs=jobs, keep_going=True, on_done=on_done, solo=True
+    deltas = sorted({point.config.delta for point in points})
+
+    def compare(results: Results) -> list[Part]:
+        board = Board.from_results(points, results)
+        return [
+            Part(
+                name="leaderboard",
+                table=board.table,
+                brief=board.summary,
+                pictures=[_write_picture(board, target, folder) for target in board.targets],
+                lines=list(describe_comparison(_list_compared(board))),
+            )
+        ]
+
+    return Study(
+        title=f"Trade-off {tradeoff.name}",
+        reading=f"{READING} ε_x holds at delta {', '.join(f'{delta:g}' for delta in deltas)}.",
+        folder=folder,
+        measure=partial(_measure_points, tradeoff, folder, points),
+        compare=compare,
+        unit="trials",
+        reported=[point.make_trial(0) for point in points if not point.centralised],
     )
+
+
+def _measure_points(
+    tradeoff: TradeOff,
+    folder: Path,
+    points: Sequence[DefencePoint],
+    *,
+    jobs: int,
+    on_done: OnDone,
+) -> Results:
+    """Run what is missing in a folder of the study's own."""
+    seeds = range(tradeoff.seeds)
+    _claim_folder(folder, tradeoff, list_trials(points, seeds))
+    results = run_points(points, seeds, jobs=jobs, on_done=on_done, keep_going=True, solo=True)
+    _require_undefended(tradeoff, points, results)
+    return results
+
+
+def _require_undefended(
+    tradeoff: TradeOff, points: Sequence[DefencePoint], results: Results
+) -> None:
+    """Raise TradeOffError where the point that others are compared with failed."""
     undefended = next(point for point in points if point.undefended)
-    if failed := [failure for failure in results.failures if failure.point == undefended.name]:
+    failed = [failure for failure in results.failures if failure.point == undefended.name]
+    if failed:
         raise TradeOffError(
             f"study {tradeoff.name}: {undefended.label!r}, which the others are compared with, "
             f"failed in {len(failed)} of {tradeoff.seeds} seeds. {failed[0].trial}: "
             f"{failed[0].message}"
         )
-    board = Board.from_results(points, results)
-    reported = [row["point"] for row in board.rows if not row["point"].centralised]
-    Parallel(n_jobs=jobs)(delayed(write_report)(point.make_trial(0).path) for point in reported)
-    table = board.table
-    write_text(folder / "leaderboard.csv", table.format_csv())
-    write_text(folder / "leaderboard.md", board.as_markdown())
-    write_text(folder / "points.json", to_json(table.export_rows(), indent=2))
-    deltas = {row["point"].config.delta for row in board.rows}
-    at_delta = f"ε_x holds at delta {', '.join(f'{delta:g}' for delta in sorted(deltas))}."
-    lines = [
+
+
+def _list_compared(board: Board) -> list[ComparedLine]:
+    """Return the lines of the board as the verdict needs them, without references."""
+    return [
         ComparedLine(
             name=row["label"],
             epsilon=row["epsilon"],
@@ -651,23 +678,9 @@ def run_tradeoff(
         for row in board.rows
         if not row["reference"]
     ]
-    reports = [(point.label, f"{point.make_trial(0).name}/report.html") for point in reported]
-    write_page(
-        folder,
-        "tradeoff.html.jinja",
-        title=f"Trade-off {tradeoff.name}",
-        header=table.header,
-        lines=describe_comparison(lines),
-        pictures=[_write_picture(board, target, folder) for target in board.targets],
-        reading=f"{READING} {at_delta}",
-        rows=table.cells,
-        reports=reports,
-        failures=board.failures,
-    )
-    return board
 
 
-def _claim_folder(folder: Path, tradeoff: TradeOff, points: Sequence[DefencePoint]) -> None:
+def _claim_folder(folder: Path, tradeoff: TradeOff, trials: Sequence[Trial]) -> None:
     """Make the folder the study's, unless anything in it is not."""
     settings = folder / "study.yaml"
     if settings.is_file():
@@ -684,7 +697,7 @@ def _claim_folder(folder: Path, tradeoff: TradeOff, points: Sequence[DefencePoin
             )
     elif (folder / "config.yaml").exists():
         raise CheckpointError(f"{folder} holds a run, not a study; choose another --output")
-    for trial in list_trials(points, range(tradeoff.seeds)):
+    for trial in trials:
         trial.refuse_another_run()
     make_private(folder)
     write_text(settings, dump_settings(tradeoff))

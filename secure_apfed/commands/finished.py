@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from apfed_attacks.interface import AttackResult
     from apfed_experiments.runner import Answer, Study
     from apfed_experiments.solo import SoloRecord
-    from apfed_experiments.tradeoff import Board, TradeOff
     from secure_apfed.config import AttackChoice, Config
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.runs.folder import RunFolder as Files
@@ -81,7 +80,7 @@ def finish_run(
             report_if_possible(party)
     if not quiet:
         _show_result(config, result, results, solo, page)
-    board = study_of_run(config, folder / "tradeoff", quiet=quiet)
+    tradeoff = study_of_run(config, folder / "tradeoff", quiet=quiet)
     if phases is not None:
         phases.end_phase()
     if quiet:
@@ -120,7 +119,7 @@ def finish_run(
                 "verdict": dict(describe_run(load_finished_run(folder))),
                 "folder": folder,
                 "report": page,
-                "tradeoff": None if board is None else board.table.export_rows(),
+                "tradeoff": None if tradeoff is None else tradeoff.tables[0].export_rows(),
                 "phases": phases and {name: asdict(phase) for name, phase in phases.items()},
             }
         )
@@ -482,26 +481,12 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
     return answer
 
 
-def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Board | None":
+def study_of_run(config: "Config", folder: Path, *, quiet: bool) -> "Answer | None":
     if not config.tradeoff:
         return None
-    from apfed_experiments.tradeoff import tradeoff_of
+    from apfed_experiments.tradeoff import declare_study, tradeoff_of
 
-    return run_tradeoff_study(tradeoff_of(config), folder, 2, quiet=quiet)
-
-
-def run_tradeoff_study(study: "TradeOff", folder: Path, jobs: int, *, quiet: bool) -> "Board":
-    from apfed_experiments.tradeoff import run_tradeoff
-
-    with progress.show_count(f"{study.name}: trials", quiet=quiet) as on_done:
-        board = run_tradeoff(study, folder, jobs=jobs, on_done=on_done)
-    if not quiet:
-        title = f"Trade-off {study.name}: accuracy, and the worst attack's advantage"
-        terminal.show_rows(title, board.summary.header, board.summary.cells)
-        for failure in board.failures:
-            terminal.show_note(f"failed, its point left out: {failure.trial}: {failure.message}")
-        typer.echo(folder / "index.html")
-    return board
+    return run_study(declare_study(tradeoff_of(config), folder), 2, quiet=quiet)
 
 
 def runs(

@@ -18,7 +18,6 @@ from secure_apfed.console import progress, terminal
 from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
-    from apfed_experiments.columns import Table
     from apfed_experiments.runner import Study
 
 # Names for the help, which loads none of the tables that they are the keys of; a test compares.
@@ -196,23 +195,12 @@ def tradeoff(
     as_json: AsJson = False,
 ) -> None:
     """Sweep defences and their strengths: accuracy against leakage, with pictures and a table."""
-    from apfed_experiments.tradeoff import load_tradeoff
+    with _start_workers():
+        from apfed_experiments.tradeoff import declare_study, load_tradeoff
 
-    study = load_tradeoff(study_file)
-    folder = output or Path("runs", study.name)
-    board = finished.run_study(study, folder, jobs, quiet=as_json)
-    if as_json:
-        failures = {failure.trial: failure.message for failure in board.failures}
-        terminal.print_json(
-            {
-                "study": study.name,
-                "points": board.table.export_rows(),
-                "failures": failures,
-                "folder": folder,
-            }
-        )
-    if board.failures:
-        raise typer.Exit(_FAILED)  # as for data or files; the same command tries them again
+    tradeoff = load_tradeoff(study_file)
+    study = declare_study(tradeoff, output or Path("runs", tradeoff.name))
+    _run_study(study, jobs, as_json=as_json)
 
 
 @app.command()
@@ -256,30 +244,6 @@ def _check_names(chosen: Sequence[str] | None, names: Sequence[str]) -> None:
             from secure_apfed.settings import unknown_name
 
             raise typer.BadParameter(unknown_name(name, names))
-
-
-def _show_tables(
-    tables: Sequence["Table"],
-    reading: str = "",
-    page: Path | None = None,
-    *,
-    as_json: bool = False,
-    **further: Any,
-) -> None:
-    """Show the tables, how to read them and where they lie; or print all rows as one object, beside
-    `more`.
-    """
-    if as_json:
-        terminal.print_json(
-            {**further, "rows": [row for table in tables for row in table.export_rows()]}
-        )
-        return
-    for table in tables:
-        terminal.show_rows(table.title, table.header, table.cells)
-    if reading:
-        terminal.show_note(reading)
-    if page is not None:
-        typer.echo(page)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 import apfed_experiments as package
 from apfed_attacks import ATTACKS
 from apfed_attacks.headlines import Direction
+from apfed_experiments.runner import Answer, run_study
 from apfed_experiments.shown import JOINT_TRAINING
 from apfed_experiments.study import base_config, results_of
 from apfed_experiments.tradeoff import (
@@ -19,10 +20,10 @@ from apfed_experiments.tradeoff import (
     TradeOff,
     TradeOffError,
     compute_dcs,
+    declare_study,
     draw_board,
     load_tradeoff,
     points_of,
-    run_tradeoff,
     select_front,
     tradeoff_of,
 )
@@ -63,7 +64,7 @@ def study_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Board]:
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Answer]:
     """A study one of whose defences diverges."""
     place = tmp_path_factory.mktemp("tradeoff")
     (place / "base.yaml").write_text(BASE)
@@ -73,9 +74,11 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[TradeOff, Path, Bo
     with pytest.MonkeyPatch.context() as patch:
         few = {"ridge": BASELINES["ridge"]}
         patch.setattr("apfed_experiments.solo.every_baseline", lambda: few)
-        board = run_tradeoff(study, place / "out", on_done=lambda *now: told.append(now))
+        answer = run_study(
+            declare_study(study, place / "out"), on_done=lambda *now: told.append(now)
+        )
     assert told[-1] == (5, 5)
-    return study, place / "out", board
+    return study, place / "out", answer
 
 
 def board_of(tradeoff: TradeOff, **by_defence: tuple[float, float]) -> Board:
@@ -125,7 +128,7 @@ def test_a_wrong_study_is_refused_before_its_first_run(
 ) -> None:
     study_file.write_text(STUDY.replace(old, new))
     with pytest.raises(ConfigError, match=told):
-        run_tradeoff(load_tradeoff(study_file), tmp_path / "out")
+        declare_study(load_tradeoff(study_file), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -153,18 +156,19 @@ def test_the_leaderboard_ranks_by_dcs_and_keeps_references_apart(study_file: Pat
 
 @pytest.mark.slow
 def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
-    played: tuple[TradeOff, Path, Board],
+    played: tuple[TradeOff, Path, Answer],
 ) -> None:
-    study, folder, board = played
-    assert board.targets == (
-        "passive reads features of active",
-        "passive reads labels",
-    )
-    single, centralised, *defended = board.rows
+    study, folder, answer = played
+    (part,) = answer.parts
+    assert [picture.title for picture in part.pictures] == [
+        "Accuracy against leakage: passive reads features of active",
+        "Accuracy against leakage: passive reads labels",
+    ]
+    single, centralised, *defended = part.table.rows
     assert centralised["label"] == "centralised (one table of all features)"
     assert centralised["accuracy"].mean > single["accuracy"].mean + 0.02
-    assert {row["label"] for row in defended} == {"none", "noise, epsilon 1.0"}, board.failures
-    assert [of.trial for of in board.failures] == ["tiny-diverging-seed0"]
+    assert {row["label"] for row in defended} == {"none", "noise, epsilon 1.0"}
+    assert [of.trial for of in answer.failures] == ["tiny-diverging-seed0"]
     page = (folder / "index.html").read_text()
     assert "ε_x holds at delta 1e-05." in page
     assert page.count("data:image/png;base64,") == 2
@@ -172,12 +176,14 @@ def test_a_study_runs_leaves_out_what_fails_and_writes_its_page(
         assert (folder / link).is_file()
     for name in ("leaderboard.md", "index.html"):
         assert "tiny-diverging-seed0: " in (folder / name).read_text()
-    assert run_tradeoff(study, folder).table.export_rows() == board.table.export_rows()
-    assert json.loads((folder / "points.json").read_bytes())[0]["seeds"] == 1
+    again = run_study(declare_study(study, folder))
+    assert again.tables[0].export_rows() == part.table.export_rows()
+    stored = json.loads((folder / "leaderboard.json").read_bytes())
+    assert stored["rows"][0]["seeds"] == 1
 
 
 def test_the_folder_of_another_study_or_of_a_run_is_refused(
-    played: tuple[TradeOff, Path, Board], tmp_path: Path
+    played: tuple[TradeOff, Path, Answer], tmp_path: Path
 ) -> None:
     study = played[0]
     out = tmp_path / "out"
@@ -188,18 +194,18 @@ def test_the_folder_of_another_study_or_of_a_run_is_refused(
 
     before = files()
     with pytest.raises(CheckpointError, match="holds the study 'tiny', this one is 'other'"):
-        run_tradeoff(study.model_copy(update={"name": "other"}), out)
+        run_study(declare_study(study.model_copy(update={"name": "other"}), out))
     assert files() == before
     with pytest.raises(CheckpointError, match="holds a run, not a study"):
-        run_tradeoff(study, out / "tiny-none-seed0")
+        run_study(declare_study(study, out / "tiny-none-seed0"))
     for damage in ("", "{", "[]", "base: x"):
         (out / "study.yaml").write_text(damage)
         with pytest.raises(CheckpointError, match=r"study\.yaml names no study"):
-            run_tradeoff(study, out)
+            run_study(declare_study(study, out))
     (out / "study.yaml").write_text("{name: tiny, of_an_earlier_version: 1}")
     other = study.model_copy(update={"base": BASE.replace("epochs: 2", "epochs: 1")})
     with pytest.raises(CheckpointError, match="run with other settings"):
-        run_tradeoff(other, out)
+        run_study(declare_study(other, out))
 
 
 @pytest.mark.slow
@@ -224,7 +230,7 @@ def test_without_the_undefended_point_there_is_no_board(study_file: Path, tmp_pa
     study_file.write_text(STUDY.replace("undefended: true", undefended))
     study = load_tradeoff(study_file).model_copy(update={"references": ()})
     with pytest.raises(TradeOffError, match="'none', which the others are compared with, failed"):
-        run_tradeoff(study, tmp_path / "out")
+        run_study(declare_study(study, tmp_path / "out"))
     assert (tmp_path / "out").stat().st_mode & 0o077 == 0  # its owner's alone
     assert (tmp_path / "out" / "tiny-noise-epsilon-1-0-seed0" / "result.json").exists()
 

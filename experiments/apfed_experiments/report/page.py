@@ -135,10 +135,6 @@ def _flatten_values(values: Mapping[str, Any]) -> str:
     )
 
 
-def write_page(folder: Path, template: str, **values: Any) -> None:
-    write_text(folder / "index.html", render_template(template, **values))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """One part of a study's answer, such as a data set.
