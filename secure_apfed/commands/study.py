@@ -267,33 +267,11 @@ def table(
         _list_tables(as_json=as_json)
         return
     from apfed_experiments.tables import find_table
-    from apfed_experiments.tables.table import fill_table, write_table
+    from apfed_experiments.tables.table import declare_study
 
-    paper_table = find_table(name)
     folder = output or Path("runs", "tables", name)
-    with progress.show_count(f"{name}: jobs", quiet=as_json) as on_done:
-        board = fill_table(
-            paper_table, folder, full=full, jobs=jobs, minutes=minutes, on_done=on_done
-        )
-    files = write_table(board, folder)
-    if as_json:
-        terminal.print_json({**board.as_json(), "files": files})
-    else:
-        terminal.show_rows(
-            f"{paper_table.title}: {paper_table.source}", board.lines.header, board.lines.cells
-        )
-        terminal.show_note(
-            ". ".join(filter(None, (paper_table.unit.capitalize(), paper_table.reading)))
-        )
-        if paper_table.leaves_out and not full:
-            terminal.show_note(f"Left out, and run by --full: {paper_table.leaves_out}.")
-        terminal.show_note(f"{board.sentence}.")
-        for reason in dict.fromkeys(board.failures.values()):
-            names = [name for name, why in board.failures.items() if why == reason]
-            terminal.show_note(f"failed, left out: {', '.join(names)}: {reason}")
-        typer.echo("\n".join(map(str, files.values())))
-    if board.failures:
-        raise typer.Exit(_FAILED)  # as for data or files; the same command tries them again
+    study = declare_study(find_table(name), folder, full=full, minutes=minutes)
+    _run_study(study, jobs, as_json=as_json)
 
 
 def _list_tables(*, as_json: bool) -> None:

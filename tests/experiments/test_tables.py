@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from apfed_experiments.runner import Answer, run_study
 from apfed_experiments.tables import TABLES, apfed, find_table
 from apfed_experiments.tables.apc_vfl import SCENARIOS, measure_exchange, score_alone, score_student
 from apfed_experiments.tables.mmvfl import select_features
@@ -18,8 +19,7 @@ from apfed_experiments.tables.table import (
     PaperTable,
     Printed,
     Size,
-    fill_table,
-    write_table,
+    declare_study,
 )
 from secure_apfed.cli import execute
 from secure_apfed.config import Config
@@ -99,10 +99,14 @@ def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) 
         replace(job("a"), settings={"name": "b"}).load_or_measure(0, path)
 
 
+def fill_table(table: PaperTable, folder: Path, **options: Any) -> Answer:
+    return run_study(declare_study(table, folder, **options))
+
+
 @pytest.mark.parametrize("axis", ["", "a number"])
 def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) -> None:
-    board = fill_table(toy(axis=axis), tmp_path)
-    a, b, gain = board.rows
+    (part,) = fill_table(toy(axis=axis), tmp_path).parts
+    a, b, gain = part.table.rows
     assert (a["mean"], a["difference"], b["difference"]) == (11.0, 2.0, 0.0)
     assert a["sd"] == pytest.approx(math.sqrt(2))
     assert a["in_sd"] == pytest.approx(2.0 / math.sqrt(2 + 1))
@@ -110,12 +114,13 @@ def test_a_table_is_filled_beside_the_papers_figures(tmp_path: Path, axis: str) 
     assert gain["values"] == {0: 3.0, 1: 5.0}
     # 12.706 is the .975 quantile of Student's t for one degree of freedom.
     assert gain["high"] - 4.0 == pytest.approx(12.706, rel=1e-4)
-    files = write_table(board, tmp_path)
-    header, first, *_ = files["csv"].read_text().splitlines()
+    header, first, *_ = (tmp_path / "toy.csv").read_text().splitlines()
     assert header == "method,seeds,mean,sd,low,high,paper,paper_sd,difference,in_sd"
     assert first.startswith("a,2,11.0,1.414")
-    assert "Left out, and run by `--full`: c." in files["md"].read_text()
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    for name in ("toy.md", "index.html"):
+        assert "Left out, and run by --full: c." in (tmp_path / name).read_text()
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert [picture.path.name for picture in part.pictures] == ["toy.png"]
 
 
 JUDGED = {
@@ -146,13 +151,13 @@ def test_a_line_of_the_best_is_chosen_by_what_was_held_out(seed: int, chosen: fl
 @pytest.mark.parametrize("unit", ["points", "test accuracy, per cent", "accuracy, %"])
 def test_the_interval_of_a_difference_is_not_cut_at_0(tmp_path: Path, unit: str) -> None:
     """A share of rows cannot be negative, but what one method adds to another can."""
-    board = fill_table(replace(toy(), unit=unit), tmp_path)
-    a, _, gain = board.rows
+    (table,) = fill_table(replace(toy(), unit=unit), tmp_path).tables
+    a, _, gain = table.rows
     assert gain["limits"] == (gain["low"], gain["high"])
     assert gain["low"] < 0 < gain["high"]
     is_share = unit != "points"
     assert (a["limits"][0] == 0.0) is is_share, "its interval reaches below 0"
-    assert "0.00 to" not in write_table(board, tmp_path)["md"].read_text().split("a minus b")[1]
+    assert "0.00 to" not in (tmp_path / "toy.md").read_text().split("a minus b")[1]
 
 
 def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(
@@ -160,16 +165,18 @@ def test_a_job_is_run_once_goes_on_where_it_was_and_tells_what_failed(
 ) -> None:
     ticks = iter([0.0, 1.0, 30.0, *[61.0] * 20])
     begun = fill_table(toy(), tmp_path, minutes=1.0, clock=lambda: next(ticks))
-    assert begun.sentence == "2 of 4 jobs are done"
-    assert [row["seeds"] for row in begun.rows] == [1, 1, 1]
-    assert begun.rows[0]["sd"] is None
-    done = fill_table(toy(), tmp_path)
+    assert "2 of 4 jobs are done." in begun.parts[0].notes
+    rows = begun.tables[0].rows
+    assert [row["seeds"] for row in rows] == [1, 1, 1]
+    assert rows[0]["sd"] is None
+    done = fill_table(toy(), tmp_path).tables[0]
     monkeypatch.setitem(VALUES, ("a", 0), 99.0)
     again = fill_table(toy(), tmp_path, full=True)
-    assert [row["values"] for row in again.rows[:3]] == [row["values"] for row in done.rows]
-    assert set(again.failures) == {"c-seed0", "c-seed1"}
-    assert again.failures["c-seed0"] == "DataError: no data for c"
-    assert again.rows[3]["seeds"] == 0
+    rows = again.tables[0].rows
+    assert [row["values"] for row in rows[:3]] == [row["values"] for row in done.rows]
+    failures = {failure.trial: failure.message for failure in again.failures}
+    assert failures == dict.fromkeys(["c-seed0", "c-seed1"], "DataError: no data for c")
+    assert rows[3]["seeds"] == 0
 
 
 def test_the_command_lists_fills_and_names_what_is_near(
@@ -180,8 +187,8 @@ def test_the_command_lists_fills_and_names_what_is_near(
     assert entry["name"] == "toy"
     wanted = ["study", "table", "toy", "--output", tmp_path, "--jobs", 1]
     filled = told(capsys, *wanted)
-    assert filled["lines"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
-    assert Path(filled["files"]["md"]).is_file()
+    assert filled["tables"]["toy"][0]["in_sd"] == pytest.approx(2.0 / math.sqrt(3))
+    assert Path(filled["page"]).is_file()
     told(capsys, *wanted, "--full", code=3)
     assert (tmp_path / "toy-full.csv").is_file()
     assert execute(["study", "table"]) == 2

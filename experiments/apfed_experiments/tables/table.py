@@ -25,9 +25,18 @@ from apfed_experiments.columns import (
     make_form,
     make_hidden_columns,
     make_visible_column,
-    write_text,
 )
-from apfed_experiments.drawing import COLOURS, OTHER, OURS, draw_line, name_rows, open_figure
+from apfed_experiments.drawing import (
+    COLOURS,
+    OTHER,
+    OURS,
+    Picture,
+    draw_line,
+    name_rows,
+    open_figure,
+)
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
 from apfed_experiments.study import (
     Failure,
     OnDone,
@@ -226,66 +235,104 @@ class PaperTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
-    """A table with the figures measured so far.
+class Measurements:
+    """The figures of a table's jobs so far, by label and seed; `jobs`: how many jobs there are."""
 
-    `full`: the whole table, or its default part; `rows`: one for each line, see `_make_row`;
-    `done`, `jobs`: jobs done, and all; `failures`: by job, the error that ended it. Running the
-    same command again retries a failed job.
-    """
-
-    table: PaperTable
-    full: bool
-    rows: Sequence[Row]
-    done: int
+    figures: Mapping[tuple[str, int], Figures]
+    failures: Sequence[Failure]
     jobs: int
-    failures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
-        return f"{self.done} of {self.jobs} jobs are done"
+        return f"{len(self.figures)} of {self.jobs} jobs are done."
 
-    @property
-    def lines(self) -> Table:
-        """What is missing is empty, and a paper's unread figure is "-"."""
-        form = self.table.form
 
-        def format_mean(both: tuple[float, float | None]) -> str:
-            mean, sd = both
-            return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
+def declare_study(
+    table: PaperTable,
+    folder: Path,
+    *,
+    full: bool = False,
+    minutes: float | None = None,
+    clock: Clock = time.monotonic,
+) -> Study[Measurements]:
+    """Return the study of all of the table or its default part; a job that fails stays empty.
 
-        def from_to(ends: tuple[float, float]) -> str:
-            low, high = ends
-            return f"{low:{form}} to {high:{form}}"
+    After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
+    set.
+    """
+    size = table.size(full)
+    name = f"{table.name}-full" if full else table.name
+    command = f"secure-apfed study table {table.name}{' --full' if full else ''}"
+    unit = f": {table.unit}" if table.unit else ""
 
-        cells = [
-            Column(name=name, title=name)
-            for name in (self.rows[0]["line"].cells if self.rows else ())
-        ]
-        plain = make_hidden_columns(
-            "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
+    def compare(measured: Measurements) -> list[Part]:
+        rows = [_make_row(line, measured.figures, table) for line in size.lines]
+        picture = _draw_table(folder / f"{name}.png", table, rows)
+        notes = [f"{table.source}. {command}{unit}. {table.reading}", measured.sentence]
+        if table.leaves_out and not full:
+            notes.append(f"Left out, and run by --full: {table.leaves_out}.")
+        lines = make_table(table, rows)
+        return [Part(name=name, table=lines, pictures=[picture], notes=notes)]
+
+    return Study(
+        title=table.title,
+        reading="",
+        folder=folder,
+        measure=partial(_measure_jobs, size, folder / "jobs", minutes=minutes, clock=clock),
+        compare=compare,
+        unit="jobs",
+    )
+
+
+def _measure_jobs(
+    size: Size, folder: Path, *, minutes: float | None, clock: Clock, jobs: int, on_done: OnDone
+) -> Measurements:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    until = math.inf if minutes is None else clock() + 60 * minutes
+    all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
+    files = {key: folder / f"{key[0]}-seed{key[1]}.json" for key in all_jobs}
+    tasks = (
+        (
+            path.stem,
+            partial(or_failure, path.stem, partial(all_jobs[key].load_or_measure, key[1], path)),
         )
-        measured = (
-            make_visible_column("here", "here", format_mean),
-            make_visible_column("limits", "95 % interval", from_to),
-            make_visible_column("seeds", "seeds", lambda count: str(count or "")),
-            make_visible_column("printed", "paper", format_mean, missing="-"),
-            make_visible_column("difference", "difference", make_form(f"+{form}")),
-            make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
-        )
-        return Table((*cells, *plain, *measured), self.rows)
+        for key, path in files.items()
+        if path.is_file() or clock() < until
+    )
+    ended = run_tasks(tasks, len(all_jobs), jobs=jobs, on_done=on_done)
+    figures = {key: ended[path.stem] for key, path in files.items() if path.stem in ended}
+    return Measurements(
+        figures={key: ended for key, ended in figures.items() if not isinstance(ended, Failure)},
+        failures=[ended for ended in figures.values() if isinstance(ended, Failure)],
+        jobs=len(all_jobs),
+    )
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "table": self.table.name,
-            "source": self.table.source,
-            "unit": self.table.unit,
-            "full": self.full,
-            "done": self.done,
-            "jobs": self.jobs,
-            "failures": dict(self.failures),
-            "lines": self.lines.export_rows(),
-        }
+
+def make_table(table: PaperTable, rows: Sequence[Row]) -> Table:
+    """Return the lines beside the paper's. What is missing is empty; an unread figure is "-"."""
+    form = table.form
+
+    def format_mean(both: tuple[float, float | None]) -> str:
+        mean, sd = both
+        return f"{mean:{form}}" if sd is None else f"{mean:{form}} ± {sd:{form}}"
+
+    def from_to(ends: tuple[float, float]) -> str:
+        low, high = ends
+        return f"{low:{form}} to {high:{form}}"
+
+    cells = [Column(name=name, title=name) for name in (rows[0]["line"].cells if rows else ())]
+    plain = make_hidden_columns(
+        "seeds", "mean", "sd", "low", "high", "paper", "paper_sd", "difference", "in_sd"
+    )
+    measured = (
+        make_visible_column("here", "here", format_mean),
+        make_visible_column("limits", "95 % interval", from_to),
+        make_visible_column("seeds", "seeds", lambda count: str(count or "")),
+        make_visible_column("printed", "paper", format_mean, missing="-"),
+        make_visible_column("difference", "difference", make_form(f"+{form}")),
+        make_visible_column("in_sd", "in combined sd", make_form("+.1f")),
+    )
+    return Table((*cells, *plain, *measured), rows, table.title)
 
 
 def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: PaperTable) -> Row:
@@ -330,89 +377,27 @@ def _make_row(line: Line, measured: Mapping[tuple[str, int], Figures], table: Pa
     }
 
 
-def fill_table(
-    table: PaperTable,
-    folder: Path,
-    *,
-    full: bool = False,
-    jobs: int = 1,
-    minutes: float | None = None,
-    on_done: OnDone = lambda done, total: None,
-    clock: Clock = time.monotonic,
-) -> Board:
-    """Run what is missing of all of the table or its default part, and read all of it.
-
-    After so many `minutes` no other job begins. Raises ConfigError where the catalogue lacks a data
-    set.
-    """
-    size = table.size(full)
-    job_folder = folder / "jobs"
-    job_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    until = math.inf if minutes is None else clock() + 60 * minutes
-    all_jobs = {(job.label, seed): job for seed in range(size.seeds) for job in size.jobs}
-    files = {key: job_folder / f"{key[0]}-seed{key[1]}.json" for key in all_jobs}
-    tasks = (
-        (
-            path.stem,
-            partial(or_failure, path.stem, partial(all_jobs[key].load_or_measure, key[1], path)),
-        )
-        for key, path in files.items()
-        if path.is_file() or clock() < until
-    )
-    ended = run_tasks(tasks, len(all_jobs), jobs=jobs, on_done=on_done)
-    failures = {
-        name: ending.message for name, ending in ended.items() if isinstance(ending, Failure)
-    }
-    measured: dict[tuple[str, int], Figures] = {}
-    for key, path in files.items():
-        figures = ended.get(path.stem)
-        if isinstance(figures, Mapping):
-            measured[key] = figures
-    rows = [_make_row(line, measured, table) for line in size.lines]
-    return Board(
-        table=table, full=full, rows=rows, done=len(measured), jobs=len(all_jobs), failures=failures
-    )
-
-
-def write_table(board: Board, folder: Path) -> Mapping[str, Path]:
-    """Write the table and its picture; return the files by kind."""
-    base = folder / (f"{board.table.name}-full" if board.full else board.table.name)
-    files = {kind: base.with_suffix(f".{kind}") for kind in ("csv", "md", "png")}
-    write_text(files["csv"], board.lines.format_csv())
-    table = board.table
-    command = f"secure-apfed study table {table.name}{' --full' if board.full else ''}"
-    unit = f": {table.unit}" if table.unit else ""
-    notes = [f"# {table.title}", f"{table.source}. `{command}`{unit}. {table.reading}"]
-    if table.leaves_out and not board.full:
-        notes.append(f"Left out, and run by `--full`: {table.leaves_out}.")
-    picture = f"![{table.title}]({files['png'].name})"
-    notes += [f"{board.sentence}.", f"{board.lines.format_markdown()}\n{picture}\n"]
-    write_text(files["md"], "\n\n".join(notes))
-    _draw_table(files["png"], board)
-    return files
-
-
-def _draw_table(path: Path, board: Board) -> None:
+def _draw_table(path: Path, table: PaperTable, rows: Sequence[Row]) -> Picture:
     """Draw every panel: curves where lines have a place on an axis, else a dot a line."""
-    drawn_rows = [row for row in board.rows if row["line"].series]
+    drawn_rows = [row for row in rows if row["line"].series]
     titles = dict.fromkeys(title for row in drawn_rows for title in row["line"].panels)
     panels = {title: [row for row in drawn_rows if title in row["line"].panels] for title in titles}
     down = -(-len(panels) // _COLUMNS)
     across = -(-len(panels) // down)
     tallest = max(map(len, panels.values()))
-    height = 3.4 if board.table.axis else 1.0 + 0.27 * tallest
-    shared = bool(board.table.axis and board.table.unit)
+    height = 3.4 if table.axis else 1.0 + 0.27 * tallest
+    shared = bool(table.axis and table.unit)
     with open_figure(path, (max(6.5, 4.6 * across), 0.7 + height * down)) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharey=shared)
         for axes in grid.flat[len(panels) :]:
             axes.remove()
         for axes, (panel, lines) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(panel)
-            if board.table.axis:
-                _draw_curves(axes, lines, board.table)
+            if table.axis:
+                _draw_curves(axes, lines, table)
             else:
-                _draw_dots(axes, lines, board.table)
-                axes.set_xlabel(board.table.unit)
+                _draw_dots(axes, lines, table)
+                axes.set_xlabel(table.unit)
             if shared:
                 axes.label_outer()
         handles = {
@@ -420,10 +405,12 @@ def _draw_table(path: Path, board: Board) -> None:
             for axes in figure.axes
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.suptitle(board.table.title)
+        figure.suptitle(table.title)
         figure.legend(
             handles.values(), handles.keys(), loc="outside lower center", ncols=5, frameon=False
         )
+    caption = "Means over the seeds with 95 % intervals; hollow: what the paper prints."
+    return Picture(path=path, title=table.title, caption=caption)
 
 
 def _find_most(table: PaperTable) -> float:
