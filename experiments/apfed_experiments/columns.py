@@ -169,7 +169,7 @@ def format_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def table_of(rows: Sequence[Row]) -> Table:
+def table_of(rows: Sequence[Row], title: str = "") -> Table:
     """Return a table of all that occurs in these rows, with three digits of each number."""
 
     def format_value(value: object) -> str:
@@ -185,7 +185,7 @@ def table_of(rows: Sequence[Row]) -> Table:
         Column(name=name, title=name, form=text_of_epsilon if name == "epsilon" else format_value)
         for name in names
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, title)
 
 
 def export_value(value: Any) -> Any:

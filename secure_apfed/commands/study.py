@@ -14,7 +14,7 @@ import typer
 
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.commands import AsJson, ConfigFile, Jobs, Overrides, finished
-from secure_apfed.console import progress, terminal
+from secure_apfed.console import terminal
 from secure_apfed.errors import NarrowBatchWarning
 
 if TYPE_CHECKING:
@@ -168,21 +168,10 @@ def leaks(
 ) -> None:
     """Measure what an active or a passive reads, honest or not, and what rules stop."""
     _check_names(only, LEAKS)
-    from apfed_experiments.columns import export_value, table_of
-    from apfed_experiments.leaks import run_parts
-    from secure_apfed.base.seeds import one_thread
+    from apfed_experiments.leaks import declare_study
 
-    warnings.simplefilter("ignore", UnsafeChoiceWarning)  # without rules a plain sum is the point
     warnings.simplefilter("ignore", NarrowBatchWarning)  # of honest steps before an attack
-    with one_thread(), progress.show_count("parts", quiet=as_json) as on_done:
-        results = run_parts(only or LEAKS, store, on_done=on_done)
-    if as_json:
-        terminal.print_json(
-            {name: [export_value(row) for row in rows] for name, rows in results.items()}
-        )
-        return
-    for name, rows in results.items():
-        typer.echo(f"\n{name}\n\n{table_of(rows).format_markdown()}", nl=False)
+    _run_study(declare_study(only or LEAKS, store), 1, as_json=as_json)
 
 
 @app.command()

@@ -13,9 +13,10 @@ import torch
 from apfed_attacks.live.runs import ALL_RULES
 from apfed_attacks.run import prepare_attack
 from apfed_experiments import leaks as parts
-from apfed_experiments.leaks import PARTS, live, run_parts
+from apfed_experiments.leaks import PARTS, declare_study, live
 from apfed_experiments.leaks.recorded import CASES, config_of, papers
 from apfed_experiments.leaks.votes import chosen_labels, poisoned_votes, repeated_votes
+from apfed_experiments.runner import run_study
 from apfed_experiments.summary import Interval, Row
 from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.config import AttackChoice
@@ -40,7 +41,8 @@ def test_a_part_that_is_played_again_replaces_its_rows_and_no_others(
     monkeypatch.setattr(parts, "PARTS", {"noise": lambda: iter(lines), "decoder": lambda: iter([])})
     path = tmp_path / "leaks.json"
     path.write_text('{"decoder": [{"r2": 1}], "noise": [{"r2": 2}]}')
-    run_parts(["noise"], path)
+    (part,) = run_study(declare_study(["noise"], path)).parts
+    assert (part.name, part.table.export_rows()[0]["epsilon"]) == ("noise", math.inf)
     assert json.loads(path.read_bytes()) == {
         "noise": [{"r2": asdict(Interval.from_values([0.4, 0.6])), "epsilon": "inf"}],
         "decoder": [{"r2": 1}],
@@ -52,13 +54,14 @@ def test_figures_are_stored_in_no_file_of_something_else(tmp_path: Path, content
     path = tmp_path / "leaks.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"leaks\.json"):
-        run_parts(["a part that would be missed if it were played"], path)
+        run_study(declare_study(["a part that would be missed if it were played"], path))
     assert path.read_text() == content
 
 
 def test_figures_are_stored_in_a_folder_that_there_is(tmp_path: Path) -> None:
+    study = declare_study(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
     with pytest.raises(ConfigError, match="there is no folder"):
-        run_parts(["a part that would be missed"], tmp_path / "nowhere" / "leaks.json")
+        run_study(study)
 
 
 def test_numbers_become_means_and_texts_are_listed_once() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from apfed_attacks import run as attacks_run
 from apfed_experiments import leaks
+from apfed_experiments.runner import run_study
 from apfed_experiments.solo import compare_baselines, compare_numbers
 from apfed_protocols.psi.interface import Progress as Aligning
 from secure_apfed.alignment.over_links import ProgressTo
@@ -192,7 +193,8 @@ def test_long_work_reports_each_part_and_its_end(kind: str) -> None:
 def test_parts_of_a_study_of_leaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "PARTS", {"one": lambda: iter(()), "two": lambda: iter(())})
     told: list[tuple[int, int]] = []
-    leaks.run_parts(["one", "two"], on_done=lambda done, total: told.append((done, total)))
+    study = leaks.declare_study(["one", "two"])
+    run_study(study, on_done=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
 
 

@@ -16,11 +16,13 @@ same people. `vote_membership`: whether two openings tell who is in a passive's 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from apfed_experiments.columns import export_value, write_text
+from apfed_experiments.columns import export_value, table_of, write_text
 from apfed_experiments.leaks.live import (
     Setting,
     chosen,
@@ -40,11 +42,15 @@ from apfed_experiments.leaks.votes import (
     repeated_votes,
     vote_membership,
 )
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
+from apfed_experiments.study import Failure, OnDone
 from apfed_experiments.summary import Row
 from secure_apfed.base.files import to_json
+from secure_apfed.base.seeds import one_thread
 from secure_apfed.errors import ConfigError
 
-__all__ = ["PARTS", "run_parts"]
+__all__ = ["PARTS", "declare_study"]
 
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
@@ -69,29 +75,46 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }
 
 
-def run_parts(
-    names: Iterable[str],
-    store: Path | None = None,
-    *,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, list[Row]]:
-    """Play these parts and return their rows; each replaces its rows in `store` as it ends.
+@dataclass(frozen=True)
+class PlayedParts:
+    """The rows of every part that was played; a refusal is a figure, and nothing fails."""
 
-    `on_done` is told how many parts are done, of how many.
+    rows: Mapping[str, list[Row]]
+    failures: tuple[Failure, ...] = ()
 
-    Raises ConfigError where `store` holds something else; nothing was played.
+
+def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PlayedParts]:
+    """Return the study of these parts; each replaces its rows in the file `store` as it ends.
+
+    Measuring raises ConfigError where `store` holds something else; nothing was played.
     """
+    return Study(
+        title="What an active or a passive reads",
+        reading="",
+        folder=None,
+        measure=partial(_play_parts, names, store),
+        compare=lambda played: [
+            Part(name=name, table=table_of(rows, name)) for name, rows in played.rows.items()
+        ],
+        unit="parts",
+    )
+
+
+def _play_parts(
+    names: Sequence[str], store: Path | None, *, jobs: int, on_done: OnDone
+) -> PlayedParts:
+    """Play one part after another on one thread, whatever `jobs` says: each holds its parties."""
     stored = _load_rows(store) if store else {}
     rows_by_part: dict[str, list[Row]] = {}
-    names = tuple(names)
     for done, name in enumerate(names, start=1):
-        rows_by_part[name] = [setting.measure_row() for setting in PARTS[name]()]
+        with one_thread():
+            rows_by_part[name] = [setting.measure_row() for setting in PARTS[name]()]
         if store:
             stored[name] = [export_value(row) for row in rows_by_part[name]]
             ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
         on_done(done, len(names))
-    return rows_by_part
+    return PlayedParts(rows_by_part)
 
 
 def _load_rows(path: Path) -> dict[str, Any]:
