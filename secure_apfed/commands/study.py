@@ -201,20 +201,19 @@ def audit(
     ] = 5000,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Of the noise.")] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Retrain with and without a record; print what that proves about the claims of privacy."""
-    from apfed_experiments.audit.retraining import run_audit
+    from apfed_experiments.audit.retraining import declare_study
     from secure_apfed.learning.descent import find_device
 
-    typer.echo("claims and proved lower bounds; of trainings, and of votes, at 95 % together")
-    run_audit(
+    study = declare_study(
         output,
         retrainings=1000 if quick else retrainings,
         seed=seed,
         device=find_device(device),
-        on_done=lambda result: typer.echo(result.describe_result()),
     )
-    typer.echo(output)
+    _run_study(study, 1, as_json=as_json)
 
 
 def _run_study(study: "Study[Any]", jobs: int, *, as_json: bool) -> None:

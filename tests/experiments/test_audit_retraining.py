@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from apfed_experiments.audit import retraining
-from apfed_experiments.audit.bounds import evidence_from
+from apfed_experiments.audit.bounds import evidence_from, make_table
 from apfed_experiments.audit.retraining import (
     CASES,
     Protection,
@@ -19,11 +19,12 @@ from apfed_experiments.audit.retraining import (
     Step,
     Task,
     WhiteBox,
+    declare_study,
     make_networks,
     play_case,
-    run_audit,
     task_of,
 )
+from apfed_experiments.runner import run_study
 from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
@@ -208,12 +209,13 @@ def test_the_worlds_differ_in_the_record_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_audit_shows_what_the_guard_alone_leaves_open(tmp_path: Path) -> None:
-    results, votes = run_audit(tmp_path, retrainings=400, device=torch.device("cpu"))
-    assert [result.exceeded for result in votes] == [result.case.exceeded for result in votes]
-    assert [result.exceeded for result in results] == [True, False, False]
+    study = declare_study(tmp_path, retrainings=400, device=torch.device("cpu"))
+    trainings, votes = run_study(study).tables
+    assert [row["exceeded"] for row in votes.rows] == [row["expected"] for row in votes.rows]
+    assert [row["exceeded"] for row in trainings.rows] == [True, False, False]
     told = json.loads((tmp_path / "audit.json").read_text())
     assert [case["exceeded"] for case in told["cases"]] == [True, False, False]
-    assert [case["title"] for case in told["votes"]] == [result.case.title for result in votes]
+    assert [case["title"] for case in told["votes"]] == [row["title"] for row in votes.rows]
     assert told["cases"][0]["epsilon_low"] > told["cases"][0]["claim_epsilon"]
 
 
@@ -225,4 +227,6 @@ def test_a_case_counts_every_retraining_once(monkeypatch: pytest.MonkeyPatch) ->
     assert result.figures["retrainings"] == 246
     assert len(set(result.scores[0].tolist())) == len(result.scores[0]) == 123
     assert not result.exceeded
-    assert "stays under the claim for one record" in result.describe_result()
+    ((*_, verdict, counted),) = make_table([result], "").cells
+    assert verdict == "stays under the claim"
+    assert counted.endswith("246 retrainings")

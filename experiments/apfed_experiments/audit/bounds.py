@@ -16,6 +16,7 @@ Where no more is claimed than (epsilon, delta)-DP, which allows
 the threshold is the one that bounds epsilon best on the first third.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,23 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import beta
 
+from apfed_experiments.columns import Column, Table, make_form
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.privacy.accountants import gdp_epsilon
 
 DELTA = 1e-5
+COLUMNS = (
+    Column(name="title", title="played"),
+    Column(name="claim_of", title="claim of"),
+    Column(name="claim_epsilon", title="claimed epsilon", form=make_form(".2f")),
+    Column(name="epsilon_low", title="proved epsilon at least", form=make_form(".2f")),
+    Column(
+        name="exceeded",
+        title="verdict",
+        form=lambda exceeded: "EXCEEDS the claim" if exceeded else "stays under the claim",
+    ),
+    Column(name="counted", title="of"),
+)
 _SMALLEST_PART = 20
 
 
@@ -59,17 +73,15 @@ class Result:
     figures: dict[str, Any]
     scores: tuple[NDArray[np.float64], ...] = ()
 
-    def describe_result(self) -> str:
-        verdict = "EXCEEDS the claim for" if self.exceeded else "stays under the claim for"
-        return (
-            f"{self.case.title}: epsilon at least {self.figures['epsilon_low']:.2f} {verdict} "
-            f"{self.case.says}, {self.figures['claim_epsilon']:.2f} ({self.counted}, "
-            f"{self.figures['seconds']:.0f} s)"
-        )
-
     def as_json(self) -> dict[str, Any]:
         report = {"title": self.case.title, "claim_of": self.case.says}
         return {**report, **self.figures, "exceeded": self.exceeded, "expected": self.case.exceeded}
+
+
+def make_table(results: Sequence[Result], title: str) -> Table:
+    """Return a row for each case: what it claims, and what it proves."""
+    rows = [{**result.as_json(), "counted": result.counted} for result in results]
+    return Table(COLUMNS, rows, title)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from
+from apfed_experiments.audit.bounds import DELTA, Claim, Result, evidence_from, make_table
 from apfed_experiments.audit.votes import VOTE_CASES, play_vote_case
 from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
+from apfed_experiments.study import Failure, OnDone
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
@@ -439,40 +442,68 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     return directions
 
 
-def run_audit(
-    folder: Path,
-    *,
-    retrainings: int,
-    seed: int = 0,
-    device: torch.device,
-    on_done: Callable[[Result], None] = lambda result: None,
-) -> tuple[list[Result], list[Result]]:
-    """Play all cases; write audit.json into `folder`.
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """The results of all cases; an error ends the audit."""
+
+    trainings: Sequence[Result]
+    votes: Sequence[Result]
+    failures: tuple[Failure, ...] = ()
+
+
+def declare_study(
+    folder: Path, *, retrainings: int, seed: int = 0, device: torch.device
+) -> Study[Audited]:
+    """Return the study of all cases, whose results are in audit.json, too.
 
     The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
     in each case, are even, at least 120; `seed` is that of the noise.
     """
+    measure = partial(_play_cases, folder, retrainings=retrainings, seed=seed, device=device)
+    return Study(
+        title="Audit: claims of privacy and what retrainings prove",
+        reading=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One above "
+        "its claim proves the claim wrong; one below proves nothing about it.",
+        folder=folder,
+        measure=measure,
+        compare=lambda audited: [
+            Part(name="trainings", table=make_table(audited.trainings, "Trainings")),
+            Part(name="votes", table=make_table(audited.votes, "Votes")),
+        ],
+        unit="cases",
+    )
+
+
+def _play_cases(
+    folder: Path,
+    *,
+    retrainings: int,
+    seed: int,
+    device: torch.device,
+    jobs: int,
+    on_done: OnDone,
+) -> Audited:
+    """Play one case after another, whatever `jobs` says; write audit.json into `folder`."""
     retrain = partial(play_case, retrainings=retrainings, device=device)
     vote = partial(play_vote_case, runs=retrainings // 2)
-    results = list[Result]()
+    trainings = list[Result]()
     votes = list[Result]()
-    tables: Any = ((results, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
+    tables: Any = ((trainings, CASES, retrain, 100), (votes, VOTE_CASES, vote, 1))
     for case_results, cases, play, spacing in tables:
         level = (1 - _CONFIDENCE) / len(cases)
         for index, case in enumerate(cases.values()):
             case_results.append(play(case, seed=1000 * seed + spacing * index, level=level))
-            on_done(case_results[-1])
-    folder.mkdir(parents=True, exist_ok=True)
+            on_done(len(trainings) + len(votes), len(CASES) + len(VOTE_CASES))
     document = {
         "confidence": _CONFIDENCE,
         "seed": seed,
         "device": str(device),
         "machine": describe_machine(),
-        "cases": [result.as_json() for result in results],
+        "cases": [result.as_json() for result in trainings],
         "votes": [result.as_json() for result in votes],
     }
     write_text(folder / "audit.json", to_json(document))
-    return results, votes
+    return Audited(trainings=trainings, votes=votes)
 
 
 def play_case(
