@@ -226,25 +226,12 @@ def _load_several_passives(config: "Config") -> "VerticalData":
 def _run_seeds(
     config: "Config", folder: Path, seeds: int, jobs: int, *, baselines: bool, as_json: bool
 ) -> None:
-    from apfed_experiments.several import run_seeds
-    from apfed_experiments.verdict import describe_seeds
+    from apfed_experiments.several import declare_study
 
-    with progress.show_count(f"{config.name}: seeds", quiet=as_json) as on_done:
-        summary = run_seeds(
-            config, folder, seeds=seeds, jobs=jobs, baselines=baselines, on_done=on_done
-        )
-    page = None
-    if all(finished.report_if_possible(path) is not None for path in summary.folders.values()):
-        from apfed_experiments.report.page import write_seeds_page
-
-        page = write_seeds_page(summary, folder)
+    study = declare_study(config, folder, seeds=seeds, baselines=baselines)
+    answer = finished.run_study(study, jobs, quiet=as_json)
     if as_json:
-        terminal.print_json(summary.as_json())
-        return
-    terminal.show_rows(f"{config.name}: {seeds} seeds", ("", ""), summary.list_rows())
-    terminal.show_rows("\nVerdict", ("", ""), describe_seeds(summary))
-    terminal.show_note(summary.note)
-    typer.echo(folder if page is None else page)
+        terminal.print_json(answer.measured.as_json())
 
 
 def _check_what_follows(config: "Config", folder: Path) -> None:

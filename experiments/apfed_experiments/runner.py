@@ -4,7 +4,7 @@
 each part as CSV, Markdown and JSON, the reports of runs, and one page.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,15 +27,6 @@ class Measured(Protocol):
     def failures(self) -> Sequence[Failure]: ...
 
 
-_M_co = TypeVar("_M_co", bound=Measured, covariant=True)
-
-
-class Measure(Protocol[_M_co]):
-    """A function that measures what a study's folder does not hold yet, and reads all of it."""
-
-    def __call__(self, *, jobs: int, on_done: OnDone) -> _M_co: ...
-
-
 _M = TypeVar("_M", bound=Measured)
 
 
@@ -46,7 +37,8 @@ class Study(Generic[_M]):
     Attributes:
         title: of its page; reading: how people read its tables.
         folder: of all that it writes, where a stopped study resumes; None: nothing is written.
-        measure: measures its grid, as `apfed_experiments.study.run_points` does for runs.
+        measure: takes `jobs` and `on_done`, measures what the folder does not hold yet, and returns
+            all of it, as `apfed_experiments.study.run_points` does for runs.
         compare: makes the parts of the answer from what was measured, and draws their pictures.
         unit: what is counted while it runs.
         reported: the runs whose reports are written and linked from the page.
@@ -55,7 +47,7 @@ class Study(Generic[_M]):
     title: str
     reading: str
     folder: Path | None
-    measure: Measure[_M]
+    measure: Callable[..., _M]
     compare: Callable[[_M], Sequence[Part]]
     unit: str = "runs"
     reported: Sequence[Trial] = ()
@@ -66,8 +58,12 @@ class Answer:
     """What a study found; its folder holds the same."""
 
     study: Study[Any]
+    measured: Any
     parts: Sequence[Part]
-    failures: Sequence[Failure]
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        return self.measured.failures
 
     @property
     def tables(self) -> list[Table]:
@@ -99,17 +95,17 @@ def run_study(
     if folder is not None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     measured = study.measure(jobs=jobs, on_done=on_done)
-    failures = tuple(measured.failures)
-    failed = {failure.trial for failure in failures}
+    failed = {failure.trial for failure in measured.failures}
     reported = [trial for trial in study.reported if trial.name not in failed]
     # Written by the workers while this process compares.
     pages = Parallel(n_jobs=jobs, return_as="generator")(
         delayed(_write_trial_report)(trial) for trial in reported
     )
-    answer = Answer(study=study, parts=study.compare(measured), failures=failures)
+    answer = Answer(study=study, measured=measured, parts=study.compare(measured))
     if folder is not None:
+        sentences = list_failures(measured.failures)
         for part in answer.parts:
-            _write_table(folder / part.name, part, failures)
+            _write_table(folder / part.name, part, sentences)
         links = [
             (trial.name, f"{page.relative_to(folder)}")
             for trial, page in zip(reported, pages, strict=True)
@@ -120,7 +116,7 @@ def run_study(
             reading=study.reading,
             parts=answer.parts,
             reports=links,
-            failures=tuple(list_failures(failures)),
+            failures=sentences,
         )
     return answer
 
@@ -130,22 +126,22 @@ def _write_trial_report(trial: Trial) -> Path:
     return write_report(trial.path, solo=finish_trial(trial).solo)
 
 
-def _write_table(base: Path, part: Part, failures: Sequence[Failure]) -> None:
+def _write_table(base: Path, part: Part, failures: Sequence[str]) -> None:
     """Write a part's table in each form; names of parts may hold dots."""
-    notes = [*part.notes, *list_failures(failures)]
     contents = {
         "csv": part.table.format_csv(),
-        "md": part.table.format_markdown(notes),
+        "md": part.table.format_markdown([*part.notes, *failures]),
         "json": to_json({"rows": part.table.export_rows()}, indent=1),
     }
     for kind, content in contents.items():
         write_text(base.with_name(f"{base.name}.{kind}"), content)
 
 
-def list_failures(failures: Sequence[Failure]) -> Iterator[str]:
-    """Yield a sentence for each error, with all that it ended."""
+def list_failures(failures: Sequence[Failure]) -> list[str]:
+    """Return a sentence for each error, with all that it ended."""
     names: dict[str, list[str]] = {}
     for failure in failures:
         names.setdefault(failure.message, []).append(failure.trial)
-    for message, trials in names.items():
-        yield f"Failed and left out: {', '.join(trials)}: {message}"
+    return [
+        f"Failed and left out: {', '.join(trials)}: {message}" for message, trials in names.items()
+    ]

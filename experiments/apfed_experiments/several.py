@@ -5,29 +5,35 @@ already are not run again. Initial weights and dropout come from what `party_see
 seed of each party, so that no run repeats figure for figure, or the run's, so that all do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apfed_attacks.headlines import list_directions
-from apfed_experiments.columns import missing_leak, write_text
+from apfed_experiments import words
+from apfed_experiments.columns import Column, Table, missing_leak, write_text
 from apfed_experiments.finished import FinishedRun
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Study
 from apfed_experiments.solo import RANKINGS
 from apfed_experiments.study import (
+    Failure,
     Figures,
     OnDone,
     Point,
+    Trial,
     figures_of,
     list_trials,
     run_points,
 )
-from apfed_experiments.summary import Gain, Interval, Summary, accuracy_of, cut_difference
+from apfed_experiments.summary import Gain, Interval, Row, Summary, accuracy_of, cut_difference
 from apfed_experiments.verdict import describe_seeds
 from secure_apfed.base.files import to_json
 from secure_apfed.config import Config
 from secure_apfed.measures.table import MEASURES, Measure
-from secure_apfed.runs.outcome import Ranking
+from secure_apfed.runs.outcome import RANKED, Ranking
 from secure_apfed.settings.promises import epsilon_words
 
 _KINDS = {
@@ -67,23 +73,7 @@ class SeveralSeeds:
     summary: Summary
     rankings: Mapping[int, Ranking] = field(default_factory=dict)
     ranked: tuple[Ranked, ...] = ()
-
-    @property
-    def note(self) -> str:
-        """The note on what the seeds drew, and on what the intervals are."""
-        return (
-            f"Each seed draws its rows anew; {_KINDS[self.config.party_seeds]} (party_seeds: "
-            f"{self.config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the "
-            "people that splits of one table share (Nadeau and Bengio 2003); the gain is paired by "
-            "seed."
-        )
-
-    def list_rows(self) -> list[tuple[str, str]]:
-        measure = MEASURES[self.config.measure]
-        rows = [
-            (f"seed {seed}", measure.format_value(value)) for seed, value in self.reached.items()
-        ]
-        return rows + self.list_common_rows()
+    failures: tuple[Failure, ...] = ()
 
     def list_common_rows(self) -> list[tuple[str, str]]:
         """Return the rows of all seeds together, without single seeds."""
@@ -153,32 +143,43 @@ class SeveralSeeds:
         }
 
 
-def run_seeds(
-    config: Config,
-    folder: Path,
-    *,
-    seeds: int,
-    jobs: int = 1,
-    baselines: bool = True,
-    on_done: OnDone = lambda done, total: None,
-) -> SeveralSeeds:
-    """Run what is missing under `config.seed` and the seeds after it; write `several.json` of all.
+def declare_study(
+    config: Config, folder: Path, *, seeds: int, baselines: bool = True
+) -> Study[SeveralSeeds]:
+    """Return the study of a run under `config.seed` and the seeds after it; `several.json` has all.
 
     `config.party_seeds` holds; without `baselines` of what the active does alone there is no gain.
-    Raises CheckpointError where the folder holds runs with other settings, and as a run does.
     """
     point = Point(config=config, folder=folder, party_seeds=config.party_seeds)
-    every_seed = range(config.seed, config.seed + seeds)
+    trials = list_trials([point], range(config.seed, config.seed + seeds))
+    return Study(
+        title=f"{config.name}: {seeds} seeds",
+        reading=f"Each seed draws its rows anew; {_KINDS[config.party_seeds]} (party_seeds: "
+        f"{config.party_seeds}). Intervals: 95 %, over the seeds, corrected for the people that "
+        "splits of one table share (Nadeau and Bengio 2003); the gain is paired by seed.",
+        folder=folder,
+        measure=partial(_run_seeds, trials, baselines=baselines),
+        compare=_make_parts,
+        unit="seeds",
+        reported=trials,
+    )
+
+
+def _run_seeds(
+    trials: Sequence[Trial], *, baselines: bool, jobs: int, on_done: OnDone
+) -> SeveralSeeds:
+    point = trials[0].point
+    config = point.config
     runs = dict[int, FinishedRun]()
 
     def note_figures(run: FinishedRun) -> Figures:
         runs[run.config.seed] = run
         return figures_of(run)
 
+    folders = {trial.seed: trial.path for trial in trials}
     table = run_points(
-        [point], every_seed, jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures
+        [point], list(folders), jobs=jobs, on_done=on_done, solo=baselines, figures=note_figures
     ).table
-    folders = {trial.seed: trial.path for trial in list_trials([point], every_seed)}
     reached = {int(str(seed)): float(value) for seed, value in accuracy_of(table).items()}
     summary = Summary.from_rows(table)
     shared = float(table["shared"].max())
@@ -199,8 +200,47 @@ def run_seeds(
             is not None
         ),
     )
-    write_text(folder / "several.json", to_json(several.as_json(), indent=1))
+    write_text(point.folder / "several.json", to_json(several.as_json(), indent=1))
     return several
+
+
+def _make_parts(several: SeveralSeeds) -> list[Part]:
+    """Return what all seeds say together, then a row for each seed."""
+    together = [{"figure": name, "value": value} for name, value in several.list_common_rows()]
+    shown = [Column(name="figure", title=""), Column(name="value", title="")]
+    title = f"{several.config.name}: {len(several.reached)} seeds"
+    lines = describe_seeds(several)
+    return [
+        Part(name="together", table=Table(shown, together, title), lines=lines),
+        Part(name="seeds", table=_make_seed_table(several)),
+    ]
+
+
+def _make_seed_table(several: SeveralSeeds) -> Table:
+    measure = MEASURES[several.config.measure]
+    rankings = several.rankings
+    names = [name for name in RANKED if rankings and name != measure.name]
+    rows: list[Row] = []
+    for seed, reached in several.reached.items():
+        row: Row = {"seed": f"seed {seed}", measure.name: measure.format_value(reached)}
+        ranking = rankings.get(seed)
+        if ranking is not None:
+            row |= {
+                name: interval.format_interval(MEASURES[name])
+                for name, interval in ranking.intervals.items()
+            }
+            row |= {
+                "positives": f"{ranking.positives} of {ranking.rows}",
+                "share": words.format_percent(ranking.rate.value),
+                "predicted": words.format_percent(ranking.predicted)
+                + ("" if ranking.is_met else ", not met"),
+            }
+        rows.append(row)
+    titles = {"seed": "seed"} | {name: MEASURES[name].title for name in (measure.name, *names)}
+    if rankings:
+        titles |= {"positives": "positives", "share": "their share", "predicted": "predicted"}
+    columns = [Column(name=name, title=title) for name, title in titles.items()]
+    return Table(columns, rows, "By seed")
 
 
 def _format_interval(measure: Measure, interval: Interval) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -391,6 +391,14 @@ class Failure:
     @property
     def point(self) -> str:
         return self.trial.rpartition("-seed")[0]
+
+
+@dataclass(frozen=True)
+class Found(Generic[_T]):
+    """What a study measured, and what of it failed."""
+
+    values: _T
+    failures: Sequence[Failure] = ()
 
 
 def or_failure(name: str, task: Callable[[], _T]) -> _T | Failure:

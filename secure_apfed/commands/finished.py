@@ -473,6 +473,8 @@ def run_study(study: "Study[Any]", jobs: int, *, quiet: bool) -> "Answer":
         terminal.show_rows(table.title, table.header, table.cells)
         for note in part.notes:
             terminal.show_note(note)
+        if part.lines:
+            terminal.show_rows(f"\nVerdict on {part.table.title}", ("", ""), part.lines)
     for note in (study.reading, *runner.list_failures(answer.failures)):
         if note:
             terminal.show_note(note)

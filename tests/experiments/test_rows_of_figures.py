@@ -17,7 +17,7 @@ from apfed_experiments.finished import FinishedRun, load_finished_run
 from apfed_experiments.report import load_run, write_report
 from apfed_experiments.report.contents import tiles_of
 from apfed_experiments.run_list import list_runs
-from apfed_experiments.several import run_seeds
+from apfed_experiments.several import declare_study
 from apfed_experiments.solo import (
     OTHER_ROWS,
     BaselineResult,
@@ -158,7 +158,8 @@ def test_every_tile_of_a_figure_counts_its_own_rows(joint: Path) -> None:
 @pytest.mark.slow
 def test_several_seeds_compare_on_the_models_rows(tmp_path: Path) -> None:
     config = on_few_labels(**JOINT, data=tables_of_fewer(tmp_path), measure="auc")
-    found = run_seeds(config, tmp_path / "out", seeds=2)
+    study = declare_study(config, tmp_path / "out", seeds=2)
+    found = study.measure(jobs=1, on_done=lambda done, total: None)
     gain = found.summary.gain
     assert gain is not None
     counts = []

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from apfed_attacks.interface import AttackResult
+from apfed_experiments.columns import Table
 from apfed_experiments.finished import FinishedRun
-from apfed_experiments.report.page import render_template
+from apfed_experiments.report.page import Part, write_comparison
 from apfed_experiments.solo import BaselineResult, RunGain, SoloRecord
 from apfed_experiments.summary import Interval
 from apfed_experiments.variants import title_variant
@@ -297,18 +299,12 @@ def test_an_empty_comparison_is_four_lines_too() -> None:
     assert tuple(dict(describe_comparison([]))) == ANSWERS
 
 
-def test_text_of_others_stays_text() -> None:
+def test_text_of_others_stays_text(tmp_path: Path) -> None:
     hostile = attacked(0.1, victim="<b>x</b>", variant="<script>", target="features")
     run = finished_run(config_of(), attacks=[hostile])
-    page = render_template(
-        "several.html.jinja",
-        title="t",
-        lines=describe_run(run),
-        note="",
-        together=[],
-        header=[],
-        rows=[],
-    )
+    part = Part(name="p", table=Table([], []), lines=describe_run(run))
+    write_comparison(tmp_path / "page.html", title="t", reading="", parts=[part])
+    page = (tmp_path / "page.html").read_text("utf-8")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 

@@ -388,7 +388,7 @@ def test_several_seeds_by_one_option(tmp_path: Path, capsys: Capture, party_seed
     (ranked,) = first["ranked"]
     assert (ranked["measure"], set(first["rankings"])) == ("average_precision", {"3", "4"})
     assert ranked["gain"]["low"] <= ranked["gain"]["mean"] <= ranked["gain"]["high"]
-    assert "small-run-seed3/report.html" in (tmp_path / "first/report.html").read_text()
+    assert "small-run-seed3/report.html" in (tmp_path / "first/index.html").read_text()
 
     def losses(one: dict[str, Any]) -> list[float]:
         files = [Path(folder) / "result.json" for folder in one["folders"].values()]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ from apfed_experiments.columns import write_text
 from apfed_experiments.machine import describe_machine
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Failure, OnDone
+from apfed_experiments.study import Found, OnDone
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import seed_draws, shuffle_rows
 from secure_apfed.data import load_data
@@ -59,6 +59,8 @@ _LENGTH = 20.0
 _SEED = 0
 _MODEL = ModelSettings(network="mlp", hidden=(), representation=4, dropout=0.0)
 View = Literal["other rows", "everything"]
+Audited: TypeAlias = Found[dict[str, list[Result]]]
+"""The results of all cases, by the title of their table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,15 +444,6 @@ def estimate_directions(case: Case, task: Task, *, pairs: int, seed: int) -> lis
     return directions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Audited:
-    """The results of all cases; an error ends the audit."""
-
-    trainings: Sequence[Result]
-    votes: Sequence[Result]
-    failures: tuple[Failure, ...] = ()
-
-
 def declare_study(
     folder: Path, *, retrainings: int, seed: int = 0, device: torch.device
 ) -> Study[Audited]:
@@ -459,16 +452,15 @@ def declare_study(
     The bounds of each table of cases hold together at 95 %. `retrainings`, of both worlds together
     in each case, are even, at least 120; `seed` is that of the noise.
     """
-    measure = partial(_play_cases, folder, retrainings=retrainings, seed=seed, device=device)
     return Study(
         title="Audit: claims of privacy and what retrainings prove",
         reading=f"The proved epsilons of each table hold together at {_CONFIDENCE:.0%}. One above "
         "its claim proves the claim wrong; one below proves nothing about it.",
         folder=folder,
-        measure=measure,
+        measure=partial(_play_cases, folder, retrainings=retrainings, seed=seed, device=device),
         compare=lambda audited: [
-            Part(name="trainings", table=make_table(audited.trainings, "Trainings")),
-            Part(name="votes", table=make_table(audited.votes, "Votes")),
+            Part(name=name.lower(), table=make_table(results, name))
+            for name, results in audited.values.items()
         ],
         unit="cases",
     )
@@ -503,7 +495,7 @@ def _play_cases(
         "votes": [result.as_json() for result in votes],
     }
     write_text(folder / "audit.json", to_json(document))
-    return Audited(trainings=trainings, votes=votes)
+    return Found({"Trainings": trainings, "Votes": votes})
 
 
 def play_case(

@@ -17,10 +17,9 @@ same people. `vote_membership`: whether two openings tell who is in a passive's 
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from apfed_experiments.columns import export_value, table_of, write_text
 from apfed_experiments.leaks.live import (
@@ -44,13 +43,16 @@ from apfed_experiments.leaks.votes import (
 )
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
-from apfed_experiments.study import Failure, OnDone
+from apfed_experiments.study import Found, OnDone
 from apfed_experiments.summary import Row
 from secure_apfed.base.files import to_json
 from secure_apfed.base.seeds import one_thread
 from secure_apfed.errors import ConfigError
 
 __all__ = ["PARTS", "declare_study"]
+
+PlayedParts: TypeAlias = Found[dict[str, list[Row]]]
+"""The rows of every part that was played."""
 
 PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
     part.__name__: part
@@ -75,14 +77,6 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
 }
 
 
-@dataclass(frozen=True)
-class PlayedParts:
-    """The rows of every part that was played; a refusal is a figure, and nothing fails."""
-
-    rows: Mapping[str, list[Row]]
-    failures: tuple[Failure, ...] = ()
-
-
 def declare_study(names: Sequence[str], store: Path | None = None) -> Study[PlayedParts]:
     """Return the study of these parts; each replaces its rows in the file `store` as it ends.
 
@@ -94,7 +88,7 @@ def declare_study(names: Sequence[str], store: Path | None = None) -> Study[Play
         folder=None,
         measure=partial(_play_parts, names, store),
         compare=lambda played: [
-            Part(name=name, table=table_of(rows, name)) for name, rows in played.rows.items()
+            Part(name=name, table=table_of(rows, name)) for name, rows in played.values.items()
         ],
         unit="parts",
     )
@@ -114,7 +108,7 @@ def _play_parts(
             ordered = {part: stored[part] for part in PARTS if part in stored}
             write_text(store, to_json(ordered, indent=1) + "\n")
         on_done(done, len(names))
-    return PlayedParts(rows_by_part)
+    return Found(rows_by_part)
 
 
 def _load_rows(path: Path) -> dict[str, Any]:

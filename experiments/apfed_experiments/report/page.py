@@ -19,14 +19,11 @@ from apfed_experiments.report import contents
 from apfed_experiments.report.own import ReportedParty
 from apfed_experiments.report.run import Audited, ReportedRun
 from apfed_experiments.run_list import ListedRun, State, settings_in
-from apfed_experiments.several import SeveralSeeds
 from apfed_experiments.solo import LEFT_OUT
-from apfed_experiments.verdict import VerdictLine, describe_party, describe_run, describe_seeds
+from apfed_experiments.verdict import VerdictLine, describe_party, describe_run
 from secure_apfed.base.files import write_atomically
 from secure_apfed.base.peer_text import escape_text
 from secure_apfed.config.file import dump_settings
-from secure_apfed.measures.table import MEASURES
-from secure_apfed.runs.outcome import RANKED
 
 # Line breaks and spaces of our own layout, which are no harm in a page.
 _LAYOUT = "\n\t\u00a0\u2009\u202f"
@@ -199,46 +196,6 @@ def write_runs_page(runs: Sequence[ListedRun], path: Path, *, title: str) -> Pat
     )
     write_atomically(path, page.encode(), private=True)
     return path
-
-
-def write_seeds_page(several: SeveralSeeds, folder: Path) -> Path:
-    """Write report.html of a run under several seeds, with links to that of each seed."""
-    measure = MEASURES[several.config.measure]
-    rankings = several.rankings
-    names = [name for name in RANKED if rankings and name != measure.name]
-    header = ["seed", measure.title, *(MEASURES[name].title for name in names)]
-    header += ["positives", "their share", "predicted"] if rankings else []
-    rows = []
-    for seed, reached in several.reached.items():
-        page = several.folders[seed] / "report.html"
-        ranking = rankings.get(seed)
-        interval = None if ranking is None else ranking.intervals.get(measure.name)
-        cells = [
-            str(seed),
-            measure.format_value(reached)
-            if interval is None
-            else interval.format_interval(measure),
-        ]
-        if ranking is not None:
-            cells += [ranking.intervals[name].format_interval(MEASURES[name]) for name in names]
-            cells += [
-                f"{ranking.positives} of {ranking.rows}",
-                words.format_percent(ranking.rate.value),
-                words.format_percent(ranking.predicted) + ("" if ranking.is_met else ", not met"),
-            ]
-        link = Path(os.path.relpath(page, folder)).as_posix()
-        rows.append((quote(link) if page.is_file() else None, cells))
-    content = render_template(
-        "several.html.jinja",
-        title=f"{several.config.name}: {len(several.reached)} seeds",
-        lines=describe_seeds(several),
-        note=several.note,
-        together=several.list_common_rows(),
-        header=header,
-        rows=rows,
-    )
-    write_atomically(folder / "report.html", content.encode(), private=True)
-    return folder / "report.html"
 
 
 def _format_figures(

@@ -39,6 +39,7 @@ from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Study
 from apfed_experiments.study import (
     Failure,
+    Found,
     OnDone,
     StoredFigures,
     measure_once,
@@ -54,6 +55,8 @@ from secure_apfed.runs.simulation import describe_obstacles, simulate_run
 Clock: TypeAlias = Callable[[], float]
 Figures = Mapping[str, float]
 """What a function measured, by name, in the table's unit."""
+Measurements: TypeAlias = Found[dict[tuple[str, int], Figures]]
+"""The figures of a table's jobs so far, by label and seed."""
 
 _COLUMNS = 3
 _APART = 0.012
@@ -234,19 +237,6 @@ class PaperTable:
     shared: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """The figures of a table's jobs so far, by label and seed; `jobs`: how many jobs there are."""
-
-    figures: Mapping[tuple[str, int], Figures]
-    failures: Sequence[Failure]
-    jobs: int
-
-    @property
-    def sentence(self) -> str:
-        return f"{len(self.figures)} of {self.jobs} jobs are done."
-
-
 def declare_study(
     table: PaperTable,
     folder: Path,
@@ -266,9 +256,10 @@ def declare_study(
     unit = f": {table.unit}" if table.unit else ""
 
     def compare(measured: Measurements) -> list[Part]:
-        rows = [_make_row(line, measured.figures, table) for line in size.lines]
+        rows = [_make_row(line, measured.values, table) for line in size.lines]
         picture = _draw_table(folder / f"{name}.png", table, rows)
-        notes = [f"{table.source}. {command}{unit}. {table.reading}", measured.sentence]
+        done = f"{len(measured.values)} of {size.seeds * len(size.jobs)} jobs are done."
+        notes = [f"{table.source}. {command}{unit}. {table.reading}", done]
         if table.leaves_out and not full:
             notes.append(f"Left out, and run by --full: {table.leaves_out}.")
         lines = make_table(table, rows)
@@ -301,10 +292,9 @@ def _measure_jobs(
     )
     ended = run_tasks(tasks, len(all_jobs), jobs=jobs, on_done=on_done)
     figures = {key: ended[path.stem] for key, path in files.items() if path.stem in ended}
-    return Measurements(
-        figures={key: ended for key, ended in figures.items() if not isinstance(ended, Failure)},
-        failures=[ended for ended in figures.values() if isinstance(ended, Failure)],
-        jobs=len(all_jobs),
+    return Found(
+        {key: ended for key, ended in figures.items() if not isinstance(ended, Failure)},
+        [ended for ended in figures.values() if isinstance(ended, Failure)],
     )
 
 
