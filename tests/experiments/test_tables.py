@@ -1,5 +1,7 @@
 """The papers' tables: jobs fill every line, run once, and stand beside what the papers print."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -97,6 +99,14 @@ def test_figures_that_are_none_or_of_other_settings_are_refused(tmp_path: Path) 
     job("a").load_or_measure(0, path)
     with pytest.raises(CheckpointError, match="other settings"):
         replace(job("a"), settings={"name": "b"}).load_or_measure(0, path)
+
+
+def test_a_job_that_an_earlier_version_kept_is_read(tmp_path: Path) -> None:
+    settings = hashlib.sha256(b'{"name": "a", "seed": 0}').hexdigest()
+    kept = {"settings": settings, "measured": {"figures": {"found": 5.0}, "seconds": 1.5}}
+    path = tmp_path / "a-seed0.json"
+    path.write_text(json.dumps(kept))
+    assert job("a").load_or_measure(0, path) == {"found": 5.0}
 
 
 def fill_table(table: PaperTable, folder: Path, **options: Any) -> Answer:

@@ -1,0 +1,117 @@
+"""Studies in one declaration: what the runner writes of all of them, and reads of earlier ones."""
+
+import inspect
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from apfed_experiments import gains, main_job, who_helped
+from apfed_experiments.columns import Table, make_visible_column, table_of
+from apfed_experiments.report.page import Part
+from apfed_experiments.runner import Answer, Study, run_study
+from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
+from secure_apfed.commands import study as commands
+from tests.experiments.run_folder import on_few_labels
+
+ROWS = [{"data": "digits", "r2": 0.5}, {"data": "wine", "r2": 0.25}]
+STORED = Path(__file__).parents[1] / "data" / "studies" / "gains"
+"""Of `secure-apfed study gains --only votes/wine/n9 --seeds 1`, of before there was a runner."""
+
+
+def play(folder: Path | None, *failures: Failure) -> Answer:
+    def measure(*, jobs: int, on_done: OnDone) -> Found[list[dict[str, object]]]:
+        on_done(1, 1)
+        return Found(ROWS, failures)
+
+    toy = Study(
+        title="A <toy>",
+        reading="Read it so.",
+        folder=folder,
+        measure=measure,
+        compare=lambda found: [
+            Part(name="one.half", table=table_of(found.values, "One"), notes=["A note."]),
+            Part(name="two", table=Table([make_visible_column("data", "data")], found.values)),
+        ],
+    )
+    return run_study(toy)
+
+
+def test_every_part_is_written_in_every_form(tmp_path: Path) -> None:
+    answer = play(tmp_path / "study")
+    names = {path.name for path in (tmp_path / "study").iterdir()}
+    tables = {f"{part}.{kind}" for part in ("one.half", "two") for kind in ("csv", "json", "md")}
+    assert names == tables | {"index.html"}
+    assert json.loads((tmp_path / "study" / "one.half.json").read_text()) == {"rows": ROWS}
+    assert (tmp_path / "study" / "one.half.csv").read_text() == "data,r2\ndigits,0.5\nwine,0.25\n"
+    assert answer.as_json()["tables"] == {"one.half": ROWS, "two": [{}, {}]}
+    assert (tmp_path / "study").stat().st_mode & 0o077 == 0, "its owner's alone"
+
+
+@pytest.mark.parametrize("name", ["one.half.md", "two.md", "index.html"])
+def test_what_failed_is_named_wherever_people_read(tmp_path: Path, name: str) -> None:
+    answer = play(tmp_path, *(Failure(f"a-seed{seed}", "no data") for seed in range(2)))
+    assert "Failed and left out: a-seed0, a-seed1: no data" in (tmp_path / name).read_text()
+    assert answer.as_json()["failures"] == {"a-seed0": "no data", "a-seed1": "no data"}
+
+
+@pytest.mark.parametrize("text", ["A &lt;toy&gt;", "Read it so.", "A note."])
+def test_the_page_says_how_to_read_it(tmp_path: Path, text: str) -> None:
+    play(tmp_path)
+    assert text in (tmp_path / "index.html").read_text()
+
+
+def test_a_study_without_a_folder_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert play(None).page is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command", [entry.callback for entry in commands.app.registered_commands], ids=str
+)
+def test_every_study_prints_one_object(command: object) -> None:
+    assert callable(command)
+    assert "as_json" in inspect.signature(command).parameters
+
+
+def find_points(folder: Path) -> dict[str, Point]:
+    base = base_config("main-breast-cancer")
+    whole = next(p for p in main_job.points_of(base, folder) if p.line.key == "apfed_r")
+    ablation = main_job.ablation_of(whole)
+    assert ablation is not None
+    case = gains.GainCase(method="votes", data="wine", labelled=9)
+    return {
+        "main": whole,
+        "ablation": ablation,
+        "gains": case.make_point(folder),
+        "control": case.control.make_point(folder),
+        "who helped": who_helped.points_of(on_few_labels(), folder, ("passive-1",))[1],
+    }
+
+
+@pytest.mark.parametrize("name", ["main", "ablation", "gains", "control", "who helped"])
+def test_points_travel_to_workers(tmp_path: Path, name: str) -> None:
+    trial = find_points(tmp_path)[name].make_trial(0)
+    there = pickle.loads(pickle.dumps(trial))
+    assert (there.path, there.settings) == (trial.path, trial.settings)
+
+
+def test_figures_of_before_the_runner_are_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests hold, and tables are the same. Where that changes on purpose, play them again."""
+
+    def train(*args: object, **kwargs: object) -> None:
+        raise AssertionError("what lies there is trained again")
+
+    for name in ("study.run", "gains.taught_alone", "solo.compare_baselines"):
+        monkeypatch.setattr(f"apfed_experiments.{name}", train)
+    folder = shutil.copytree(STORED, tmp_path / "gains")
+    run_study(gains.declare_study(folder, [gains.CASES["votes/wine/n9"]], seeds=1))
+    read = json.loads((folder / "gains.json").read_text())
+    assert read == json.loads((STORED / "gains.json").read_text())
