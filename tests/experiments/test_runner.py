@@ -13,16 +13,17 @@ from apfed_experiments.columns import Table, make_visible_column, table_of
 from apfed_experiments.report.page import Part
 from apfed_experiments.runner import Answer, Study, run_study
 from apfed_experiments.study import Failure, Found, OnDone, Point, base_config
+from apfed_experiments.summary import Row
 from secure_apfed.commands import study as commands
 from tests.experiments.run_folder import on_few_labels
 
-ROWS = [{"data": "digits", "r2": 0.5}, {"data": "wine", "r2": 0.25}]
+ROWS: list[Row] = [{"data": "digits", "r2": 0.5}, {"data": "wine", "r2": 0.25}]
 STORED = Path(__file__).parents[1] / "data" / "studies" / "gains"
 """Of `secure-apfed study gains --only votes/wine/n9 --seeds 1`, of before there was a runner."""
 
 
 def play(folder: Path | None, *failures: Failure) -> Answer:
-    def measure(*, jobs: int, on_done: OnDone) -> Found[list[dict[str, object]]]:
+    def measure(*, jobs: int, on_done: OnDone) -> Found[list[Row]]:
         on_done(1, 1)
         return Found(ROWS, failures)
 

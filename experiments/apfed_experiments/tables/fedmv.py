@@ -88,20 +88,19 @@ Fit: TypeAlias = Callable[[Numerals, Sequence[int], Rows, Choice, int], Weights]
 """Of these views' places and rows, by this choice and seed: their weights."""
 
 
-def compute_scores(
+def measure_accuracy(
     numerals: Numerals, places: Sequence[int], rows: Rows, weights: Weights
-) -> Floats:
-    """Return Z of rows outside the training: the limit of Eqs. (12), (13); all zeta_k are equal."""
+) -> float:
+    """Return the accuracy in per cent on rows outside the training.
+
+    Z is the limit of Eqs. (12), (13); all zeta_k are equal.
+    """
     parts = [
         numerals.views[view][rows] @ weights_FC
         for view, weights_FC in zip(places, weights, strict=True)
     ]
-    return np.asarray(np.mean(parts, axis=0))
-
-
-def compute_accuracy(scores_BC: Floats, labels_B: Rows) -> float:
-    """Return the accuracy in per cent."""
-    return 100 * float((scores_BC.argmax(1) == labels_B).mean())
+    scores_BC = np.mean(parts, axis=0)
+    return 100 * float((scores_BC.argmax(1) == numerals.labels_N[rows]).mean())
 
 
 def start_view(x_NF: Floats, choice: Choice, rng: np.random.Generator) -> ViewModel:
@@ -237,13 +236,10 @@ def fit_best_choice(
 ) -> Weights:
     """Fit by the choice that predicts held-out training rows best, on all training rows."""
     held_out, others = hold_out(rows)
-    labels_B = numerals.labels_N[held_out]
     accuracies = []
     for choice in choices:
         weights = fit(numerals, places, others, choice, seed)
-        accuracies.append(
-            compute_accuracy(compute_scores(numerals, places, held_out, weights), labels_B)
-        )
+        accuracies.append(measure_accuracy(numerals, places, held_out, weights))
     best = choices[int(np.argmax(accuracies))]
     return fit(numerals, places, rows, best, seed)
 
@@ -276,15 +272,13 @@ def measure_views(*, seed: int) -> Figures:
     for method, (fit, choices) in methods.items():
         for places in sets:
             weights = fit_best_choice(fit, numerals, places, train, choices, seed)
-            accuracy = compute_accuracy(
-                compute_scores(numerals, places, test, weights), numerals.labels_N[test]
+            figures[f"{method} {name_places(places)}"] = measure_accuracy(
+                numerals, places, test, weights
             )
-            figures[f"{method} {name_places(places)}"] = accuracy
             if places == all_views and method in ("V-FedMV", "MMVFL"):
                 for view in all_views:
-                    alone_BC = compute_scores(numerals, [view], test, [weights[view]])
-                    figures[f"{method} party {_VIEWS[view]}"] = compute_accuracy(
-                        alone_BC, numerals.labels_N[test]
+                    figures[f"{method} party {_VIEWS[view]}"] = measure_accuracy(
+                        numerals, [view], test, [weights[view]]
                     )
     for view in all_views:
         for method, fit, rows in (
@@ -293,14 +287,10 @@ def measure_views(*, seed: int) -> Figures:
         ):
             choices = _SUPERVISED if method == "alone" else _FEDMV
             weights = fit_best_choice(fit, numerals, [view], rows, choices, seed)
-            alone_BC = compute_scores(numerals, [view], test, weights)
-            figures[f"{method} {_VIEWS[view]}"] = compute_accuracy(
-                alone_BC, numerals.labels_N[test]
-            )
+            figures[f"{method} {_VIEWS[view]}"] = measure_accuracy(numerals, [view], test, weights)
     side_by_side = Numerals([np.concatenate(numerals.views, axis=1)], numerals.labels_N)
     weights = fit_best_choice(fit_by_labels, side_by_side, [0], train, _SUPERVISED, seed)
-    one_BC = compute_scores(side_by_side, [0], test, weights)
-    return figures | {"one table": compute_accuracy(one_BC, numerals.labels_N[test])}
+    return figures | {"one table": measure_accuracy(side_by_side, [0], test, weights)}
 
 
 def measure_clients(*, seed: int) -> Figures:
@@ -310,11 +300,7 @@ def measure_clients(*, seed: int) -> Figures:
     accuracies = []
     for client_rows in split_clients(train):
         weights = fit_best_choice(fit_alone, numerals, all_views, client_rows, _FEDMV, seed)
-        accuracies.append(
-            compute_accuracy(
-                compute_scores(numerals, all_views, test, weights), numerals.labels_N[test]
-            )
-        )
+        accuracies.append(measure_accuracy(numerals, all_views, test, weights))
     return {"MV w/o FL": float(np.mean(accuracies))}
 
 
@@ -410,13 +396,6 @@ def fit_v_fedmv(sequences: Sequences, rows: Rows, choice: Choice) -> tuple[Numer
     return Numerals(states, sequences.labels_N), [model.weights_FC for model in models]
 
 
-def measure_accuracy(numerals: Numerals, weights: Weights, rows: Rows) -> float:
-    all_views = range(len(numerals.views))
-    return compute_accuracy(
-        compute_scores(numerals, all_views, rows, weights), numerals.labels_N[rows]
-    )
-
-
 def measure_sequences(*, seed: int) -> Figures:
     """Measure Table 3, and V-FedMV, on one cut. Each line uses the learning rate that is best on
     held-out training rows, from which no model learns.
@@ -449,7 +428,7 @@ def _lines_of(
             float(
                 np.mean(
                     [
-                        measure_accuracy(numerals, weights, rows_judged)
+                        measure_accuracy(numerals, range(len(numerals.views)), rows_judged, weights)
                         for numerals, weights in models
                     ]
                 )
