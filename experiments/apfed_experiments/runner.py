@@ -63,7 +63,8 @@ class Answer:
 
     @property
     def failures(self) -> Sequence[Failure]:
-        return self.measured.failures
+        failures: Sequence[Failure] = self.measured.failures
+        return failures
 
     @property
     def tables(self) -> list[Table]:

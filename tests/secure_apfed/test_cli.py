@@ -78,7 +78,7 @@ def finished(printed: tuple[Path, str, str]) -> Path:
 
 
 def test_the_command_has_at_most_18_entries() -> None:
-    entries = typer.main.get_command(app).commands
+    entries = typer.main.get_group(app).commands
     assert len(entries) <= 18
     assert not entries.keys() & MOVED_COMMANDS.keys()
 
