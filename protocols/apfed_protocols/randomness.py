@@ -59,18 +59,20 @@ def keystream(key: bytes, *context: bytes, length: int) -> bytes:
     return cipher.encryptor().update(bytes(length))
 
 
-def keystream_chunks(key: bytes, *context: bytes, length: int) -> Iterator[memoryview]:
+def keystream_chunks(
+    key: bytes, *context: bytes, length: int, piece: int = len(_ZEROS)
+) -> Iterator[memoryview]:
     """Yield the bytes of `keystream` piece by piece, each in the same memory as the one before.
 
     For long streams that are used up at once: they stay in the processor's cache. Pieces have
-    128 KiB, the last may have less.
+    `piece` bytes, 128 KiB at most; the last may have less.
     """
     cipher = Cipher(algorithms.AES(derive_key(key, *context)), _COUNTER)
     encryptor = cipher.encryptor()
     # Memory that numpy does not clear first.
-    buffer = np.empty(min(length, len(_ZEROS)) + _NONCE_BYTES, dtype=np.uint8).data
-    for start in range(0, length, len(_ZEROS)):
-        size = min(len(_ZEROS), length - start)
+    buffer = np.empty(min(length, piece) + _NONCE_BYTES, dtype=np.uint8).data
+    for start in range(0, length, piece):
+        size = min(piece, length - start)
         encryptor.update_into(_ZEROS[:size], buffer)
         yield buffer[:size]
 

@@ -48,6 +48,7 @@ from apfed_protocols.psi.interface import (
     Progress,
     SetIntersection,
 )
+from apfed_protocols.psi.ot import OtIntersection
 from apfed_protocols.psi.two_parties import align_with
 from apfed_protocols.psi.vole import VoleIntersection
 from apfed_protocols.randomness import fresh_key
@@ -66,6 +67,7 @@ SET_INTERSECTIONS: Mapping[str, type[SetIntersection]] = {
     "circuit_crypten": CryptenCircuitIntersection,
     "ecdh": EcdhIntersection,
     "opprf": OpprfIntersection,
+    "ot": OtIntersection,
     "vole": VoleIntersection,
 }
 

@@ -40,6 +40,7 @@ TOKEN_BYTES = 16
 WORD_BYTES = 8
 _FAILURE_BITS = 40
 _ROUNDS = 1000
+_TRANSPOSED = 2**12
 # Tags of IDs have a top bit of 0; these never equal one of them, nor each other.
 _HUB_DUMMY = np.uint64(1 << 63)
 _MEMBER_DUMMY = np.uint64((1 << 63) + 1)
@@ -167,24 +168,30 @@ def random_words(seed: bytes, purpose: bytes, count: int) -> Words:
 def bit_planes(tags: Words) -> Words:
     """Turn words (..., B) into planes (64, ..., B / 64): bit q of word w of plane p is bit p
     of word 64 w + q.
-
-    A 64 x 64 bit matrix is transposed by swapping blocks of half the size, six times
-    (Warren, Hacker's Delight, section 7-3).
     """
-    planes = np.array(tags, np.uint64).reshape(-1, BITS)
-    width = BITS // 2
-    low = (1 << (BITS // 2)) - 1
-    while width:
-        blocks = planes.reshape(len(planes), BITS // (2 * width), 2, width)
-        upper = blocks[:, :, 0]
-        lower = blocks[:, :, 1]
-        swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low)
-        lower ^= swap
-        upper ^= swap << np.uint64(width)
-        width //= 2
-        low ^= (low << width) & (2**BITS - 1)
-    shape = (BITS, *tags.shape[:-1], tags.shape[-1] // BITS)
-    return np.ascontiguousarray(planes.T).reshape(shape)
+    planes = np.array(np.asarray(tags, np.uint64).reshape(-1, BITS).T, order="C")
+    transpose_bits(planes)
+    return planes.reshape(BITS, *tags.shape[:-1], tags.shape[-1] // BITS)
+
+
+def transpose_bits(words_64n: Words) -> None:
+    """Transpose n matrices of 64 x 64 bits in place: bit q of word (p, k) goes to bit p of (q, k).
+
+    Blocks of half the size are swapped, six times (Warren, Hacker's Delight, section 7-3).
+    """
+    for start in range(0, words_64n.shape[1], _TRANSPOSED):  # what is worked on stays in the cache
+        part = words_64n[:, start : start + _TRANSPOSED]
+        width = BITS // 2
+        low = (1 << (BITS // 2)) - 1
+        while width:
+            blocks = part.reshape(BITS // (2 * width), 2, width, part.shape[1])
+            upper = blocks[:, 0]
+            lower = blocks[:, 1]
+            swap = ((upper >> np.uint64(width)) ^ lower) & np.uint64(low)
+            lower ^= swap
+            upper ^= swap << np.uint64(width)
+            width //= 2
+            low ^= (low << width) & (2**BITS - 1)
 
 
 @dataclass

@@ -44,6 +44,7 @@ __all__ = [
     "Output",
     "Progress",
     "Script",
+    "ScriptedIntersection",
     "SetIntersection",
     "Turn",
     "check_parties",
@@ -243,11 +244,18 @@ def check_parties(hub: str, members: Sequence[str], *others: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class IntersectionResult:
-    """The outcome that one party learned; None where it did not."""
+    """The outcome that one party learned; None where it did not.
+
+    Attributes:
+        places: at a hub that compares lists, where each of `rows` is in the list of each member.
+        order: at a member whose list was compared, its own row at each place of that list.
+    """
 
     rows: NDArray[np.int64] | None = field(default=None, repr=False)
     size: int | None = None
     membership: Membership | None = None
+    places: Mapping[str, NDArray[np.int64]] | None = field(default=None, repr=False)
+    order: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -366,6 +374,22 @@ class Aligner:
         if membership is None:
             raise self._make_output_error("shared membership")
         return membership
+
+    @property
+    def places(self) -> Mapping[str, NDArray[np.int64]]:
+        """Where each of `rows` is in the list of each member; known to a hub that compares lists."""
+        places = self._require_result().places
+        if places is None:
+            raise self._make_output_error("places in lists of members")
+        return places
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """A member's own row at each place of the list that the hub compared."""
+        order = self._require_result().order
+        if order is None:
+            raise self._make_output_error("order of its list")
+        return order
 
     def _require_result(self) -> IntersectionResult:
         if self._outcome is None:
@@ -572,7 +596,8 @@ def open_rows(desk: Desk[_Kind], places: Mapping[str, Rows]) -> Script:
     else:
         opened = {member: place[rows].astype(">u4").tobytes() for member, place in places.items()}
         yield desk.make_turn(desk.kinds["ROWS"], opened, ())
-    return IntersectionResult(rows=rows)
+    opened_places = {member: place[rows] for member, place in places.items()}
+    return IntersectionResult(rows=rows, places=opened_places)
 
 
 def parse_opened_rows(
@@ -585,7 +610,7 @@ def parse_opened_rows(
         return IntersectionTooSmallError.for_party(desk.me, minimum)
     if output is Output.HUB_ROWS:
         desk.parse_message(inbox, hub, desk.kinds["DONE"], 0)
-        return IntersectionResult()
+        return IntersectionResult(order=order)
     if output is Output.SIZE:
         items = desk.parse_message(inbox, hub, desk.kinds["SIZE"])
         largest = min(len(order), hub_size)
@@ -597,7 +622,7 @@ def parse_opened_rows(
         return IntersectionResult(size=size)
     items = desk.parse_message(inbox, hub, desk.kinds["ROWS"])
     places = _check_places(hub, items, minimum=minimum, own_size=len(order), hub_size=hub_size)
-    return IntersectionResult(rows=order[places])
+    return IntersectionResult(rows=order[places], order=order)
 
 
 class SetIntersection(ABC):
@@ -715,22 +740,23 @@ class SetIntersection(ABC):
             )
 
 
-class DealtIntersection(SetIntersection):
-    """A backend with a dealer."""
-
-    needs_dealer: ClassVar[bool] = True
+class ScriptedIntersection(SetIntersection):
+    """A backend whose roles are scripts."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
-        check_parties(me, members, self.agreement.dealer)
+        helpers = self._list_helpers()
+        check_parties(me, members, *helpers)
         self._check_inputs(me, members, ids)
-        script = self._hub_script(me, members, ids)
-        return self._make_aligner(me, [*members, self.agreement.dealer], script)
+        return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
-        check_parties(hub, [me], self.agreement.dealer)
+        helpers = self._list_helpers()
+        check_parties(hub, [me], *helpers)
         self._check_inputs(me, [hub], ids)
-        script = self._member_script(me, hub, ids)
-        return self._make_aligner(me, [hub, self.agreement.dealer], script)
+        return self._make_aligner(me, [hub, *helpers], self._member_script(me, hub, ids))
+
+    def _list_helpers(self) -> Sequence[str]:
+        return [self.agreement.dealer] if self.needs_dealer else []
 
     def _make_aligner(self, me: str, peers: Sequence[str], script: Script) -> Aligner:
         return Aligner(me, peers, self.agreement.output, script, longest=self.longest)
@@ -740,3 +766,9 @@ class DealtIntersection(SetIntersection):
 
     @abstractmethod
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script: ...
+
+
+class DealtIntersection(ScriptedIntersection):
+    """A backend with a dealer."""
+
+    needs_dealer: ClassVar[bool] = True

@@ -111,7 +111,7 @@ def _split_chunks(rows: int) -> Iterator[slice]:
 
 def decode_rows(store: Elements, rows: Rows) -> Elements:
     """Return the value of each row, of as many words as a cell of the store; shape (n, w)."""
-    dense = _subset_sums(store[-DENSE:])
+    dense = subset_sums(store[-DENSE:])
     values = np.empty((len(rows), store.shape[1]), np.uint64)
     for chunk in _split_chunks(len(rows)):
         values[chunk] = _sum_cells(store, dense, rows[chunk])
@@ -119,7 +119,7 @@ def decode_rows(store: Elements, rows: Rows) -> Elements:
 
 
 def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
-    sums = _gather_sums(dense, rows.dense)
+    sums = gather_sums(dense, rows.dense)
     for place in range(_ONES):
         sums ^= store.take(rows.cells[:, place], axis=0)
     return sums
@@ -133,16 +133,17 @@ class Encoder:
         self._cells = cells
         self._rounds, self._unpeeled = _peel_rows(rows.cells, cells)
 
-    def encode(self, values: Elements) -> Elements:
+    def encode(self, values: Elements, *, seed: bytes | None = None) -> Elements:
         """Return a store in which each row has its value, (cells + DENSE, w).
 
+        `seed`: 32 bytes for cells that nobody needs, used once; None: fresh ones.
         Raises DependentRowsError: rows that could not be peeled are linearly dependent.
         """
         rows = self._rows
         cells = self._cells
-        store = _random_rows(fresh_key(), b"store", (cells + DENSE, values.shape[1]))
+        store = _random_rows(seed or fresh_key(), b"store", (cells + DENSE, values.shape[1]))
         _solve_cells(store, rows, values, self._unpeeled)
-        dense = _subset_sums(store[-DENSE:])
+        dense = subset_sums(store[-DENSE:])
         for all_peeled, places in reversed(self._rounds):
             # no row of a round has the cell of another, so that they may go one after the other
             for chunk in _split_chunks(len(places)):
@@ -269,10 +270,10 @@ class Multiplier:
             powers.append(power)
             power = (power ^ _TOP) << 1 ^ _MODULUS if power & _TOP else power << 1
         content = b"".join(power.to_bytes(ELEMENT_BYTES, "little") for power in powers)
-        self._tables = _subset_sums(from_bytes(content))
+        self._tables = subset_sums(from_bytes(content))
 
     def multiply_elements(self, elements: Elements) -> Elements:
-        return _gather_sums(self._tables, elements)
+        return gather_sums(self._tables, elements)
 
 
 def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
@@ -286,7 +287,7 @@ def view_as_items(elements: NDArray[np.uint64]) -> NDArray[Any]:
     return items
 
 
-def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
+def subset_sums(elements: Elements) -> NDArray[np.uint64]:
     """Return tables of all sums of eight rows of w words each, shape (n / 8, 256, w).
 
     Entry b of a table is the sum of those of its elements whose bits are set in b.
@@ -298,8 +299,8 @@ def _subset_sums(elements: Elements) -> NDArray[np.uint64]:
     return tables
 
 
-def _gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
-    """Sum, for each row, the entries of `_subset_sums` that its selector's first bytes name."""
+def gather_sums(tables: NDArray[np.uint64], selectors: NDArray[np.uint64]) -> Elements:
+    """Sum, for each row, the entries of `subset_sums` that its selector's first bytes name."""
     chosen = np.ascontiguousarray(selectors, _WORDS).view(np.uint8)
     sums = np.zeros((len(selectors), tables.shape[2]), np.uint64)
     for start in range(0, len(sums), _PIECE):  # what is worked on stays in the cache

@@ -229,7 +229,7 @@ class VoleIntersection(DealtIntersection):
         )
         del digests, store
         order = random_permutation(size)
-        tags = _add_random_tags(tags, size).take(order, axis=0)
+        tags = add_random_tags(tags, size).take(order, axis=0)
         inbox = yield desk.make_turn(Kind.TAGS, {hub: part + tags.tobytes()}, [hub])
         opened = parse_opened_rows(desk, inbox, hub, order, hub_size)
         if (
@@ -292,9 +292,11 @@ def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[
     return rows, encode_values(me, Encoder(rows, cells), targets)
 
 
-def encode_values(me: str, encoder: Encoder, values: Elements) -> Elements:
+def encode_values(
+    me: str, encoder: Encoder, values: Elements, *, seed: bytes | None = None
+) -> Elements:
     try:
-        return encoder.encode(values)
+        return encoder.encode(values, seed=seed)
     except DependentRowsError as error:
         raise LocalProtocolError(
             f"{me}: its IDs have no store under this key, which chance brings about once in 2^47 "
@@ -302,9 +304,10 @@ def encode_values(me: str, encoder: Encoder, values: Elements) -> Elements:
         ) from error
 
 
-def _add_random_tags(tags: Tags, size: int) -> Tags:
+def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags:
+    """Fill tags up to `size` with random ones, fresh or by a seed of 32 bytes that is used once."""
     count, length = tags.shape
-    missing = keystream(fresh_key(), length=length * (size - count))
+    missing = keystream(seed or fresh_key(), length=length * (size - count))
     return np.concatenate([tags, np.frombuffer(missing, np.uint8).reshape(-1, length)])
 
 

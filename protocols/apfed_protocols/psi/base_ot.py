@@ -1,0 +1,186 @@
+"""Base oblivious transfers: the sender ends with two keys each, the receiver with the one it chose.
+
+Run by: two parties over an authenticated and encrypted link, one message of each, in any order.
+Protects from: a receiver that sends what it likes (it knows one key of each pair at most, under the
+gap Diffie-Hellman assumption with the hashes as random oracles), and a sender that does (messages
+of the receiver are the same distribution for all choices, so it learns none, whatever it computes).
+In the group of prime order of edwards25519, in which G is the base point:
+
+1. The sender draws a, and sends A = a G.
+2. For transfer j with choice c the receiver draws t and a random point R_(1-c), and sends
+   R_0, R_1 where R_c = t G - H(j, c, R_(1-c)). One of the two points is thus random, and the other
+   one follows from the first as far as H decides; which is which, nobody can tell.
+3. The sender computes M_i = R_i + H(j, i, R_(1-i)) and the keys KDF(j, i, A, R_0, R_1, a M_i);
+   the receiver the one of its choice, since a M_c = t A.
+
+Who knows the logarithm of M_0 and of M_1 would have found R_0, R_1 of which each is the other's hash
+moved by a known multiple of G. One A serves for all transfers, which is safe because the number of the transfer
+and all messages go into hash and key: else equal R would give equal keys.
+Source: Masny and Rindal, CCS 2019 (endemic OT in one round, from Diffie-Hellman); McQuoid, Rosulek
+and Roy, ASIACRYPT 2021 (what batches must hash).
+
+Deviations: (a) H is libsodium's `from_uniform` (Elligator 2, then times 8) of a BLAKE2b hash, which
+reaches half of the points. The proof gives H points that it chose itself, and can choose until they
+are reached, so this suffices. (b) Multiples of A and M are computed on u-coordinates by X25519
+(RFC 7748), so that a point and its negative have one key. Scalars are clamped; t has a random sign,
+which makes t G uniform but for a distance of 2^-125.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from gmpy2 import invert, mpz  # type: ignore[import-untyped]
+from nacl.bindings import (
+    crypto_core_ed25519_add,
+    crypto_core_ed25519_from_uniform,
+    crypto_core_ed25519_sub,
+    crypto_scalarmult,
+    crypto_scalarmult_base,
+    crypto_scalarmult_ed25519_base,
+)
+
+from apfed_protocols.errors import RemoteProtocolError
+from apfed_protocols.randomness import KEY_BYTES, derive_key, keystream
+
+__all__ = ["POINT_BYTES", "Receiver", "Sender"]
+
+POINT_BYTES = 32
+_PRIME = mpz(2**255 - 19)
+_SIGN = 0x80  # of the last byte of a point on edwards25519
+_Pair: TypeAlias = tuple[bytes, bytes]
+
+
+class Sender:
+    """The end that gets both keys of each transfer.
+
+    Args:
+        seed: 32 secret bytes of this batch alone; session: 32 bytes that both know, of it alone.
+
+    Attributes:
+        message: A, which the receiver gets, 32 bytes.
+    """
+
+    def __init__(self, seed: bytes, *, session: bytes) -> None:
+        self._scalar = derive_key(seed, b"base ot sender")
+        self._session = session
+        self.message = crypto_scalarmult_base(self._scalar)
+
+    def compute_keys(self, points: bytes, *, receiver: str) -> list[_Pair]:
+        """Return two keys of 32 bytes for each transfer, from the receiver's two points of each.
+
+        Raises RemoteProtocolError: what came is no list of pairs of points.
+        """
+        return [
+            (
+                self._compute_key(number, 0, pair, receiver),
+                self._compute_key(number, 1, pair, receiver),
+            )
+            for number, pair in enumerate(_split_pairs(points))
+        ]
+
+    def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
+        hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
+        try:
+            moved = crypto_core_ed25519_add(pair[choice], hashed)
+            secret = crypto_scalarmult(self._scalar, _to_montgomery(moved))
+        except (RuntimeError, ZeroDivisionError):
+            raise RemoteProtocolError(
+                f"{receiver} sent bytes that are no point of edwards25519, or one that would have "
+                f"no secret, in transfer {number}; it does not follow the protocol"
+            ) from None
+        return _derive_transfer_key(self._session, number, choice, self.message, pair, secret)
+
+
+class Receiver:
+    """The end that gets one key of each transfer.
+
+    Args:
+        choices: 0 or 1, one a transfer; seed, session: as of `Sender`.
+
+    Attributes:
+        message: R_0 and R_1 of each transfer, 64 bytes each.
+    """
+
+    def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
+        self._choices = choices
+        self._session = session
+        count = len(choices)
+        self._scalars = _split_items(keystream(seed, b"base ot scalars", length=KEY_BYTES * count))
+        others = _split_items(keystream(seed, b"base ot others", length=KEY_BYTES * count))
+        signs = keystream(seed, b"base ot signs", length=2 * count)
+        self._pairs = [
+            self._make_pair(number, others[number], signs[2 * number : 2 * number + 2])
+            for number in range(count)
+        ]
+        self.message = b"".join(map(b"".join, self._pairs))
+
+    def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
+        choice = self._choices[number]
+        own = _multiply_base(self._scalars[number], signs[0])
+        other = _multiply_base(other_scalar, signs[1])
+        hashed = _hash_to_point(self._session, number, choice, other)
+        chosen = crypto_core_ed25519_sub(own, hashed)
+        return (other, chosen) if choice else (chosen, other)
+
+    def compute_keys(self, point: bytes, *, sender: str) -> list[bytes]:
+        """Return the key of each choice, 32 bytes, from the sender's message.
+
+        Raises RemoteProtocolError: it is a point of low order.
+        """
+        keys = []
+        for number, choice in enumerate(self._choices):
+            try:
+                secret = crypto_scalarmult(self._scalars[number], point)
+            except RuntimeError:
+                raise RemoteProtocolError(
+                    f"{sender} sent a point of low order, under which keys would be no secret; it "
+                    "does not follow the protocol"
+                ) from None
+            key = _derive_transfer_key(
+                self._session, number, choice, point, self._pairs[number], secret
+            )
+            keys.append(key)
+        return keys
+
+
+def _split_items(items: bytes) -> list[bytes]:
+    return [items[start : start + POINT_BYTES] for start in range(0, len(items), POINT_BYTES)]
+
+
+def _split_pairs(points: bytes) -> list[_Pair]:
+    items = _split_items(points)
+    return list(zip(items[::2], items[1::2], strict=True))
+
+
+def _multiply_base(scalar: bytes, sign: int) -> bytes:
+    """Return plus or minus the clamped scalar times the base point, by the top bit of `sign`."""
+    point = crypto_scalarmult_ed25519_base(scalar)
+    return point[:-1] + bytes([point[-1] ^ (sign & _SIGN)])
+
+
+def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> bytes:
+    digest = derive_key(session, b"base ot point", _pack_number(number), bytes([choice]), point)
+    return crypto_core_ed25519_from_uniform(digest)
+
+
+def _derive_transfer_key(
+    session: bytes, number: int, choice: int, point: bytes, pair: _Pair, secret: bytes
+) -> bytes:
+    transcript = hashlib.sha256(b"".join((point, *pair))).digest()
+    place = _pack_number(number) + bytes([choice])
+    return derive_key(session, b"base ot key", place, transcript, secret)
+
+
+def _pack_number(number: int) -> bytes:
+    return number.to_bytes(4, "big")
+
+
+def _to_montgomery(point: bytes) -> bytes:
+    """Return u = (1 + y) / (1 - y) of a point on edwards25519 (RFC 7748, section 4.1).
+
+    Raises ZeroDivisionError: of the neutral element.
+    """
+    y = mpz(int.from_bytes(point, "little") & (2**255 - 1))
+    u = (1 + y) * invert(1 - y, _PRIME) % _PRIME
+    return int(u).to_bytes(POINT_BYTES, "little")

@@ -1,0 +1,532 @@
+"""Private set intersection without a dealer: an OPRF from OT extension, checked by a linear code.
+
+Run by: the active as the hub, each passive as a member, over authenticated and encrypted links.
+Protects from: parties that send what they like, but for what `leaks` and the last paragraph say.
+With each member apart, where C is the code of `apfed_protocols.psi.code` (85 bits to 512, distance
+128), and * between words is bit by bit:
+
+1. HELLO, CHOICES. By 512 base OTs (`apfed_protocols.psi.base_ot`) the hub gets two keys a column,
+   the member the one that its bit of s chooses. The hub names a key, under which H(x) has 128 bits,
+   and encodes its set as a store D with Decode(D, x) = H(x), of which 85 bits count
+   (`apfed_protocols.psi.store`). 128 random rows follow the store.
+2. VECTOR. The keys expand to columns; T0 and T1 are the matrices of those of the hub, a row for each
+   row of D. It sends U = T0 + T1 + C(D). The member takes, of each column, its own if its bit of s is
+   0, and else adds U to it: these are the columns of Q = T0 + C(D) * s.
+3. CHALLENGE, PROOF. The member names a key, of which GHASH hashes columns to 128 bits. The hub sends
+   the hash of each column of T0 and of D; the member checks that of its columns, since
+   hash(Q) = hash(T0) + C(hash(D)) * s. The random rows hide what the hash would tell of D.
+4. TAGS. The member tags each of its IDs by F(y) = hash(Decode(Q, y) + C(H(y)) * s, H(y)), in a random
+   order. The hub tags its own by hash(Decode(T0, x), H(x)), which is F(x). For another ID it lacks
+   C(z) * s with z not 0, at least 128 bits of s.
+5. ROWS, DONE or REFUSAL: it compares, and opens what all share; see `open_rows`.
+
+Security: 128 bits against computing, 40 against chance. The functionality is the OPRF; it holds against
+either party if it deviates, with all hashes as random oracles, AES as a pseudorandom generator, and
+the gap Diffie-Hellman assumption. A hub whose U is no code word in some columns passes the check
+where it guesses the bits of s there, so it learns c bits of s with probability 2^-c, and then lacks
+128 - c: it gains nothing on the whole. It tries out one ID for each cell of its store (more only where
+it searches for IDs whose rows depend on each other, or meets them by a chance of 2^-85). What a member
+sends is like another set of its, but for pairs of IDs that it searched for until their
+tags were equal (2^40 hashes a pair where tags have 10 bytes). Nobody checks the last message: the
+hub may open fewer common IDs than there are to a member, or others of the member's list.
+
+Where the parties agreed on sizes, the store is as large as for the agreed size, and a smaller set of
+a member fills its tags up with random ones.
+
+Source: Kolesnikov, Kumaresan, Rosulek and Trieu, CCS 2016 (OPRF from OT extension); Orru, Orsini and
+Scholl, CT-RSA 2017 (linear code, consistency check); Pinkas, Rosulek, Trieu and Yanai, EUROCRYPT
+2020 (one store for a whole set, malicious parties).
+Deviations: the check hashes columns by GHASH (NIST SP 800-38D) in place of random subsets of rows,
+as Roy's (CRYPTO 2022) does with another universal hash; the store is that of Garimella et al.
+(CRYPTO 2021), and the tag hashes H(x), too.
+"""
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import ClassVar
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from apfed_protocols.conversation import Conversation
+from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi import base_ot, code
+from apfed_protocols.psi.hashing import BITS, transpose_bits
+from apfed_protocols.psi.interface import (
+    Admit,
+    Guesses,
+    Inbox,
+    IntersectionAgreement,
+    IntersectionResult,
+    Output,
+    Progress,
+    Script,
+    ScriptedIntersection,
+    Turn,
+    digest_each,
+    message_bytes,
+    open_rows,
+    parse_opened_rows,
+)
+from apfed_protocols.psi.interface import Desk as AnyDesk
+from apfed_protocols.psi.store import (
+    Digests,
+    Elements,
+    Encoder,
+    Rows,
+    cells_for,
+    decode_rows,
+    digest_ids,
+    targets_of,
+)
+from apfed_protocols.psi.vole import (
+    Tags,
+    add_random_tags,
+    encode_values,
+    match_tags,
+    tag_bytes,
+    vector_elements,
+)
+from apfed_protocols.randomness import (
+    KEY_BYTES,
+    derive_key,
+    fresh_key,
+    keystream,
+    keystream_chunks,
+    random_permutation,
+)
+
+Columns = NDArray[np.uint64]
+"""Shape (columns, rows / 64)."""
+
+HELLO = struct.Struct(f">{KEY_BYTES}sI{base_ot.POINT_BYTES}s")
+SIZE = struct.Struct(">I")
+CHOICES_BYTES = SIZE.size + 2 * base_ot.POINT_BYTES * code.LENGTH
+HASH_BYTES = 16
+PROOF_BYTES = HASH_BYTES * (code.LENGTH + code.DIMENSION)
+_MASKS = 8 * HASH_BYTES
+"""Rows: random ones after the store, the last block of each column, which hide its hash."""
+
+_VERSION = 151
+_BLOCK = 2**15  # rows that are worked on and sent at once
+_EVALUATED = 2**16
+_MATCHED_TAG_BYTES = 80  # as of `vole`
+_PERSON = b"apfed psi ot"
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    CHOICES = 2
+    VECTOR = 3
+    CHALLENGE = 4
+    PROOF = 5
+    TAGS = 6
+    ROWS = 7
+    DONE = 8
+    REFUSAL = 9
+
+
+class Desk(AnyDesk[Kind]):
+    kinds = Kind
+    version = _VERSION
+    work = "evaluating its IDs"
+
+
+class OtIntersection(ScriptedIntersection):
+    """The backend `ot`: little computing, no helper party, as many bytes as `ecdh`; see `leaks`.
+
+    Args:
+        secret: 32 bytes that all randomness follows from, so that a broken-off intersection can be
+            repeated message by message. A party keeps it to itself, uses it with one set of IDs
+            only, and answers no message that differs from that of the first attempt: masks would
+            serve twice. None: it is fresh.
+        expected_sizes: what peers must announce, by name; of others any size is taken.
+    """
+
+    name: ClassVar[str] = "ot"
+    needs_dealer: ClassVar[bool] = False
+    pairwise: ClassVar[bool] = True
+    outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS})
+    leaks: ClassVar[tuple[str, ...]] = (
+        "The hub learns its pairwise intersection with every member, even when it is refused.",
+        "A member learns which of its own IDs all parties share, or that these are too few.",
+    )
+
+    @staticmethod
+    def most_guesses(maximum_ids: int) -> Guesses:
+        """Return the guesses: the hub has one a cell of its store, a member one a tag."""
+        return Guesses(hub=vector_elements(maximum_ids), member=maximum_ids)
+
+    @classmethod
+    def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
+        """Return what the hub takes to match as many tags; a member's arrays are like messages."""
+        del own, members
+        return _MATCHED_TAG_BYTES * size
+
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
+        secret: bytes | None = None,
+        expected_sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        self._secret = secret
+        self._expected_sizes = expected_sizes or {}
+
+    @property
+    def longest(self) -> int:
+        largest = self.agreement.largest_size
+        tags = tag_bytes(largest, largest) * largest
+        return message_bytes(max(CHOICES_BYTES, vector_bytes(largest), tags))
+
+    def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
+        raise LocalProtocolError(
+            f"an ot intersection has no dealer, only hub {hub} and members {', '.join(members)}"
+        )
+
+    def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+        desk = Desk(me, self.agreement, self.progress)
+        agreement = self.agreement
+        size = agreement.compute_announced_size(me, len(ids))
+        secrets = {member: self._derive_secret(member) for member in members}
+        own_secret = self._derive_secret("")
+        key = derive_key(own_secret, b"ot key of the hash")
+        senders = {
+            member: base_ot.Sender(
+                derive_key(secret, b"ot base"), session=_base_session(agreement, me, member)
+            )
+            for member, secret in secrets.items()
+        }
+        hello = {member: HELLO.pack(key, size, senders[member].message) for member in members}
+        yield Turn(desk.make_turn(Kind.HELLO, hello, ()).outgoing, ())
+        digests = digest_ids(ids, key)  # while the members draw their points
+        rows = Rows.from_digests(digests, cells_for(size))
+        targets = targets_of(digests)
+        del digests
+        values = code.keep_message_bits(targets)
+        store = encode_values(
+            me,
+            Encoder(rows, cells_for(size)),
+            values,
+            seed=derive_key(own_secret, b"ot store"),
+        )
+        inbox = yield Turn((), members)
+        announced = {member: self._parse_size(desk, inbox, member) for member in members}
+        extensions = {}
+        own_tags = {}
+        for member in members:
+            points = inbox[member][-2 * base_ot.POINT_BYTES * code.LENGTH :]
+            masked = _add_random_rows(store, derive_key(secrets[member], b"ot masks"))
+            extension = HubExtension(senders[member].compute_keys(points, receiver=member), masked)
+            vector, known = extension.make_vector()
+            sending = desk.make_turn(Kind.VECTOR, {member: vector}, ())
+            del vector
+            yield Turn(sending.outgoing, ())
+            del sending
+            tagger = Tagger(
+                _output_key(agreement, key, member), tag_bytes(size, announced[member])
+            )
+            own_tags[member] = tagger.tag_known_ids(known[: vector_elements(size)], rows, targets)
+            extensions[member] = extension
+            del known
+        del rows, targets, values, store
+        inbox = yield Turn((), members)
+        proofs = {}
+        for member in members:
+            challenge = desk.parse_message(inbox, member, Kind.CHALLENGE, KEY_BYTES)
+            proofs[member] = extensions.pop(member).prove(challenge)
+        inbox = yield desk.make_turn(Kind.PROOF, proofs, members)
+        places = {}
+        for member in members:
+            length = tag_bytes(size, announced[member])
+            body = desk.parse_message(inbox, member, Kind.TAGS, length * announced[member])
+            member_tags = np.frombuffer(body, np.uint8).reshape(-1, length)
+            places[member] = match_tags(own_tags.pop(member), member_tags, sender=member)
+            desk.report_progress(len(places), len(members))
+        return (yield from open_rows(desk, places))
+
+    def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+        desk = Desk(me, self.agreement, self.progress)
+        agreement = self.agreement
+        size = agreement.compute_announced_size(me, len(ids))
+        secret = self._derive_secret(hub)
+        choices = keystream(secret, b"ot choices", length=code.LENGTH // 8)
+        receiver = base_ot.Receiver(
+            np.unpackbits(np.frombuffer(choices, np.uint8), bitorder="little").tolist(),
+            derive_key(secret, b"ot base"),
+            session=_base_session(agreement, hub, me),
+        )
+        sent = {hub: SIZE.pack(size) + receiver.message}
+        inbox = yield desk.make_turn(Kind.CHOICES, sent, [hub])
+        key, hub_size, point = HELLO.unpack(desk.parse_message(inbox, hub, Kind.HELLO, HELLO.size))
+        self._check_size(hub, hub_size)
+        extension = MemberExtension(receiver.compute_keys(point, sender=hub), choices)
+        digests = digest_ids(ids, key)
+        inbox = yield Turn((), [hub])
+        vector = desk.parse_message(inbox, hub, Kind.VECTOR, vector_bytes(hub_size))
+        challenge = derive_key(secret, b"ot challenge")
+        yield Turn(desk.make_turn(Kind.CHALLENGE, {hub: challenge}, ()).outgoing, ())
+        extended = extension.open_vector(vector, challenge)[: vector_elements(hub_size)]
+        del inbox, vector
+        inbox = yield Turn((), [hub])
+        extension.check_proof(desk.parse_message(inbox, hub, Kind.PROOF, PROOF_BYTES), hub)
+        tagger = Tagger(_output_key(agreement, key, me), tag_bytes(hub_size, size))
+        tags = tagger.tag_ids(digests, extended, extension.choices, desk.report_progress)
+        del digests, extended
+        order = random_permutation(size, key=derive_key(secret, b"ot order"))
+        tags = add_random_tags(tags, size, seed=derive_key(secret, b"ot filling"))
+        sent = {hub: tags.take(order, axis=0).tobytes()}
+        inbox = yield desk.make_turn(Kind.TAGS, sent, [hub])
+        opened = parse_opened_rows(desk, inbox, hub, order, hub_size)
+        if (
+            isinstance(opened, IntersectionResult)
+            and opened.rows is not None
+            and (opened.rows >= len(ids)).any()
+        ):
+            raise RemoteProtocolError(f"{hub} opened a place at which {me} has no ID")
+        return opened
+
+    def _derive_secret(self, peer: str) -> bytes:
+        """Return the secret of what is played with a peer, or of the own set alone if it is empty."""
+        if self._secret is None:
+            return fresh_key()
+        return derive_key(self._secret, b"ot", self.agreement.digest, peer.encode())
+
+    def _parse_size(self, desk: Desk, inbox: Inbox, member: str) -> int:
+        (size,) = SIZE.unpack_from(desk.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES))
+        self._check_size(member, size)
+        return int(size)
+
+    def _check_size(self, peer: str, size: int) -> None:
+        self.agreement.check_announced_sizes(peer, [size], [peer])
+        expected = self._expected_sizes.get(peer, size)
+        if size != expected:
+            raise RemoteProtocolError(
+                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size of "
+                "its set; all parties fill up their lists"
+            )
+
+
+def vector_bytes(hub_size: int) -> int:
+    """Return the bytes of U: 64 a row of D."""
+    return _count_rows(vector_elements(hub_size)) * code.LENGTH // 8
+
+
+def _count_rows(cells: int) -> int:
+    """Return the rows of D: the store in whole blocks of a hash, and one block that hides it."""
+    return _MASKS * (-(-cells // _MASKS) + 1)
+
+
+def _add_random_rows(store: Elements, seed: bytes) -> Elements:
+    """Return the messages of the code: the store and random rows after it, 85 bits each."""
+    count = _count_rows(len(store)) - len(store)
+    random_rows = np.frombuffer(keystream(seed, length=16 * count), "<u8").reshape(-1, 2)
+    return code.keep_message_bits(np.concatenate([store, random_rows]))
+
+
+def _base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
+    return derive_key(agreement.digest, b"ot base session", hub.encode(), member.encode())
+
+
+def _output_key(agreement: IntersectionAgreement, key: bytes, member: str) -> bytes:
+    return derive_key(key, b"ot output", agreement.digest, member.encode())
+
+
+class HubExtension:
+    """The hub's end of the extension with one member: it knows T0, and chooses D.
+
+    Args:
+        keys: two for each column; messages: D, (rows, 2), of which 85 bits count.
+    """
+
+    def __init__(self, keys: Sequence[tuple[bytes, bytes]], messages: Elements) -> None:
+        self._zeros = [pair[0] for pair in keys]
+        self._ones = [pair[1] for pair in keys]
+        self._messages = messages
+
+    def make_vector(self) -> tuple[bytes, Elements]:
+        """Return U, block by block and in each column by column, and T0, (rows, 8)."""
+        count = len(self._messages)
+        vector = np.empty(count * code.WORDS, "<u8")
+        known = np.empty((count, code.WORDS), np.uint64)
+        streams = (_expand_columns(keys, count) for keys in (self._zeros, self._ones))
+        for block, zeros, ones in zip(_split_blocks(count), *streams, strict=True):
+            masked = rows_to_columns(code.encode_words(self._messages[block]))
+            masked ^= zeros
+            masked ^= ones
+            vector[_words_of(block)] = masked.ravel()
+            known[block] = columns_to_rows(zeros)
+        return vector.tobytes(), known
+
+    def prove(self, challenge: bytes) -> bytes:
+        """Return the hash of each column of T0, and of each that counts of D."""
+        count = len(self._messages)
+        known = ColumnHash(challenge, code.LENGTH)
+        chosen = ColumnHash(challenge, code.DIMENSION)
+        columns = _expand_columns(self._zeros, count)
+        for block, zeros in zip(_split_blocks(count), columns, strict=True):
+            known.update(zeros)
+            chosen.update(rows_to_columns(self._messages[block])[: code.DIMENSION])
+        return known.finish().tobytes() + chosen.finish().tobytes()
+
+
+class MemberExtension:
+    """The member's end: it knows one key a column, and with U the matrix Q = T0 + C(D) * s.
+
+    Args:
+        keys: one for each column; choices: s, 64 bytes.
+
+    Attributes:
+        choices: s as words, (8,).
+    """
+
+    def __init__(self, keys: Sequence[bytes], choices: bytes) -> None:
+        self._keys = keys
+        self.choices = np.frombuffer(choices, "<u8")
+        bits = np.unpackbits(self.choices.view(np.uint8), bitorder="little")
+        self._chosen = (np.uint64(0) - bits.astype(np.uint64))[:, None]
+        self._hashed: Columns | None = None
+
+    def open_vector(self, vector: bytes, challenge: bytes) -> Elements:
+        """Return Q, (rows, 8); its columns are hashed for `check_proof`."""
+        words = np.frombuffer(vector, "<u8")
+        count = len(words) // code.WORDS
+        opened = np.empty((count, code.WORDS), np.uint64)
+        hashed = ColumnHash(challenge, code.LENGTH)
+        columns = _expand_columns(self._keys, count)
+        for block, own in zip(_split_blocks(count), columns, strict=True):
+            own ^= words[_words_of(block)].reshape(own.shape) & self._chosen
+            hashed.update(own)
+            opened[block] = columns_to_rows(own)
+        self._hashed = hashed.finish()
+        return opened
+
+    def check_proof(self, proof: bytes, hub: str) -> None:
+        """Check hash(Q) = hash(T0) + C(hash(D)) * s. Raises RemoteProtocolError: it is not so."""
+        assert self._hashed is not None
+        hashes = np.frombuffer(proof, "<u8").reshape(-1, HASH_BYTES // 8)
+        chosen = np.zeros((2 * BITS, hashes.shape[1]), np.uint64)
+        chosen[: code.DIMENSION] = hashes[code.LENGTH :]
+        encoded = rows_to_columns(code.encode_words(columns_to_rows(chosen)))
+        expected = hashes[: code.LENGTH] ^ (encoded & self._chosen)
+        if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
+            raise RemoteProtocolError(
+                f"{hub} sent a vector that is of no store, or does not prove it; it does not follow "
+                "the protocol, and was sent no tag"
+            )
+
+
+class ColumnHash:
+    """A hash of columns to 128 bits each that is linear over GF(2), by GHASH under a public key.
+
+    Two different columns of b blocks of 16 bytes have one hash under at most b + 1 of 2^128 keys.
+    AES-GCM authenticates a column by GHASH plus a constant, which is the tag of zeros.
+    """
+
+    def __init__(self, key: bytes, count: int) -> None:
+        mode = modes.GCM(bytes(12))  # no secret is encrypted: key and nonce are public
+        self._columns = [
+            Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)
+        ]
+
+    def update(self, columns: Columns) -> None:
+        """Continue each column by so many rows, a multiple of 128 unless they are the last."""
+        *hashers, constant = self._columns
+        for hasher, column in zip(hashers, columns.view(np.uint8), strict=True):
+            hasher.authenticate_additional_data(column.data)
+        constant.authenticate_additional_data(bytes(columns[0].nbytes))
+
+    def finish(self) -> Columns:
+        """Return the hashes, (columns, 2)."""
+        for hasher in self._columns:
+            hasher.finalize()
+        tags = np.frombuffer(b"".join(hasher.tag for hasher in self._columns), "<u8")
+        tags = tags.reshape(-1, HASH_BYTES // 8)
+        return tags[:-1] ^ tags[-1]
+
+
+class Tagger:
+    """The hash of F: BLAKE2b under a key of this intersection and member, random oracle here."""
+
+    def __init__(self, key: bytes, length: int) -> None:
+        self._keyed = hashlib.blake2b(key=key, digest_size=length, person=_PERSON)
+
+    def tag_known_ids(self, known: Elements, rows: Rows, targets: Elements) -> Tags:
+        """Return the tags of the hub's own IDs, from T0."""
+        return np.concatenate(
+            [
+                self._hash(decode_rows(known, rows[chunk]), targets[chunk])
+                for chunk in _split_evaluated(len(rows))
+            ]
+        )
+
+    def tag_ids(
+        self,
+        digests: Digests,
+        extended: Elements,
+        choices: NDArray[np.uint64],
+        report: Callable[[int, int], None],
+    ) -> Tags:
+        """Return the tags of a member's IDs, from Q and s."""
+        cells = cells_for(0) + len(extended) - vector_elements(0)
+        tags = []
+        for chunk in _split_evaluated(len(digests)):
+            part = digests[chunk]
+            targets = targets_of(part)
+            values = decode_rows(extended, Rows.from_digests(part, cells))
+            values ^= code.encode_words(code.keep_message_bits(targets)) & choices
+            tags.append(self._hash(values, targets))
+            report(min(chunk.stop, len(digests)), len(digests))
+        return np.concatenate(tags)
+
+    def _hash(self, values: Elements, targets: Elements) -> Tags:
+        hashed = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
+        blocks: list[bytes] = hashed.view(f"V{hashed.itemsize * hashed.shape[1]}")[:, 0].tolist()
+        return digest_each(blocks, self._keyed)
+
+
+def _split_evaluated(count: int) -> Iterator[slice]:
+    """Split so many IDs into pieces, one at least."""
+    return (slice(start, start + _EVALUATED) for start in range(0, max(count, 1), _EVALUATED))
+
+
+def _split_blocks(rows: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
+
+
+def _words_of(block: slice) -> slice:
+    """Return where a block of rows is in U."""
+    return slice(block.start * code.WORDS, block.stop * code.WORDS)
+
+
+def _expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
+    """Yield what the keys expand to, block by block, a column for each key."""
+    streams = [
+        keystream_chunks(key, b"ot column", length=rows // 8, piece=_BLOCK // 8) for key in keys
+    ]
+    for pieces in zip(*streams, strict=True):
+        yield np.stack([np.frombuffer(piece, "<u8") for piece in pieces])
+
+
+def rows_to_columns(rows_Rw: Elements) -> Columns:
+    """Turn rows of w words into columns, (64 w, R / 64): bit q of word k of a column is row 64 k + q."""
+    count, words = rows_Rw.shape
+    groups = np.ascontiguousarray(rows_Rw.reshape(count // BITS, BITS, words).transpose(1, 2, 0))
+    transpose_bits(groups.reshape(BITS, -1))
+    return np.ascontiguousarray(groups.swapaxes(0, 1)).reshape(BITS * words, count // BITS)
+
+
+def columns_to_rows(columns: Columns) -> Elements:
+    """Turn columns, (64 w, R / 64), into rows of w words, (R, w)."""
+    words = len(columns) // BITS
+    groups = np.ascontiguousarray(columns.reshape(words, BITS, -1).swapaxes(0, 1))
+    transpose_bits(groups.reshape(BITS, -1))
+    return np.ascontiguousarray(groups.transpose(2, 0, 1)).reshape(-1, words)
