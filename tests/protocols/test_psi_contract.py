@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +36,7 @@ from tests.contracts.intersections import (
     Sets,
     deliver,
     of_kind,
+    use_quick_transfers,
 )
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -45,6 +46,13 @@ BACKENDS = pytest.mark.parametrize("backend", usable(SET_INTERSECTIONS))
 DEALT = pytest.mark.parametrize(
     "backend", [name for name in usable(SET_INTERSECTIONS) if SET_INTERSECTIONS[name].needs_dealer]
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_transfers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        use_quick_transfers(patch)
+        yield
 
 
 def play(backend: str, sets: Sets) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
