@@ -62,6 +62,16 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], file: Path) -> N
     items[:] = [item for item in items if item.nodeid not in passed]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_transfers() -> Iterator[None]:
+    """Base transfers of `ot` cost 0.2 s a pair of parties; tests of them play the real ones."""
+    from tests.contracts.intersections import use_quick_transfers
+
+    with pytest.MonkeyPatch.context() as patch:
+        use_quick_transfers(patch)
+        yield
+
+
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """`sampled(every=k)`: of a test's cases the first and every k-th after it, others are slow."""

@@ -16,6 +16,7 @@ from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     Output,
     Progress,
+    ResumableIntersection,
     SetIntersection,
 )
 from secure_apfed.alignment.buckets import bucket_count, compute_capacity
@@ -45,14 +46,15 @@ def check_alignment(settings: AlignmentSettings) -> None:
         raise ValueError(
             f"protocol: no set intersection is called {settings.protocol!r}; there are: {names}"
         )
-    largest = SET_INTERSECTIONS[settings.backend].find_largest_size()
-    if settings.maximum_ids > largest:
+    backend = SET_INTERSECTIONS[settings.backend]
+    largest = backend.find_largest_size()
+    if settings.maximum_ids > largest and not issubclass(backend, ResumableIntersection):
         raise ValueError(
             f"maximum_ids: whoever announced {settings.maximum_ids:,} IDs to {settings.backend} "
             f"would have others take more than {MOST_ANNOUNCED_BYTES / 2**30:g} GiB; say "
-            f"{largest:,} at most, or protocol: ecdh, which takes such sets in parts"
+            f"{largest:,} at most, or protocol: ot, which takes such sets in parts"
         )
-    shows = settings.mode == "pairwise" or SET_INTERSECTIONS[settings.backend].pairwise
+    shows = settings.mode == "pairwise" or backend.pairwise
     if settings.pairwise_overlaps == "hidden" and shows:
         raise ValueError(
             f"pairwise_overlaps is hidden, and the active learns them with mode: {settings.mode} "
@@ -113,10 +115,13 @@ def make_intersection(
 def most_guesses(settings: AlignmentSettings) -> Guesses:
     """Return the most IDs that a deviating active (`hub`) or passive can try in an intersection.
 
-    A session runs `ecdh` in buckets, whose lists are filled up: a party may use the filling, too.
+    A session runs a backend that can be resumed in buckets, whose lists are filled up: a party may
+    use the filling, too.
     """
     largest = settings.maximum_ids
-    if settings.backend != "ecdh":
-        return SET_INTERSECTIONS[settings.backend].most_guesses(largest)
+    backend = SET_INTERSECTIONS[settings.backend]
+    if not issubclass(backend, ResumableIntersection):
+        return backend.most_guesses(largest)
     buckets = bucket_count(largest)
-    return SET_INTERSECTIONS["ecdh"].most_guesses(buckets * compute_capacity(largest, buckets))
+    guesses = backend.most_guesses(compute_capacity(largest, buckets))
+    return Guesses(hub=buckets * guesses.hub, member=buckets * guesses.member)

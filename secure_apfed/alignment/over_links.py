@@ -1,7 +1,8 @@
 """Intersections over the links of a session: in buckets, with signs of life, and resumable.
 
 Run by: the hub and each member, one script a role; each gets the row of its own table at each
-position of the intersection. By `apfed_protocols.psi.ecdh`, whose guarantees and leaks hold here:
+position of the intersection. By a backend that can be resumed (`ot`, `ecdh`), whose guarantees and
+leaks hold here:
 
 1. Each member sends the hub 32 random bytes, how many IDs it has, and which intersection it could
    resume. The hub sends everybody all random bytes, its own size and the number of buckets. The
@@ -22,6 +23,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
@@ -37,12 +39,13 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from apfed_protocols.conversation import Conversation, Outgoing
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.ids import SizedIds
-from apfed_protocols.psi.ecdh import EcdhIntersection
+from apfed_protocols.psi import SET_INTERSECTIONS
 from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     IntersectionTooSmallError,
     Output,
     Progress,
+    ResumableIntersection,
 )
 from apfed_protocols.randomness import derive_key, fresh_key, random_permutation
 from secure_apfed.alignment import buckets as bucketing
@@ -66,7 +69,7 @@ _TOO_FEW = b"\0"
 _OPENED = b"\1"
 _Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 _Count = Annotated[int, Field(ge=0)]
-_VERSION = 1
+_VERSION = 2
 _AGREED = "agreed.msgpack"
 _SECRET = "secret.bin"  # noqa: S105  (the name of a file)
 _RESULT_BYTES = 2**36
@@ -366,17 +369,19 @@ class _End:
             encoding="digests of ids v1",
             output=Output.HUB_ROWS,
         )
-        protocol = EcdhIntersection(
+        backend = SET_INTERSECTIONS[self._settings.backend]
+        assert issubclass(backend, ResumableIntersection)
+        protocol = backend(
             agreement,
             threads=self._settings.threads,
             progress=ProgressTo(self._links.signs),
             secret=self.unfinished.secret,
+            expected_sizes=lists,
         )
         longest = protocol.longest_message(max(own_ids.capacity, *lists.values()))
-        lengths = {peer: protocol.longest_message(size) for peer, size in lists.items()}
 
         async def play_role(role: Conversation) -> None:
-            checked = _Checked(role, lengths, partial(self.unfinished.require_same, bucket))
+            checked = _Checked(role, partial(self.unfinished.require_same, bucket))
             await self._links.run_conversation(Kind.ALIGNMENT, checked, self._peers, most=longest)
 
         if self._me == self._hub:
@@ -446,24 +451,18 @@ def _pick_position_type(buckets: int, size: int) -> np.dtype[np.unsignedinteger]
 
 @dataclass
 class _Checked:
-    """A role, and what its peers' lists must be: as long as agreed, and the same if sent again."""
+    """A role, and a check that each message of a peer is the same if it is sent again."""
 
     role: Conversation
-    awaited: dict[str, int]
-    require_same: Callable[[str, bytes], None]
+    require_same: Callable[[str, int, bytes], None]
+    received: Counter[str] = field(default_factory=Counter)
 
     def start(self) -> Iterable[Outgoing]:
         return self.role.start()
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
-        if sender in self.awaited:
-            length = self.awaited.pop(sender)
-            if len(body) != length:
-                raise RemoteProtocolError(
-                    f"{sender} sent a list of {len(body)} bytes for a bucket, expected {length} by "
-                    "the size of its set; all parties fill up their lists"
-                )
-            self.require_same(sender, body)
+        self.require_same(sender, self.received[sender], body)
+        self.received[sender] += 1
         return self.role.receive(sender, body)
 
     @property
@@ -569,15 +568,19 @@ class StoredIntersection:
         arrays = [np.frombuffer(self._load_file(name, most=_RESULT_BYTES), "<i8") for name in names]
         return np.concatenate([numbers[2:].reshape(*numbers[:2].tolist()) for numbers in arrays])
 
-    def require_same(self, bucket: int, peer: str, message: bytes) -> None:
-        """Store the digest of a peer's list for this bucket, or compare it with the stored one."""
+    def require_same(self, bucket: int, peer: str, number: int, message: bytes) -> None:
+        """Store the digest of a peer's message for this bucket, or compare it with the stored one.
+
+        `number` counts the messages of this peer. All are compared: what a second message tells
+        beside the first one (the hash of `ot` under a second key) would be more than one run does.
+        """
         digest = hashlib.sha256(message).digest()
-        name = f"seen-{bucket}-{peer.encode().hex()}.bin"
+        name = f"seen-{bucket}-{number}-{peer.encode().hex()}.bin"
         if not self._has_file(name):
             self._write_file(name, digest)
         if self._load_file(name) != digest:
             raise RemoteProtocolError(
-                f"{peer} sent another list of IDs for bucket {bucket} than before the intersection "
+                f"{peer} sent another message for bucket {bucket} than before the intersection "
                 "was broken off; what is repeated must be the same. Remove the record of the "
                 "intersection at all parties (the folder `alignment` in the folder of each), and "
                 "intersect anew"

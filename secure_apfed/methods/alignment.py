@@ -23,8 +23,7 @@ from apfed_protocols.checks import MOST_ANNOUNCED_BYTES
 from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import RemoteProtocolError
 from apfed_protocols.psi import SET_INTERSECTIONS
-from apfed_protocols.psi.ecdh import EcdhIntersection
-from apfed_protocols.psi.interface import Aligner, SetIntersection
+from apfed_protocols.psi.interface import Aligner, ResumableIntersection, SetIntersection
 from apfed_protocols.randomness import random_permutation
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.over_links import (
@@ -184,7 +183,7 @@ def _list_intersections(own: PartyContext, session: str) -> list[tuple[str, Sequ
 
 
 def _uses_buckets(settings: AlignmentSettings) -> bool:
-    return issubclass(SET_INTERSECTIONS[settings.backend], EcdhIntersection)
+    return issubclass(SET_INTERSECTIONS[settings.backend], ResumableIntersection)
 
 
 def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:

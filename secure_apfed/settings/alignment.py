@@ -37,7 +37,7 @@ class AlignmentSettings(Settings):
             allow.
         dealer: under `auto`, whether a party without IDs that works with nobody may deal.
         pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
-            `auto`, `shown` takes `vole` with a dealer and `ecdh` without one; `hidden` takes
+            `auto`, `shown` takes `vole` with a dealer and `ot` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:
             see `leaks` of `opprf` and `circuit` for what one that does not may open.
         mode: passives help on people that all share, or (`pairwise`) each on those that it shares
@@ -63,7 +63,7 @@ class AlignmentSettings(Settings):
             PASSIVES,
             "the active learns its overlap with each of them",
             ("opprf", "circuit", "circuit_crypten"),
-            ("vole", "ecdh"),
+            ("vole", "ot", "ecdh"),
             read=attrgetter("backend"),
         ),
     ] = "auto"
@@ -129,7 +129,7 @@ class AlignmentSettings(Settings):
             return self.protocol
         if self.pairwise_overlaps == "hidden":
             return "opprf"
-        return "vole" if self.dealer else "ecdh"
+        return "vole" if self.dealer else "ot"
 
     def collect_terms(self) -> dict[str, Any]:
         """Return the protocol that is run, and none of a party's own choices."""

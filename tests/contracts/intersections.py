@@ -146,6 +146,6 @@ class QuickReceiver:
 
 
 def use_quick_transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Play `ot` without its base transfers, which take .2 s a pair; `test_psi_ot` plays these."""
+    """Play `ot` without its base transfers, which take 0.2 s a pair; `test_psi_ot` plays them."""
     monkeypatch.setattr(base_ot, "Sender", QuickSender)
     monkeypatch.setattr(base_ot, "Receiver", QuickReceiver)

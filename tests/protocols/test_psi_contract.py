@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from apfed_protocols.psi.interface import (
     Output,
     Progress,
 )
+from apfed_protocols.psi.ot import Kind as OtKind
 from apfed_protocols.psi.vole import Kind as VoleKind
 from apfed_protocols.psi.vole import member_dealt_bytes
 from tests.contracts.hostile import mutated
@@ -36,7 +37,6 @@ from tests.contracts.intersections import (
     Sets,
     deliver,
     of_kind,
-    use_quick_transfers,
 )
 from tests.refusals import list_unrefused
 from tests.with_crypten import usable
@@ -48,11 +48,9 @@ DEALT = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_transfers() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        use_quick_transfers(patch)
-        yield
+SIZED = pytest.mark.parametrize(
+    "backend", [name for name in usable(SET_INTERSECTIONS) if name != "ecdh"]
+)
 
 
 def play(backend: str, sets: Sets) -> tuple[dict[str, NDArray[np.int64]], list[Outgoing]]:
@@ -90,14 +88,14 @@ def test_no_message_is_longer_than_the_longest(
     assert longest < 1.5 * max(len(out.body) for out in sent) + 64 * 8 * 2000
 
 
-@DEALT
+@SIZED
 def test_what_is_too_long_is_not_kept_until_it_is_awaited(backend: str) -> None:
     agreement = IntersectionAgreement(session="s", dealer=DEALER, maximum_ids=10)
     protocol = SET_INTERSECTIONS[backend](agreement)
     member = protocol.make_member("p", HUB, [b"a", b"b"])
     member.start()
     with pytest.raises(RemoteProtocolError, match=f"p takes at most {protocol.longest} "):
-        member.receive(DEALER, bytes(protocol.longest + 1))
+        member.receive(HUB, bytes(protocol.longest + 1))
 
 
 @BACKENDS
@@ -249,6 +247,12 @@ def rows_at(*places: int) -> Callable[[bytes], bytes]:
 
 # Ten IDs of the hub and twenty of p, of which eight are common, and at least three must be; bodies
 # of another length see `test_psi_vole`.
+BAD_ROWS: dict[str, Callable[[bytes], bytes]] = {
+    "hub opened 3 rows, of which 2 differ": rows_at(0, 0, 1),
+    "hub names place 20 of a list of 20 IDs": rows_at(1, 2, 20),
+    "hub opened 11 rows, of which 11 differ, with a set of 10 IDs": rows_at(*range(11)),
+    "opened 1 rows, .* on at least 3": rows_at(0),
+}
 ALTERED: dict[tuple[str, str, int], dict[str, Callable[[bytes], bytes]]] = {
     ("circuit", HUB, Kind.COMMIT): {
         "another key part than it committed to": lambda b: bytes(32) + b[32:],
@@ -285,12 +289,20 @@ ALTERED: dict[tuple[str, str, int], dict[str, Callable[[bytes], bytes]]] = {
             b[:-16] + bytes(16) if len(b) == member_dealt_bytes() else b
         )
     },
-    ("vole", HUB, VoleKind.ROWS): {
-        "hub opened 3 rows, of which 2 differ": rows_at(0, 0, 1),
-        "hub names place 20 of a list of 20 IDs": rows_at(1, 2, 20),
-        "hub opened 11 rows, of which 11 differ, with a set of 10 IDs": rows_at(*range(11)),
-        "opened 1 rows, .* on at least 3": rows_at(0),
+    ("vole", HUB, VoleKind.ROWS): BAD_ROWS,
+    ("ot", HUB, OtKind.ROWS): BAD_ROWS,
+    ("ot", HUB, OtKind.HELLO): {
+        "hub announces 1001 IDs": lambda b: b[:32] + b"\0\0\3\xe9" + b[36:]
     },
+    ("ot", "p", OtKind.CHOICES): {"p announces 4294967295 IDs": lambda b: b"\xff" * 4 + b[4:]},
+    ("ot", HUB, OtKind.VECTOR): {
+        "hub sent a vector that is of no store": lambda b: bytes(255 - x for x in b)
+    },
+    ("ot", HUB, OtKind.PROOF): {
+        "or does not prove it": lambda b: b[:-1] + bytes([b[-1] ^ 1]),
+        "was sent no tag": lambda b: bytes([b[0] ^ 1]) + b[1:],
+    },
+    ("ot", "p", OtKind.TAGS): {"p sent a tag twice": lambda b: b[:-8] + b[-16:-8]},
     ("vole", "p", VoleKind.TAGS): {
         "p showed another key part than it committed": lambda b: bytes([b[0] ^ 1]) + b[1:],
         "p sent a tag twice": lambda b: b[:-8] + b[-16:-8],
@@ -510,20 +522,20 @@ def test_an_impossible_verdict_of_the_dealer_is_refused(verdict: int) -> None:
 SIZES = {HUB: 50, "p": 60, "q": 30}
 
 
-@DEALT
+@SIZED
 def test_agreed_sizes_hide_the_true_ones(backend: str) -> None:
     lengths = []
     for held in (THREE, {name: ids[:7] for name, ids in THREE.items()}):
         played = Intersection(backend, held, sizes=SIZES).play()
         played.check()
         # how long the list of what is common is, shows to all what is common, as agreed
-        lists = VoleKind.ROWS if backend == "vole" else Kind.TOKENS
+        lists = {"vole": VoleKind.ROWS, "ot": OtKind.ROWS}.get(backend, Kind.TOKENS)
         sent = [(me, out) for me, out in played.sent if out.body[1] != lists]
         lengths.append([(me, out.receiver, out.body[1], len(out.body)) for me, out in sent])
     assert lengths[0] == lengths[1]
 
 
-@DEALT
+@SIZED
 def test_sets_and_parties_that_the_agreed_sizes_do_not_fit_are_refused(backend: str) -> None:
     with pytest.raises(LocalProtocolError, match=r"q has 25 IDs, .* that it announces 24"):
         Intersection(backend, THREE, sizes=SIZES | {"q": 24})
@@ -682,7 +694,7 @@ def test_neither_ids_nor_their_hashes_travel(backend: str, monkeypatch: pytest.M
     sets = {HUB: named("person", range(60)), "p": named("person", range(30, 90))}
     everything = b"".join(out.body for out in play(backend, sets)[1])
     secrets |= {identity for ids in sets.values() for identity in ids}
-    hashed = {"ecdh": 2 * 60, "vole": 0}.get(backend, 60)
+    hashed = {"ecdh": 2 * 60, "vole": 0, "ot": 0}.get(backend, 60)
     assert len(secrets) >= 90 + hashed
     assert not any(secret in everything for secret in secrets)
 
@@ -732,7 +744,7 @@ class Measured:
         return sent
 
 
-@DEALT
+@SIZED
 @pytest.mark.parametrize("large", [HUB, "p"])
 def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> None:
     """Of each role with few IDs, where a peer says that it has many."""
@@ -757,8 +769,15 @@ def test_what_an_announced_size_takes_was_forecast(backend: str, large: str) -> 
     assert {name: share for name, share in shares.items() if share > 1} == {}
 
 
-@DEALT
-@pytest.mark.parametrize("role", ["hub", "member", "dealer"])
+@pytest.mark.parametrize(
+    ("backend", "role"),
+    [
+        (name, role)
+        for name in usable(SET_INTERSECTIONS)
+        for role in ("hub", "member", "dealer")
+        if name != "ecdh" and (role != "dealer" or SET_INTERSECTIONS[name].needs_dealer)
+    ],
+)
 def test_a_size_that_would_take_too_much_is_refused_with_one_that_does_not(
     backend: str, role: str
 ) -> None:

@@ -76,8 +76,8 @@ from apfed_protocols.psi.interface import (
     IntersectionAgreement,
     Output,
     Progress,
+    ResumableIntersection,
     Script,
-    SetIntersection,
     Turn,
     check_parties,
     digest_each,
@@ -186,6 +186,7 @@ class _EcdhRole(Aligner, ABC):
 
     def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
         points = self._desk.parse_message(inbox, sender, Kind.BLINDED)
+        self._backend.require_expected_size(sender, len(points) // POINT_BYTES)
         check_points(sender, points)
         by_scalar = partial(multiply_points, self._blindings[sender].scalar)
         tags = self._map_blocks(f"blinding the IDs of {sender}", by_scalar, points)
@@ -207,14 +208,12 @@ class _EcdhRole(Aligner, ABC):
         return map_in_threads(work, blocks, threads=backend.threads, report=report_progress)
 
 
-class EcdhIntersection(SetIntersection):
+class EcdhIntersection(ResumableIntersection):
     """The backend `ecdh`. Few bytes, no helper party; see `leaks`.
 
     Args:
         threads: how many this party blinds with; None means one for each processor.
-        secret: 32 bytes that scalars and orders follow from, so that a broken-off intersection can
-            be repeated message by message. A party keeps it to itself and uses it with one set of
-            IDs only. None: they are fresh.
+        secret, expected_sizes: see `ResumableIntersection`.
     """
 
     name: ClassVar[str] = "ecdh"
@@ -239,13 +238,20 @@ class EcdhIntersection(SetIntersection):
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
         secret: bytes | None = None,
+        expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
-        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        super().__init__(
+            agreement,
+            threads=threads,
+            progress=progress,
+            admit=admit,
+            secret=secret,
+            expected_sizes=expected_sizes,
+        )
         if agreement.sizes:
             raise LocalProtocolError(
-                "ecdh shows the true sizes of sets and deals nothing; circuit can use agreed sizes"
+                "ecdh shows the true sizes of sets; ot, vole, opprf and circuit can use agreed sizes"
             )
-        self.secret = secret
 
     @staticmethod
     def longest_message(ids: int) -> int:
@@ -288,12 +294,6 @@ class EcdhHub(_EcdhRole):
         """The own rows shared with each member, ascending: known to the hub whatever is opened."""
         return {member: np.flatnonzero(place >= 0) for member, place in self._places.items()}
 
-    @property
-    def places(self) -> dict[str, Rows]:
-        """The place of each of `rows` in the list of each member; known to the hub alone."""
-        rows = self.rows
-        return {member: place[rows] for member, place in self._places.items()}
-
     def _run_role(self) -> Script:
         own_tags = {}
         members = list(self._blindings)
@@ -327,17 +327,14 @@ class EcdhMember(_EcdhRole):
         super().__init__(me, [hub], ids, backend)
         self._hub = hub
 
-    @property
-    def order(self) -> Rows:
-        return self._blindings[self._hub].order
-
     def _run_role(self) -> Script:
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)
         if self._output is Output.SIZE:
             tags = tags[random_permutation(len(tags))]
         inbox = yield self._desk.make_turn(Kind.TAGS, {self._hub: tags.tobytes()}, [self._hub])
-        return parse_opened_rows(self._desk, inbox, self._hub, self.order, len(tags))
+        order = self._blindings[self._hub].order
+        return parse_opened_rows(self._desk, inbox, self._hub, order, len(tags))
 
 
 def digest_ids(ids: Sequence[bytes], *, session: bytes) -> bytes:

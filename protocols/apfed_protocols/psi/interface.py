@@ -43,6 +43,7 @@ __all__ = [
     "Membership",
     "Output",
     "Progress",
+    "ResumableIntersection",
     "Script",
     "ScriptedIntersection",
     "SetIntersection",
@@ -674,6 +675,11 @@ class SetIntersection(ABC):
         self._admit = admit
 
     @property
+    def largest_announced_size(self) -> int:
+        """The most IDs that a peer may announce."""
+        return self.agreement.largest_size
+
+    @property
     @abstractmethod
     def longest(self) -> int:
         """The bytes of the longest message that its roles take."""
@@ -729,7 +735,7 @@ class SetIntersection(ABC):
 
     def _require_memory(self, me: str, *, own: int, members: int) -> None:
         """Refuse an agreement by which a size that is announced takes more than is allowed."""
-        size = self.agreement.largest_size
+        size = self.largest_announced_size
         needed = self.count_announced_bytes(size, own=own, members=members)
         if needed > MOST_ANNOUNCED_BYTES:
             largest = self.find_largest_size(own=own, members=members)
@@ -766,6 +772,52 @@ class ScriptedIntersection(SetIntersection):
 
     @abstractmethod
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script: ...
+
+
+class ResumableIntersection(SetIntersection):
+    """A backend that can repeat a broken-off intersection message by message.
+
+    So a session runs it bucket by bucket, see `secure_apfed.alignment.over_links`.
+
+    Args:
+        secret: 32 bytes that all randomness of messages follows from. A party keeps it to itself,
+            uses it with one set of IDs only, and refuses a message that differs from that of the
+            first attempt: else a mask would serve twice. None: it is fresh.
+        expected_sizes: the number of IDs that a peer must announce, by name. A peer that is not
+            named may announce any number up to the agreed one.
+    """
+
+    def __init__(
+        self,
+        agreement: IntersectionAgreement,
+        *,
+        threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        admit: Admit | None = None,
+        secret: bytes | None = None,
+        expected_sizes: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        self.secret = secret
+        self._expected_sizes = expected_sizes or {}
+
+    @staticmethod
+    @abstractmethod
+    def longest_message(ids: int) -> int:
+        """Return the bytes of the longest message where no party announces more IDs."""
+
+    @property
+    def largest_announced_size(self) -> int:
+        return max(self._expected_sizes.values(), default=self.agreement.largest_size)
+
+    def require_expected_size(self, peer: str, size: int) -> None:
+        """Refuse another number of IDs than this peer must announce."""
+        expected = self._expected_sizes.get(peer, size)
+        if size != expected:
+            raise RemoteProtocolError(
+                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size of "
+                "its set; all parties fill up their lists"
+            )
 
 
 class DealtIntersection(ScriptedIntersection):

@@ -44,7 +44,7 @@ as Roy's (CRYPTO 2022) does with another universal hash; the store is that of Ga
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import ClassVar
 
@@ -57,13 +57,12 @@ from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import base_ot, code
 from apfed_protocols.psi.hashing import BITS, transpose_bits
 from apfed_protocols.psi.interface import (
-    Admit,
     Guesses,
     Inbox,
     IntersectionAgreement,
     IntersectionResult,
     Output,
-    Progress,
+    ResumableIntersection,
     Script,
     ScriptedIntersection,
     Turn,
@@ -114,7 +113,7 @@ _MASKS = 8 * HASH_BYTES
 _VERSION = 151
 _BLOCK = 2**15  # rows that are worked on and sent at once
 _EVALUATED = 2**16
-_MATCHED_TAG_BYTES = 80  # as of `vole`
+_WORKING_BYTES = 2**25  # of one block of rows, in all its forms
 _PERSON = b"apfed psi ot"
 
 
@@ -136,15 +135,10 @@ class Desk(AnyDesk[Kind]):
     work = "evaluating its IDs"
 
 
-class OtIntersection(ScriptedIntersection):
-    """The backend `ot`: little computing, no helper party, as many bytes as `ecdh`; see `leaks`.
+class OtIntersection(ScriptedIntersection, ResumableIntersection):
+    """The backend `ot`: little computing, no helper party, about as many bytes as `ecdh`.
 
-    Args:
-        secret: 32 bytes that all randomness follows from, so that a broken-off intersection can be
-            repeated message by message. A party keeps it to itself, uses it with one set of IDs
-            only, and answers no message that differs from that of the first attempt: masks would
-            serve twice. None: it is fresh.
-        expected_sizes: what peers must announce, by name; of others any size is taken.
+    What it reveals is in `leaks`.
     """
 
     name: ClassVar[str] = "ot"
@@ -163,29 +157,22 @@ class OtIntersection(ScriptedIntersection):
 
     @classmethod
     def count_announced_bytes(cls, size: int, *, own: int = 0, members: int = 1) -> int:
-        """Return what the hub takes to match as many tags; a member's arrays are like messages."""
-        del own, members
-        return _MATCHED_TAG_BYTES * size
+        """Return the bytes that an announced size takes; see `SetIntersection`.
 
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-        secret: bytes | None = None,
-        expected_sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(agreement, threads=threads, progress=progress, admit=admit)
-        self._secret = secret
-        self._expected_sizes = expected_sizes or {}
+        A member holds the hub's vector as it came, and what it opens it to, each twice at most; the
+        hub takes less to match as many tags.
+        """
+        del own, members
+        return 4 * vector_bytes(size) + _WORKING_BYTES
+
+    @staticmethod
+    def longest_message(ids: int) -> int:
+        tags = tag_bytes(ids, ids) * ids
+        return message_bytes(max(CHOICES_BYTES, PROOF_BYTES, vector_bytes(ids), tags))
 
     @property
     def longest(self) -> int:
-        largest = self.agreement.largest_size
-        tags = tag_bytes(largest, largest) * largest
-        return message_bytes(max(CHOICES_BYTES, vector_bytes(largest), tags))
+        return self.longest_message(self.agreement.largest_size)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Conversation:
         raise LocalProtocolError(
@@ -296,9 +283,9 @@ class OtIntersection(ScriptedIntersection):
 
     def _derive_secret(self, peer: str) -> bytes:
         """Return the secret of what is played with a peer, or of the own set alone if it is empty."""
-        if self._secret is None:
+        if self.secret is None:
             return fresh_key()
-        return derive_key(self._secret, b"ot", self.agreement.digest, peer.encode())
+        return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
     def _parse_size(self, desk: Desk, inbox: Inbox, member: str) -> int:
         (size,) = SIZE.unpack_from(desk.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES))
@@ -307,12 +294,7 @@ class OtIntersection(ScriptedIntersection):
 
     def _check_size(self, peer: str, size: int) -> None:
         self.agreement.check_announced_sizes(peer, [size], [peer])
-        expected = self._expected_sizes.get(peer, size)
-        if size != expected:
-            raise RemoteProtocolError(
-                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size of "
-                "its set; all parties fill up their lists"
-            )
+        self.require_expected_size(peer, size)
 
 
 def vector_bytes(hub_size: int) -> int:
