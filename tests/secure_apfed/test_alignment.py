@@ -96,7 +96,7 @@ HIDDEN = {"pairwise_overlaps": "hidden"}
 @pytest.mark.parametrize(
     ("given", "backend"),
     [
-        ({}, "ecdh"),
+        ({}, "ot"),
         ({"dealer": True}, "vole"),
         ({"dealer": True, **HIDDEN}, "opprf"),
         ({"protocol": "circuit", **HIDDEN}, "circuit"),
@@ -125,6 +125,7 @@ def test_hidden_overlaps_need_what_hides_them(given: dict[str, Any], says: str) 
     ("protocol", "most", "hub", "member"),
     [
         ("ecdh", 10**7, 16 * 630_988, 16 * 630_988),
+        ("ot", 10**7, 16 * 820_373, 16 * 630_988),
         ("vole", 2, 91, 2),
         ("opprf", 1000, 1408, 3 * 1388),
         ("circuit", 1000, 1408, 22 * 1408),

@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import binom
 
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
+from apfed_protocols.psi import ot
 from apfed_protocols.psi.interface import IntersectionTooSmallError
 from secure_apfed.alignment import buckets, over_links
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, compute_capacity
@@ -47,6 +48,7 @@ class Session:
         self.folder = folder
         self.sent: list[Envelope] = []
         self.settings = dict.fromkeys(self.ids, SETTINGS)
+        self.protocol = "auto"
         self.die: Callable[[Envelope], bool] = lambda envelope: False
 
     def _record(self, envelope: Envelope, wire_bytes: int) -> None:
@@ -58,6 +60,8 @@ class Session:
         hub, *members = self.ids
         world = network(InMemoryNetwork, *self.ids, record=self._record)
         everything: dict[str, Any] = {}
+        protocol = {"protocol": self.protocol}
+        settings = {name: own.model_copy(update=protocol) for name, own in self.settings.items()}
         for name, ids in self.ids.items():
             links = world.links[name]
             most = signs_of_alignment(SETTINGS.maximum_ids, len(members))
@@ -67,9 +71,9 @@ class Session:
                 "folder": self.folder and self.folder / name,
             }
             everything[name] = (
-                align_hub(links, members, ids, self.settings[name], **rest)
+                align_hub(links, members, ids, settings[name], **rest)
                 if name == hub
-                else align_member(links, hub, ids, self.settings[name], members=members, **rest)
+                else align_member(links, hub, ids, settings[name], members=members, **rest)
             )
         try:
             found = world.run_scripts(everything)
@@ -84,11 +88,17 @@ class Session:
         self.die = lambda envelope: False
 
 
-def test_buckets_find_what_one_list_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+PROTOCOLS = pytest.mark.parametrize("protocol", ["ot", "ecdh"])
+
+
+@PROTOCOLS
+def test_buckets_find_what_one_list_finds(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
-    for limit in (1000, 50, 3):
+    for limit in (1000, 50, 3 if protocol == "ecdh" else 20):
         monkeypatch.setattr(buckets, "BUCKET_IDS", limit)
-        found[limit] = Session().align()
+        session = Session()
+        session.protocol = protocol
+        found[limit] = session.align()
     assert found[1000]["bank"] != found[50]["bank"]  # each in an order of its own
     order = found[50]["bank"]  # which tells nothing of buckets
     assert order not in (sorted(order), [name for name in IDS["bank"] if name in COMMON])
@@ -170,11 +180,19 @@ def dies_after(name: str, messages: int) -> Callable[[Envelope], bool]:
     return lambda one: one.sender == name and next(left, None) is None
 
 
+# how many messages the hub and a member send in the opening, in one bucket, and a half
+MESSAGES = {"ot": (2 + 8 + 4, 1 + 3 + 2), "ecdh": (8, 5)}
+
+
+@PROTOCOLS
 @pytest.mark.parametrize("name", IDS)
-def test_who_is_killed_in_a_bucket_goes_on_with_it(name: str, tmp_path: Path) -> None:
+def test_who_is_killed_in_a_bucket_goes_on_with_it(
+    name: str, protocol: str, tmp_path: Path
+) -> None:
     session = Session(tmp_path / name)
     whole = Session(tmp_path / f"{name} whole")
-    session.broken_off(dies_after(name, 8 if name == "bank" else 5))
+    session.protocol = whole.protocol = protocol
+    session.broken_off(dies_after(name, MESSAGES[protocol][name != "bank"]))
     kept = {party: len(list((tmp_path / name / party).glob("result-*.bin"))) for party in IDS}
     assert min(kept.values()) > 0
     session.sent.clear()
@@ -184,12 +202,16 @@ def test_who_is_killed_in_a_bucket_goes_on_with_it(name: str, tmp_path: Path) ->
 
 
 def first_lists(session: Session) -> set[bytes]:
-    """The longest messages of all: the blinded lists, without the head of their parts."""
+    """The longest messages of all: lists and vectors, without the head of their parts."""
     return {one.payload[20:] for one in session.sent if len(one.payload) > 20 + 32 * 30}
 
 
-def test_what_is_sent_again_is_the_same_and_of_other_ids_another(tmp_path: Path) -> None:
+@PROTOCOLS
+def test_what_is_sent_again_is_the_same_and_of_other_ids_another(
+    protocol: str, tmp_path: Path
+) -> None:
     session = Session(tmp_path / "two", bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
+    session.protocol = protocol
     session.broken_off(lambda one: len(session.sent) == 4)  # the last list, or the tags
     before = first_lists(session)
     assert before
@@ -197,9 +219,11 @@ def test_what_is_sent_again_is_the_same_and_of_other_ids_another(tmp_path: Path)
     session.align("second")
     assert before <= first_lists(session)
     fresh = Session(tmp_path / "fresh", bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
+    fresh.protocol = protocol
     fresh.align("first")
     assert not before & first_lists(fresh)
     session = Session(tmp_path)
+    session.protocol = protocol
     session.broken_off(lambda one: len(session.sent) == 30)
     lists = first_lists(session)
     session.sent = []
@@ -208,12 +232,37 @@ def test_what_is_sent_again_is_the_same_and_of_other_ids_another(tmp_path: Path)
     assert not lists & first_lists(session)
 
 
-def test_a_peer_that_sends_another_list_the_second_time_is_refused(tmp_path: Path) -> None:
+@PROTOCOLS
+def test_a_peer_that_sends_another_list_the_second_time_is_refused(
+    protocol: str, tmp_path: Path
+) -> None:
     """Its own record says that nothing changed; the record of the bank says otherwise."""
     session = Session(tmp_path)
+    session.protocol = protocol
     session.broken_off(lambda one: len(session.sent) == 30)
     (tmp_path / "shop" / "secret.bin").write_bytes(bytes(32))
-    with pytest.raises(RemoteProtocolError, match=r"^shop sent another list of IDs for bucket"):
+    with pytest.raises(RemoteProtocolError, match=r"^shop sent another message for bucket"):
+        session.align("second")
+
+
+DONE_BYTES = 20 + 22  # the heads of a part and of an empty message
+
+
+@pytest.mark.parametrize("label", [b"ot challenge", b"ot order"], ids=["challenge", "tags"])
+def test_a_later_message_that_differs_the_second_time_is_refused(
+    label: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second proof, under another challenge, would tell what the first one's mask hid."""
+    session = Session(tmp_path, bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
+    session.protocol = "ot"
+    session.broken_off(lambda one: one.sender == "bank" and len(one.payload) == DONE_BYTES)
+    derive_key = ot.derive_key
+
+    def derive_another(key: bytes, *context: bytes) -> bytes:
+        return derive_key(key, *context, *([b"another"] if label in context else []))
+
+    monkeypatch.setattr(ot, "derive_key", derive_another)
+    with pytest.raises(RemoteProtocolError, match=r"^shop sent another message for bucket 0"):
         session.align("second")
 
 
@@ -334,6 +383,7 @@ def test_signs_reach_everybody_and_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(exchange_links, "IDS_A_SIGN", 20)
     monkeypatch.setattr("apfed_protocols.psi.ecdh._POINTS_OF_A_PIECE", 10)
     session = Session()
+    session.protocol = "ecdh"
     assert set(session.align()["bank"]) == COMMON
     alive = {(one.sender, one.receiver) for one in session.sent if one.kind is Kind.ALIVE}
     assert alive >= {("bank", "shop"), ("bank", "post"), ("shop", "bank"), ("post", "bank")}

@@ -52,7 +52,7 @@ WITH: Mapping[str, dict[str, Any]] = {
 }
 # Where a name is looked up in a table.
 TABLES: Mapping[str, tuple[str, ...]] = {
-    "alignment.protocol": ("auto", "ecdh", "vole", "opprf", "circuit"),
+    "alignment.protocol": ("auto", "ot", "ecdh", "vole", "opprf", "circuit"),
     "method": tuple(METHODS),
     "task": ("classification", "regression", "ranking"),
     "measure": ("accuracy", "auc", "f1"),

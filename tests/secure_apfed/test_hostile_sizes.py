@@ -465,7 +465,7 @@ def test_pairs_of_a_batch_are_counted_before_any_is_compared(method: str) -> Non
 def test_a_forecast_tries_each_protocol_whatever_largest_set_is_agreed() -> None:
     config = load_config_text(RUN, overrides=["alignment.maximum_ids=4294967295"])
     tried = {cost.protocol for cost in forecast(config, declare(60, labelled=40)).intersections}
-    assert tried >= {"ecdh", "vole", "opprf", "circuit"}
+    assert tried >= {"ecdh", "ot", "vole", "opprf", "circuit"}
 
 
 def compare_pairs(rows: int) -> str:

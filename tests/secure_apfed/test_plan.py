@@ -58,7 +58,7 @@ def test_without_a_config_both_guards_are_calibrated(capsys: Capture) -> None:
 def test_with_a_config_its_numbers_are_taken_and_options_win(config: Path, capsys: Capture) -> None:
     answer = told(capsys, "plan", config, "--epsilon", 4, "--set", "guard.clip=2.0")
     aligned = {one["protocol"]: one for one in answer["intersections"]}
-    assert [name for name, one in aligned.items() if one["chosen"]] == ["ecdh"]
+    assert [name for name, one in aligned.items() if one["chosen"]] == ["ot"]
     assert aligned["vole"]["wire_bytes"] < aligned["opprf"]["wire_bytes"]
     assert aligned["opprf"]["wire_bytes"] < aligned["circuit"]["wire_bytes"] / 5
     (noise,) = answer["calibration"]
