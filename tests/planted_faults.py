@@ -1,4 +1,4 @@
-"""Fifty-two small faults that an engineer could make, each with the tests that should notice it.
+"""Fifty-three small faults that an engineer could make, each with the tests that should notice it.
 
 `tests/test_planted_faults.py` plants one at a time in a copy of the code. Whoever takes tests away
 runs it before and after; whoever changes a quoted place changes the quotation, too.
@@ -66,6 +66,11 @@ tags_in_the_hubs_order: test_psi_contract.py
     Where only the size is to open, the hub reads which of its IDs are common.
 -tags = tags[random_permutation(len(tags))]
 +tags = tags[np.arange(len(tags))]
+--- protocols/apfed_protocols/psi/ot.py
+vector_of_no_store: test_psi_ot.py
+    A hub sends a vector that is no store, and reads bits that hide a member's tags.
+-if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
++if expected.shape != self._hashed.shape:
 --- protocols/apfed_protocols/noise.py
 zero_twice: test_noise.py
     Discrete noise is zero twice as often as the law says.

@@ -1,13 +1,14 @@
 """Set intersections at 50 % overlap, beside the library that is fastest.
 
-Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ecdh-buckets/N` (as in a
-session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on each of two sides;
-each runs in interpreters of its own, and those of a size take turns. Medians over the repetitions:
-seconds from a CSV file of IDs to the common rows, bytes and peak memory in bytes; `ratio` is
-seconds by those of `peer`. `floor_seconds`, of `ecdh`, is what the multiplications alone take: the
-same library on the same processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up
-to 0.4.34: SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own, which also
-has openmined-psi 2.0.6 (`openmined/N`, from IDs in memory; both sides take turns in one process).
+Cases `circuit/N`, `circuit-crypten/N` (its gates on CrypTen), `ecdh/N`, `ot/N`, both also with
+`-buckets` (as in a session, over sealed links), `vole/N`, `opprf/N` and `spu-rr22/N` for N IDs on
+each of two sides; each runs in interpreters of its own, and those of a size take turns. Medians
+over the repetitions: seconds from a CSV file of IDs to the common rows, processor seconds of the
+busiest party, bytes and peak memory in bytes; `ratio` is seconds by those of `peer`.
+`floor_seconds`, of `ecdh`, is what the multiplications alone take: the same library on the same
+processors, and nothing else. The peer, spu 0.9.5, needs numpy 1 and jax up to 0.4.34:
+SECURE_APFED_SPU_PYTHON names the interpreter of an environment of its own, which also has
+openmined-psi 2.0.6 (`openmined/N`, from IDs in memory; both sides take turns in one process).
 """
 
 import os
@@ -29,9 +30,10 @@ _PEER_PYTHON = "SECURE_APFED_SPU_PYTHON"
 _THEIRS = (_PEER, "openmined")
 _MOST_OF_OPENMINED = 100_000
 _RIVAL = {
-    **dict.fromkeys(("circuit", "opprf", "vole", "ecdh"), _PEER),
+    **dict.fromkeys(("circuit", "opprf", "vole", "ecdh", "ot"), _PEER),
     _ON_CRYPTEN: "circuit",
     "ecdh-buckets": "ecdh",
+    "ot-buckets": "ot",
 }
 
 PSI = Bench(
@@ -46,7 +48,7 @@ PSI = Bench(
         )
         for size, repetitions in (_QUICK if quick else _REPETITIONS).items()
     ],
-    fields=("peak_memory", "floor_seconds", "dealt_bytes"),
+    fields=("processor_seconds", "peak_memory", "floor_seconds", "dealt_bytes"),
 )
 
 

@@ -1,14 +1,15 @@
 """One intersection, run as a script in an interpreter of its own by `apfed_bench.apart`.
 
 Takes a case and a size, and prints one JSON object: `seconds` from a CSV file of IDs to the rows
-that both have, reading, encoding and the dealer's part included, as the peer's are; `bytes`
-where they can be seen, `peak_memory` in bytes, `common` (IDs found); for `ecdh` also
-`floor_seconds`, what its library's multiplications alone take, for `vole` and `opprf`
-`dealt_bytes`, what the dealer sends beside `bytes`. Peak memory is the sum over the parties'
-processes.
+that both have, reading, encoding and the dealer's part included, as the peer's are;
+`processor_seconds` of the busiest party; `bytes` where they can be seen, `peak_memory` in bytes,
+`common` (IDs found); for `ecdh` also `floor_seconds`, what its library's multiplications alone
+take, for `vole` and `opprf` `dealt_bytes`, what the dealer sends beside `bytes`. Peak memory is the
+sum over the parties' processes.
 
-`ecdh-buckets` is what a session runs: sealed links over sockets of this machine, IDs streamed from
-a Parquet file, a folder that keeps what is needed to go on. On sets larger than others can take:
+`ecdh-buckets` and `ot-buckets` are what a session runs: sealed links over sockets of this machine,
+IDs streamed from a Parquet file, a folder that keeps what is needed to go on. On sets larger than
+others can take:
 `PYTHONPATH=. python experiments/apfed_bench/psi_case.py ecdh-buckets 2500000`.
 Each case imports only what it measures, so that the peer can live in an environment without
 this project, and memory is that of the protocol.
@@ -33,8 +34,9 @@ _PARTIES = ("hub", "member", "dealer")
 # how the figures of several parties become one
 _GATHER: Mapping[str, Callable[[Iterable[Any]], Any]] = {
     **dict.fromkeys(("bytes", "peak_memory", "dealt_bytes"), sum),
-    **dict.fromkeys(("seconds", "common", "floor_seconds"), max),
+    **dict.fromkeys(("seconds", "processor_seconds", "common", "floor_seconds"), max),
 }
+_WITHOUT_DEALER = ("ecdh", "ot")
 _SAMPLE = 20_000
 _PATIENCE_S = 1500
 _PIECE = 2**16
@@ -141,6 +143,7 @@ def _run_party(
     backend: Any = SET_INTERSECTIONS[protocol](agreement, threads=1)
     receive = _meet_parties(ends)
     began = time.perf_counter()
+    processor_began = time.process_time()
     sent = list[int]()
     path = Path(folder) / f"{me}.csv"
     table = csv.read_csv(path) if path.exists() else None
@@ -156,7 +159,11 @@ def _run_party(
         "dealer": lambda: backend.make_dealer("hub", ["member"]),
     }[me]()
     take_part(role, send=send_body, receive=receive, patience_s=_PATIENCE_S)
-    result = {"seconds": time.perf_counter() - began, "bytes": sum(sent)}
+    result = {
+        "seconds": time.perf_counter() - began,
+        "processor_seconds": time.process_time() - processor_began,
+        "bytes": sum(sent),
+    }
     if protocol in ("vole", "opprf"):  # correlations know no ID, and are counted apart
         dealt_bytes = result["bytes"] if me == "dealer" else 0
         result |= {"bytes": result["bytes"] - dealt_bytes, "dealt_bytes": dealt_bytes}
@@ -168,7 +175,7 @@ def _run_party(
 
 def _run_ours(protocol: str, size: int) -> Measured:
     """Run each party as a process of its own with one thread, over sockets of this machine."""
-    parties = _PARTIES[: 2 if protocol == "ecdh" else 3]
+    parties = _PARTIES[: 2 if protocol in _WITHOUT_DEALER else 3]
     ends: dict[str, dict[str, Connection]] = {name: {} for name in parties}
     for first, second in itertools.combinations(parties, 2):
         ends[first][second], ends[second][first] = multiprocessing.Pipe()
@@ -213,7 +220,13 @@ def _seal_link(me: str, peer: str, meeting: Connection, links: Any) -> None:
 
 
 def _bucket_party(
-    me: str, folder: str, size: int, near: socket.socket, meeting: Connection, report: Connection
+    me: str,
+    protocol: str,
+    folder: str,
+    size: int,
+    near: socket.socket,
+    meeting: Connection,
+    report: Connection,
 ) -> None:
     """Play one party in buckets, from its file to its rows, and report it."""
     from secure_apfed.alignment import IdFile
@@ -231,9 +244,10 @@ def _bucket_party(
     links = Links(me, [peer], transport.send_frame, lambda _, wire_bytes: sent.append(wire_bytes))
     _seal_link(me, peer, meeting, links)
     links.signs.set_limits({peer: signs_of_alignment(size, 1)})
-    settings = AlignmentSettings(threads=1, maximum_ids=size)
+    settings = AlignmentSettings(protocol=protocol, threads=1, maximum_ids=size)
     store = Path(folder) / me
     began = time.perf_counter()
+    processor_began = time.process_time()
     ids = IdFile(me, Path(folder) / f"{me}.parquet", "id")
     options: dict[str, Any] = {"session": "bench", "folder": store}
     if me == "hub":
@@ -242,12 +256,13 @@ def _bucket_party(
         script = align_member(links, peer, ids, settings, members=[me], **options)
     rows = run_script(script, transport, timeout_s=60)
     seconds = time.perf_counter() - began
+    processor_seconds = time.process_time() - processor_began
     transport.close()
-    result = {"seconds": seconds, "peak_memory": peak_memory(), "common": len(rows)}
-    report.send(result | {"bytes": sum(sent)})
+    result = {"seconds": seconds, "processor_seconds": processor_seconds, "bytes": sum(sent)}
+    report.send(result | {"peak_memory": peak_memory(), "common": len(rows)})
 
 
-def _run_buckets(_protocol: str, size: int) -> Measured:
+def _run_buckets(protocol: str, size: int) -> Measured:
     """Run two processes on sealed links; a minute of silence ends it."""
     parties = ("hub", "member")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -257,7 +272,7 @@ def _run_buckets(_protocol: str, size: int) -> Measured:
         for party, first in zip(parties, (0, size // 2), strict=True):
             _write_ids(Path(folder) / f"{party}.parquet", first, size)
         jobs = {
-            party: (party, folder, size, near, meeting)
+            party: (party, protocol, folder, size, near, meeting)
             for party, near, meeting in zip(parties, sockets, meetings, strict=True)
         }
         return _run_parties(_bucket_party, jobs)
@@ -284,10 +299,13 @@ def _spu_party(
         output_params=psi.OutputParams(path=f"{folder}/out{rank}.csv", disable_alignment=True),
     )
     began = time.perf_counter()
+    processor_began = time.process_time()
     common = psi.psi_execute(config, link).intersection_count
     seconds = time.perf_counter() - began
+    processor_seconds = time.process_time() - processor_began
     link.stop_link()
-    report.send({"seconds": seconds, "peak_memory": peak_memory(), "common": common})
+    result = {"seconds": seconds, "processor_seconds": processor_seconds, "common": common}
+    report.send(result | {"peak_memory": peak_memory()})
 
 
 def _run_spu(protocol: str, size: int) -> Measured:
@@ -325,6 +343,8 @@ CASES: Mapping[str, tuple[Callable[..., Measured], str]] = {
     "circuit-crypten": (_run_ours, "circuit_crypten"),
     "ecdh": (_run_ours, "ecdh"),
     "ecdh-buckets": (_run_buckets, "ecdh"),
+    "ot": (_run_ours, "ot"),
+    "ot-buckets": (_run_buckets, "ot"),
     "vole": (_run_ours, "vole"),
     "opprf": (_run_ours, "opprf"),
     "spu-rr22": (_run_spu, "RR22"),

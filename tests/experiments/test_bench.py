@@ -195,17 +195,21 @@ def test_without_crypten_its_cases_are_rows_with_the_reason(
     assert sums["plain/m4"]["seconds"] > 0
 
 
+INTERSECTIONS = ("circuit", "ecdh", "ecdh-buckets", "ot", "ot-buckets", "vole", "spu-rr22")
+
+
 @pytest.mark.slow
 def test_intersections_of_one_size_and_an_absent_peer_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECURE_APFED_SPU_PYTHON", "/no/such/python")
-    cases = [f"{case}/300" for case in ("circuit", "ecdh", "ecdh-buckets", "vole", "spu-rr22")]
+    cases = [f"{case}/300" for case in INTERSECTIONS]
     found = {line["case"]: line for line in apart.compare_intersections(300, 1, cases)}
     assert list(found) == cases
     assert "/no/such/python" in found.pop("spu-rr22/300")["reason"]
     for line in found.values():
         assert 0 < line["seconds"] < 60
+        assert 0 < line["processor_seconds"] < 60
         assert 10**7 < line["peak_memory"] < 3 * 10**9  # three parties import torch, CUDA or not
     assert (found["circuit/300"]["peer"], found["circuit/300"]["ratio"]) == ("spu-rr22/300", None)
     assert 0 < found["ecdh/300"]["floor_seconds"] < 60

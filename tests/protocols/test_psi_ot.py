@@ -27,7 +27,7 @@ from apfed_protocols.psi.ot import (
     columns_to_rows,
     rows_to_columns,
 )
-from apfed_protocols.randomness import fresh_key, keystream
+from apfed_protocols.randomness import fresh_key
 from tests.contracts.intersections import HEADER, Change, Sets, deliver, of_kind
 
 SESSION = bytes(32)
@@ -304,7 +304,9 @@ RECORDED: Mapping[str, str] = {
 
 def make_ends(**expected: int) -> dict[str, Aligner]:
     ends = {
-        name: OtIntersection(AGREED, secret=hashlib.sha256(name.encode()).digest(), expected_sizes=expected)
+        name: OtIntersection(
+            AGREED, secret=hashlib.sha256(name.encode()).digest(), expected_sizes=expected
+        )
         for name in SETS
     }
     return {
@@ -321,9 +323,7 @@ def play(change: Change | None = None) -> tuple[dict[str, Aligner], list[tuple[s
 def test_every_message_is_as_recorded() -> None:
     ends, sent = play()
     assert {SETS["hub"][row] for row in ends["hub"].rows} == SHARED
-    digests = {
-        Kind(out.body[1]).name: hashlib.sha256(out.body).hexdigest()[:32] for _, out in sent
-    }
+    digests = {Kind(out.body[1]).name: hashlib.sha256(out.body).hexdigest()[:32] for _, out in sent}
     assert digests == RECORDED
 
 

@@ -13,9 +13,9 @@ In the group of prime order of edwards25519, in which G is the base point:
 3. The sender computes M_i = R_i + H(j, i, R_(1-i)) and the keys KDF(j, i, A, R_0, R_1, a M_i);
    the receiver the one of its choice, since a M_c = t A.
 
-Who knows the logarithm of M_0 and of M_1 would have found R_0, R_1 of which each is the other's hash
-moved by a known multiple of G. One A serves for all transfers, which is safe because the number of the transfer
-and all messages go into hash and key: else equal R would give equal keys.
+Who knows the logarithm of M_0 and of M_1 would have found R_0, R_1 of which each is the other's
+hash moved by a known multiple of G. One A serves for all transfers, which is safe because the
+number of the transfer and all messages go into hash and key: else equal R would give equal keys.
 Source: Masny and Rindal, CCS 2019 (endemic OT in one round, from Diffie-Hellman); McQuoid, Rosulek
 and Roy, ASIACRYPT 2021 (what batches must hash).
 

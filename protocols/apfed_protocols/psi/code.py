@@ -1,15 +1,15 @@
 """A linear code by which two different words differ in at least 128 places: extended BCH [512, 85].
 
 Run by: hub and member of `apfed_protocols.psi.ot`, on public arithmetic. The code has the words of
-511 bits that, as polynomials over GF(2), have the roots x, x^2, ..., x^126 in GF(2^9), and one bit more
-that makes the number of ones even. 126 powers in a row as roots give a distance of at least 127
-(BCH bound), the last bit makes it even: 128. These powers and their squares are 426 numbers, which
-leave 511 - 426 = 85 bits free. The free bits stand first, as they are, so that sums of
-words need the sums of 85 columns alone to be known.
+511 bits that, as polynomials over GF(2), have the roots x, x^2, ..., x^126 in GF(2^9), and one bit
+more that makes the number of ones even. 126 powers in a row as roots give a distance of at least
+127 (BCH bound), the last bit makes it even: 128. These powers and their squares are 426 numbers,
+which leave 511 - 426 = 85 bits free. The free bits stand first, as they are, so that sums of words
+need the sums of 85 columns alone to be known.
 
 Bit q of word w of a row is place 64 w + q.
-Source: Bose and Ray-Chaudhuri, Hocquenghem (1959-60); Orru, Orsini and Scholl, CT-RSA 2017 (such codes
-in OT extension).
+Source: Bose and Ray-Chaudhuri, Hocquenghem (1959-60); Orru, Orsini and Scholl, CT-RSA 2017 (such
+codes in OT extension).
 """
 
 from functools import cache

@@ -250,7 +250,7 @@ class EcdhIntersection(ResumableIntersection):
         )
         if agreement.sizes:
             raise LocalProtocolError(
-                "ecdh shows the true sizes of sets; ot, vole, opprf and circuit can use agreed sizes"
+                "ecdh shows the true sizes of sets; ot, vole, opprf and circuit take agreed sizes"
             )
 
     @staticmethod

@@ -378,7 +378,7 @@ class Aligner:
 
     @property
     def places(self) -> Mapping[str, NDArray[np.int64]]:
-        """Where each of `rows` is in the list of each member; known to a hub that compares lists."""
+        """Where each of `rows` is in each member's list; known to a hub that compares lists."""
         places = self._require_result().places
         if places is None:
             raise self._make_output_error("places in lists of members")
@@ -815,8 +815,8 @@ class ResumableIntersection(SetIntersection):
         expected = self._expected_sizes.get(peer, size)
         if size != expected:
             raise RemoteProtocolError(
-                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size of "
-                "its set; all parties fill up their lists"
+                f"{peer} sent a list of {size} IDs for a bucket, expected {expected} by the size "
+                "of its set; all parties fill up their lists"
             )
 
 

@@ -1,7 +1,7 @@
 """Private set intersection without a dealer: an OPRF from OT extension, checked by a linear code.
 
 Run by: the active as the hub, each passive as a member, over authenticated and encrypted links.
-Protects from: parties that send what they like, but for what `leaks` and the last paragraph say.
+Protects from: parties that send what they like, but for what `leaks` and Security below say.
 With each member apart, where C is the code of `apfed_protocols.psi.code` (85 bits to 512, distance
 128), and * between words is bit by bit:
 
@@ -9,33 +9,43 @@ With each member apart, where C is the code of `apfed_protocols.psi.code` (85 bi
    the member the one that its bit of s chooses. The hub names a key, under which H(x) has 128 bits,
    and encodes its set as a store D with Decode(D, x) = H(x), of which 85 bits count
    (`apfed_protocols.psi.store`). 128 random rows follow the store.
-2. VECTOR. The keys expand to columns; T0 and T1 are the matrices of those of the hub, a row for each
-   row of D. It sends U = T0 + T1 + C(D). The member takes, of each column, its own if its bit of s is
-   0, and else adds U to it: these are the columns of Q = T0 + C(D) * s.
-3. CHALLENGE, PROOF. The member names a key, of which GHASH hashes columns to 128 bits. The hub sends
-   the hash of each column of T0 and of D; the member checks that of its columns, since
+2. VECTOR. The keys expand to columns; T0 and T1 are the matrices of those of the hub, a row for
+   each row of D. It sends U = T0 + T1 + C(D). The member takes, of each column, its own if its bit
+   of s is 0, and else adds U to it: these are the columns of Q = T0 + C(D) * s.
+3. CHALLENGE, PROOF. The member names a key, of which GHASH hashes columns to 128 bits. The hub
+   sends the hash of each column of T0 and of D; the member checks that of its columns, since
    hash(Q) = hash(T0) + C(hash(D)) * s. The random rows hide what the hash would tell of D.
-4. TAGS. The member tags each of its IDs by F(y) = hash(Decode(Q, y) + C(H(y)) * s, H(y)), in a random
-   order. The hub tags its own by hash(Decode(T0, x), H(x)), which is F(x). For another ID it lacks
-   C(z) * s with z not 0, at least 128 bits of s.
+4. TAGS. The member tags each of its IDs by F(y) = hash(Decode(Q, y) + C(H(y)) * s, H(y)), in a
+   random order. The hub tags its own by hash(Decode(T0, x), H(x)), which is F(x). For another ID it
+   lacks C(z) * s with z not 0, at least 128 bits of s.
 5. ROWS, DONE or REFUSAL: it compares, and opens what all share; see `open_rows`.
 
-Security: 128 bits against computing, 40 against chance. The functionality is the OPRF; it holds against
-either party if it deviates, with all hashes as random oracles, AES as a pseudorandom generator, and
-the gap Diffie-Hellman assumption. A hub whose U is no code word in some columns passes the check
-where it guesses the bits of s there, so it learns c bits of s with probability 2^-c, and then lacks
-128 - c: it gains nothing on the whole. It tries out one ID for each cell of its store (more only where
-it searches for IDs whose rows depend on each other, or meets them by a chance of 2^-85). What a member
-sends is like another set of its, but for pairs of IDs that it searched for until their
-tags were equal (2^40 hashes a pair where tags have 10 bytes). Nobody checks the last message: the
-hub may open fewer common IDs than there are to a member, or others of the member's list.
+Security: 128 bits against computing, 40 against chance. The OPRF holds against either party if it
+deviates, with all hashes as random oracles, AES as a pseudorandom generator, and the gap
+Diffie-Hellman assumption. What one that deviates gets:
 
-Where the parties agreed on sizes, the store is as large as for the agreed size, and a smaller set of
-a member fills its tags up with random ones.
+- The hub, whose U is no code word in c columns, passes the check where it guesses the bits of s
+  there: it learns c bits of s with probability 2^-c, and is refused else, before any tag was sent.
+  It then lacks 128 - c bits, so that the chance to tag one ID more stays 2^-128. With up to 2^20
+  IDs no other error passes but with a chance of 2^-40: parity checks of U that have a rank of 74 or
+  more need as many guesses, and GHASH keeps fewer columns apart but with that chance.
+- The hub tries out one ID for each cell of its store, 1.3 n + 88 of an announced n. Each one more
+  takes guessed IDs whose rows and 85 bits add up to nothing: lists of 2^20 of them or more (Wagner,
+  CRYPTO 2002). Counting alone bounds this: no store holds more than 1.1 IDs a cell of 10^7 guessed
+  ones, or 1.4 of 2^40, of sets of 100,000.
+- A member's tags are those of another set of its, but for pairs of IDs that it searched for until
+  their tags were equal (2^40 hashes a pair where tags have 10 bytes). What it changes in transfers
+  or tags makes IDs of its own list fail, and tells it nothing: the hub answers by the common rows
+  alone.
+- Nobody checks the last message: the hub may open fewer common IDs than there are to a member, or
+  others of the member's list.
 
-Source: Kolesnikov, Kumaresan, Rosulek and Trieu, CCS 2016 (OPRF from OT extension); Orru, Orsini and
-Scholl, CT-RSA 2017 (linear code, consistency check); Pinkas, Rosulek, Trieu and Yanai, EUROCRYPT
-2020 (one store for a whole set, malicious parties).
+Where the parties agreed on sizes, the store is as large as for the agreed size, and a smaller set
+of a member fills its tags up with random ones.
+
+Source: Kolesnikov, Kumaresan, Rosulek and Trieu, CCS 2016 (OPRF from OT extension); Orru, Orsini
+and Scholl, CT-RSA 2017 (linear code, consistency check); Pinkas, Rosulek, Trieu and Yanai,
+EUROCRYPT 2020 (one store for a whole set, malicious parties).
 Deviations: the check hashes columns by GHASH (NIST SP 800-38D) in place of random subsets of rows,
 as Roy's (CRYPTO 2022) does with another universal hash; the store is that of Garimella et al.
 (CRYPTO 2021), and the tag hashes H(x), too.
@@ -56,6 +66,7 @@ from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import base_ot, code
 from apfed_protocols.psi.hashing import BITS, transpose_bits
+from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.psi.interface import (
     Guesses,
     Inbox,
@@ -71,7 +82,6 @@ from apfed_protocols.psi.interface import (
     open_rows,
     parse_opened_rows,
 )
-from apfed_protocols.psi.interface import Desk as AnyDesk
 from apfed_protocols.psi.store import (
     Digests,
     Elements,
@@ -218,9 +228,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
             del vector
             yield Turn(sending.outgoing, ())
             del sending
-            tagger = Tagger(
-                _output_key(agreement, key, member), tag_bytes(size, announced[member])
-            )
+            tagger = Tagger(_output_key(agreement, key, member), tag_bytes(size, announced[member]))
             own_tags[member] = tagger.tag_known_ids(known[: vector_elements(size)], rows, targets)
             extensions[member] = extension
             del known
@@ -282,7 +290,7 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return opened
 
     def _derive_secret(self, peer: str) -> bytes:
-        """Return the secret of what is played with a peer, or of the own set alone if it is empty."""
+        """Return the secret of what is played with a peer; of the own set alone if it is empty."""
         if self.secret is None:
             return fresh_key()
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
@@ -401,8 +409,8 @@ class MemberExtension:
         expected = hashes[: code.LENGTH] ^ (encoded & self._chosen)
         if not hmac.compare_digest(expected.tobytes(), self._hashed.tobytes()):
             raise RemoteProtocolError(
-                f"{hub} sent a vector that is of no store, or does not prove it; it does not follow "
-                "the protocol, and was sent no tag"
+                f"{hub} sent a vector that is of no store, or does not prove it; it does not "
+                "follow the protocol, and was sent no tag"
             )
 
 
@@ -415,9 +423,7 @@ class ColumnHash:
 
     def __init__(self, key: bytes, count: int) -> None:
         mode = modes.GCM(bytes(12))  # no secret is encrypted: key and nonce are public
-        self._columns = [
-            Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)
-        ]
+        self._columns = [Cipher(algorithms.AES(key), mode).encryptor() for _ in range(count + 1)]
 
     def update(self, columns: Columns) -> None:
         """Continue each column by so many rows, a multiple of 128 unless they are the last."""
@@ -432,7 +438,8 @@ class ColumnHash:
             hasher.finalize()
         tags = np.frombuffer(b"".join(hasher.tag for hasher in self._columns), "<u8")
         tags = tags.reshape(-1, HASH_BYTES // 8)
-        return tags[:-1] ^ tags[-1]
+        hashes: Columns = tags[:-1] ^ tags[-1]
+        return hashes
 
 
 class Tagger:
@@ -499,7 +506,10 @@ def _expand_columns(keys: Sequence[bytes], rows: int) -> Iterator[Columns]:
 
 
 def rows_to_columns(rows_Rw: Elements) -> Columns:
-    """Turn rows of w words into columns, (64 w, R / 64): bit q of word k of a column is row 64 k + q."""
+    """Turn rows of w words into columns, (64 w, R / 64).
+
+    Bit q of word k of a column is of row 64 k + q.
+    """
     count, words = rows_Rw.shape
     groups = np.ascontiguousarray(rows_Rw.reshape(count // BITS, BITS, words).transpose(1, 2, 0))
     transpose_bits(groups.reshape(BITS, -1))
