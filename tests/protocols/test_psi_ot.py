@@ -245,7 +245,8 @@ class Extended:
         return True
 
     def columns_with(self, bit: int, count: int) -> list[int]:
-        return np.flatnonzero(self.bits == bit)[:count].tolist()
+        columns: list[int] = np.flatnonzero(self.bits == bit)[:count].tolist()
+        return columns
 
 
 def test_what_the_hub_knows_and_what_the_member_opens_differ_by_words_of_the_store() -> None:
