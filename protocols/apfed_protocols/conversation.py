@@ -47,10 +47,13 @@ class Conversation(Protocol):
         ...
 
 
-def converse(roles: Mapping[str, Conversation]) -> int:
+def converse(
+    roles: Mapping[str, Conversation], *, record: Callable[[str, Outgoing], None] | None = None
+) -> int:
     """Play all roles of one conversation in this process, first in, first out.
 
-    Guarantee: every role is finished on return. Returns how many bytes they sent.
+    Guarantee: every role is finished on return. Returns how many bytes they sent; `record` is
+    called with the sender of each message and the message.
 
     Raises:
         LocalProtocolError: a message is addressed to nobody, or the roles fall silent
@@ -62,6 +65,8 @@ def converse(roles: Mapping[str, Conversation]) -> int:
     while queue:
         sender, out = queue.pop(0)
         sent += len(out.body)
+        if record is not None:
+            record(sender, out)
         if out.receiver not in roles:
             raise LocalProtocolError(
                 f"{sender} wrote to {out.receiver!r}, who takes no part; "

@@ -11,19 +11,20 @@ Letters: N rows.
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from apfed_protocols.conversation import Conversation, converse
+from apfed_protocols.conversation import Conversation, Outgoing, converse
 from apfed_protocols.psi import SET_INTERSECTIONS
 from secure_apfed.alignment import canonical_ids, make_intersection
 from secure_apfed.alignment.ids import id_rules
@@ -97,6 +98,9 @@ _FEWEST = 4
 _GOLDEN = 0.618
 _SAMPLE = 2000  # in as many pieces as two threads take
 _DEALER = "dealer"
+_Route: TypeAlias = tuple[str, str]
+"""A sender and a receiver."""
+
 _TWINS = {"circuit_crypten": "circuit"}  # sends what the other sends, and takes an extra
 
 
@@ -393,7 +397,8 @@ def forecast(
         }
         for name, ledger in rehearsal.contributions.items()
     }
-    links = tuple(_scale_links(rehearsal, data, *scales, labels=longer_labels))
+    fixed = _count_fixed_bytes(config, data)
+    links = tuple(_scale_links(rehearsal, data, *scales, labels=longer_labels, fixed=fixed))
     intersections = _intersection_costs(config, data)
     aligned_by = _TWINS.get(config.alignment.backend, config.alignment.backend)
     evaluations = -(-config.train.epochs // config.train.evaluate_every)
@@ -488,18 +493,27 @@ def _describe_openings(
 
 
 def _scale_links(
-    rehearsal: "_Rehearsal", data: VerticalData, messages: float, wire: float, *, labels: float
+    rehearsal: "_Rehearsal",
+    data: VerticalData,
+    messages: float,
+    wire: float,
+    *,
+    labels: float,
+    fixed: Mapping[_Route, int],
 ) -> Iterator[Link]:
     """Scale the rehearsal's flows: alignment by IDs, training by the given factors; set-up stays.
 
-    `labels`: encrypted labels of the run for each one of the rehearsal.
+    `labels`: encrypted labels of the run for each one of the rehearsal. `fixed`: bytes of the
+    alignment that IDs do not add to.
     """
     real = {table.name: len(table.ids) for table in data.tables}
     rehearsed = len(rehearsal.data.active.ids)
     for flows, count, scale in ((rehearsal.setup, 1.0, 1.0), (rehearsal.training, messages, wire)):
         for flow in flows:
             size = scale * labels if flow.kind == Kind.ENCRYPTED_LABELS else scale
+            unscaled = 0
             if flows is rehearsal.setup and flow.kind == Kind.ALIGNMENT:
+                unscaled = min(fixed.get((flow.sender, flow.receiver), 0), flow.wire_bytes)
                 rows = [real[name] for name in (flow.sender, flow.receiver) if name in real]
                 size = sum(rows) / (len(rows) * rehearsed)
             yield Link(
@@ -507,7 +521,7 @@ def _scale_links(
                 receiver=flow.receiver,
                 kind=flow.kind.value,
                 messages=round(flow.messages * count),
-                wire_bytes=round(flow.wire_bytes * size),
+                wire_bytes=round(unscaled + (flow.wire_bytes - unscaled) * size),
             )
 
 
@@ -783,41 +797,71 @@ class IntersectionCost:
 
 
 def _intersection_costs(config: Config, data: VerticalData) -> tuple[IntersectionCost, ...]:
-    """Run every protocol with at most 2,000 IDs a party, and scale by the number of real ones."""
+    """Run every protocol with one ID and with at most 2,000 a party, and extrapolate to all."""
     if not config.method.aligns:
         return ()
-    settings = config.alignment.for_a_trial()
+    ids = _sample_ids(config, data, _SAMPLE)
+    single = {party: own_ids[:1] for party, own_ids in ids.items()}
     real = sum(len(table.ids) for table in data.tables)
-    ids = {
-        table.name: canonical_ids(table.name, table.ids[:_SAMPLE], settings)
-        for table in data.tables
-    }
-    scale = real / sum(map(len, ids.values()))
-    hub = data.active.name
+    sampled = sum(map(len, ids.values()))
+    scale = (real - len(ids)) / max(sampled - len(ids), 1)
     costs = []
     for name, backend in SET_INTERSECTIONS.items():
         if name in _TWINS:
             continue
-        # The limit fits the rehearsed IDs, so that no protocol refuses the run's largest set.
-        chosen = settings.model_copy(update={"protocol": name, "maximum_ids": _SAMPLE})
-        ends = make_intersection(chosen, session=f"plan {name}", dealer=_DEALER)
-        # IDs of one data set's first rows may share none
-        ends.agreement = replace(ends.agreement, minimum_rows=0)
-        began = time.perf_counter()
-        members = [party for party in ids if party != hub]
-        roles: dict[str, Conversation] = {hub: ends.make_hub(hub, members, ids[hub])}
-        roles |= {member: ends.make_member(member, hub, ids[member]) for member in members}
-        if backend.needs_dealer:
-            roles[_DEALER] = ends.make_dealer(hub, members)
-        sent_bytes = converse(roles)
+        fixed_bytes, fixed_seconds = _play_intersection(config, data, name, single)
+        bytes_by_route, seconds = _play_intersection(config, data, name, ids)
+        fixed = fixed_bytes.total()
         costs.append(
             IntersectionCost(
                 protocol=name,
                 chosen=name == config.alignment.backend,
-                wire_bytes=round(scale * sent_bytes),
-                seconds=scale * (time.perf_counter() - began),
+                wire_bytes=round(fixed + scale * (bytes_by_route.total() - fixed)),
+                seconds=fixed_seconds + scale * max(seconds - fixed_seconds, 0.0),
                 takes_dealer=backend.needs_dealer,
                 pairwise=backend.pairwise,
             )
         )
     return tuple(costs)
+
+
+def _count_fixed_bytes(config: Config, data: VerticalData) -> Mapping[_Route, int]:
+    """Return the bytes that the alignment sends from whom to whom whatever the number of IDs."""
+    if not config.method.aligns:
+        return {}
+    return _play_intersection(config, data, config.alignment.backend, _sample_ids(config, data, 1))[
+        0
+    ]
+
+
+def _sample_ids(config: Config, data: VerticalData, most: int) -> dict[str, list[bytes]]:
+    settings = config.alignment.for_a_trial()
+    return {
+        table.name: canonical_ids(table.name, table.ids[:most], settings) for table in data.tables
+    }
+
+
+def _play_intersection(
+    config: Config, data: VerticalData, name: str, ids: Mapping[str, list[bytes]]
+) -> tuple[Counter[_Route], float]:
+    """Play one protocol in this process; return the bytes by sender and receiver, and seconds."""
+    # The limit fits the rehearsed IDs, so that no protocol refuses the run's largest set.
+    update = {"protocol": name, "maximum_ids": _SAMPLE}
+    settings = config.alignment.for_a_trial().model_copy(update=update)
+    ends = make_intersection(settings, session=f"plan {name}", dealer=_DEALER)
+    # IDs of one data set's first rows may share none
+    ends.agreement = replace(ends.agreement, minimum_rows=0)
+    began = time.perf_counter()
+    hub = data.active.name
+    members = [party for party in ids if party != hub]
+    roles: dict[str, Conversation] = {hub: ends.make_hub(hub, members, ids[hub])}
+    roles |= {member: ends.make_member(member, hub, ids[member]) for member in members}
+    if ends.needs_dealer:
+        roles[_DEALER] = ends.make_dealer(hub, members)
+    bytes_by_route = Counter[_Route]()
+
+    def count_message(sender: str, message: Outgoing) -> None:
+        bytes_by_route[sender, message.receiver] += len(message.body)
+
+    converse(roles, record=count_message)
+    return bytes_by_route, time.perf_counter() - began
