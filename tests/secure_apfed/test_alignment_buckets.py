@@ -12,6 +12,7 @@ from scipy.stats import binom
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi import ot
 from apfed_protocols.psi.interface import IntersectionTooSmallError
+from apfed_protocols.randomness import derive_key
 from secure_apfed.alignment import buckets, over_links
 from secure_apfed.alignment.buckets import BucketedIds, bucket_count, compute_capacity
 from secure_apfed.alignment.over_links import (
@@ -256,7 +257,6 @@ def test_a_later_message_that_differs_the_second_time_is_refused(
     session = Session(tmp_path, bank=IDS["bank"][70:115], shop=IDS["shop"][:45])
     session.protocol = "ot"
     session.broken_off(lambda one: one.sender == "bank" and len(one.payload) == DONE_BYTES)
-    derive_key = ot.derive_key
 
     def derive_another(key: bytes, *context: bytes) -> bytes:
         return derive_key(key, *context, *([b"another"] if label in context else []))
