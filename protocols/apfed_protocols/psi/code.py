@@ -18,7 +18,15 @@ import numpy as np
 
 from apfed_protocols.psi.store import Elements, from_bytes, gather_sums, subset_sums
 
-__all__ = ["DIMENSION", "DISTANCE", "LENGTH", "WORDS", "encode_words", "keep_message_bits"]
+__all__ = [
+    "DIMENSION",
+    "DISTANCE",
+    "LENGTH",
+    "WORDS",
+    "encode_words",
+    "keep_message_bits",
+    "make_generator",
+]
 
 LENGTH = 512
 DIMENSION = 85
