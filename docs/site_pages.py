@@ -200,6 +200,8 @@ def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
     told = _told(settings)
     for key, field in settings.model_fields.items():
+        if key == "options":  # of plug-ins; a file has them beside the name
+            continue
         takes, default = _type(field.annotation), None if field.is_required() else _plain(field)
         evident = takes in _EVIDENT and default
         said = [default] if evident else [takes.removesuffix(" or null"), default]
@@ -221,7 +223,7 @@ def _rows(settings: Any, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _sections(annotation: Any) -> list[Any]:
-    if hasattr(annotation, "model_fields"):
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         return [annotation]
     return [found for one in get_args(annotation) for found in _sections(one)]
 

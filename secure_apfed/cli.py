@@ -126,7 +126,7 @@ def run(
     from secure_apfed.config.file import load_config
     from secure_apfed.solo.interface import cache_fits
 
-    config = load_config(config_file, overrides=overrides or ())
+    config = load_config(config_file, overrides=overrides or (), own=True)
     folder = output or Path("runs", config.name)
     if prepare:
         _prepare_folders(config, folder, timeout, transport, as_json=as_json)
@@ -386,8 +386,21 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
     apart.relay,
     doctor,
 )
+
+
+def _describe_plugins() -> str | None:
+    """Return the names that installed packages declare, for the help of a command."""
+    if "--help" not in sys.argv:  # reading them takes a while
+        return None
+    from secure_apfed.settings.plugins import GROUPS, list_declared
+
+    declared = {kind: ", ".join(sorted(list_declared(kind))) for kind in GROUPS}
+    listed = "; ".join(f"{kind} {names}" for kind, names in declared.items() if names)
+    return f"Names of installed packages: {listed}." if listed else None
+
+
 for _command in _COMMANDS:
-    app.command()(_command)
+    app.command(epilog=_describe_plugins())(_command)
 data_app.command()(finished.columns)
 data_app.command()(before.check_encoder)
 app.add_typer(data_app, name="data")

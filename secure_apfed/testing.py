@@ -1,9 +1,10 @@
 """Measures whether a plug-in keeps the words that privacy bounds rest on.
 
-For authors of objectives, labellers, guards, defences, tasks, label mechanisms and networks: call
-the function of the kind in a test of your own. Our own tables are tested with the same functions
-(`tests/secure_apfed/test_words.py`), and runs measure the same words on their first batch. Each
-function returns nothing, or raises `PromiseError` with the class, the word and what was measured.
+For authors of objectives, labellers, guards, defences, tasks, label mechanisms, networks, attacks
+and methods: call the function of the kind in a test of your own. Our own tables are tested with
+the same functions (`tests/secure_apfed/test_words.py`; attacks and methods in their contract
+tests), and runs measure the same words on their first batch. Each function returns nothing, or
+raises `PromiseError` with the class, the word and what was measured.
 
 A measurement finds many broken words and proves none: who says too much of code that these rows do
 not reach is not found out.
@@ -11,10 +12,13 @@ not reach is not found out.
 Letters: B rows of a batch, D numbers of a row, U rows to vote on, n labelled ones, K classes.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
@@ -37,17 +41,26 @@ from secure_apfed.privacy.measured import (
 )
 from secure_apfed.privacy.randomised_response import LabelMechanism, VoteResponse
 
+if TYPE_CHECKING:
+    from secure_apfed.config import Config
+    from secure_apfed.data import VerticalData
+    from secure_apfed.runs.outcome import RunResult
+
 __all__ = [
+    "check_attack",
+    "check_declared",
     "check_defence",
     "check_graph",
     "check_guard",
     "check_label_mechanism",
     "check_labeller",
     "check_loss",
+    "check_method",
     "check_objective",
     "check_row_wise",
     "check_sensitivity",
     "check_vote_response",
+    "exchange_hidden_labels",
 ]
 
 Floats = NDArray[np.float64]
@@ -316,3 +329,136 @@ def _require_odds(counts_YK: NDArray[np.int64], epsilon: float, name: str) -> No
             f"{name} says epsilon {epsilon:g}, but some answer comes e^{proved:.3g} times as often "
             "under one input as under another, at least"
         )
+
+
+def check_attack(name: str, **how: Any) -> None:
+    """Refuse an attack that misses a planted leak, or finds one where nothing leaked.
+
+    Args:
+        name: of ours, an installed package's, or package.module:Name.
+        how: `options`, `planted` and `quiet`, as `apfed_attacks.testing.check_attack` takes them.
+
+    Raises:
+        PromiseError: names the attack, and what it found or missed.
+    """
+    from apfed_attacks.testing import check_attack as check
+
+    check(name, **how)
+
+
+def check_method(config: "Config", folder: Path) -> None:
+    """Refuse a method that is not what its settings say, or whose runs do not repeat.
+
+    A short run is played three times in one process: whole, once more with the labels that nobody
+    was told exchanged, and broken off half-way and resumed.
+
+    Args:
+        config: of a small built-in set, with `party_seeds: shared_for_comparison`; a guard's noise
+            is "reproducible_insecure".
+        folder: an empty one, for the runs.
+
+    Raises:
+        PromiseError: names the method, and what differs.
+    """
+    from secure_apfed.data import load_data
+    from secure_apfed.runs.run import run
+
+    steps = list[int]()
+    few = config.data.model_copy(update={"labelled": 20})
+    config = config.model_copy(update={"data": few})
+    data = load_data(few, seed=config.seed)
+    result = run(
+        config, folder / "whole", data=data, on_progress=lambda now: steps.append(now.step)
+    )
+    name = config.method.name
+    check_declared(config, result)
+    lying = exchange_hidden_labels(data)
+    if run(config, None, data=lying).accuracy != result.accuracy:
+        raise PromiseError(
+            f"{name} learns from labels that nobody was told: with those of other training rows "
+            "exchanged its accuracy is another; read data.labelled_rows alone"
+        )
+    _check_resumed(config, folder, result, at_step=steps[len(steps) // 2])
+
+
+def check_declared(config: "Config", result: "RunResult") -> None:
+    """Refuse a method whose settings say something else than what its run sent and kept.
+
+    Args:
+        result: of a run in memory with these settings, whose recording holds what was sent.
+
+    Raises:
+        PromiseError: names the method, the fact, and what was seen.
+    """
+    from secure_apfed.exchange import Kind
+    from secure_apfed.methods import METHODS
+
+    said = config.method
+    recording = result.recording
+    active = recording.data.active.name
+    sent = {(flow.kind, flow.sender == active) for flow in recording.transcript.flows}
+    senders = {by_active for kind, by_active in sent if kind is Kind.REPRESENTATIONS}
+    sides = {True: "active", False: "passives"}
+    is_encoding = said.representations_from == "passives" or said.sums_representations
+    facts: dict[str, tuple[Any, Any]] = {
+        "representations_from": (
+            said.representations_from,
+            " and ".join(sides[by_active] for by_active in sorted(senders)) or None,
+        ),
+        "has_passives": (said.has_passives, bool(sent)),
+        "aligns": (said.has_passives and said.aligns, (Kind.ALIGNMENT, True) in sent),
+        "aggregates": (said.aggregates, (Kind.CONTRIBUTION, False) in sent),
+        "sends_labels": (said.sends_labels, (Kind.LABELS, True) in sent),
+        "opens_votes is randomised": (
+            said.opens_votes == "randomised",
+            (Kind.VOTES, False) in sent,
+        ),
+        "returns_gradients": (said.returns_gradients, (Kind.GRADIENTS, True) in sent),
+        "predicts_alone": (said.predicts_alone, recording.model is not None),
+        "passives encode": (is_encoding, bool(recording.encoders)),
+    }
+    for fact, (declared, seen) in facts.items():
+        if declared != seen:
+            raise PromiseError(
+                f"{said.name} says {fact} = {declared}, and its run shows {seen}; change its "
+                "settings class, or what its roles send"
+            )
+    headline = METHODS[said.name].headline
+    if headline not in result.accuracy:
+        raise PromiseError(
+            f"{said.name} measures {', '.join(result.accuracy)}, and not {headline}, which is its "
+            "headline; score it under that name"
+        )
+
+
+def exchange_hidden_labels(data: "VerticalData") -> "VerticalData":
+    """Return the data with other labels of the training rows whose labels nobody is told."""
+    labels = data.active.labels
+    if labels is None:
+        raise PromiseError("whether hidden labels are read is measured where rows have labels")
+    hidden = data.train_rows[~torch.isin(data.train_rows, data.labelled_rows)]
+    other = labels.clone()
+    other[hidden] = len(data.classes) - 1 - labels[hidden]
+    return replace(data, table=replace(data.active, labels=other))
+
+
+def _check_resumed(config: "Config", folder: Path, whole: "RunResult", *, at_step: int) -> None:
+    """Check that a run which was broken off at a step goes on and gives the same."""
+    from secure_apfed.runs.run import run
+
+    def stop(progress: Any) -> None:
+        if progress.step == at_step:
+            raise KeyboardInterrupt
+
+    with contextlib.suppress(KeyboardInterrupt):
+        run(config, folder / "broken", on_progress=stop)
+    again = run(config, folder / "broken", resume=True)
+    for fact in ("accuracy", "contributions"):
+        before = getattr(whole, fact)
+        after = getattr(again, fact)
+        if before != after:
+            raise PromiseError(
+                f"{config.method.name}: a run that was broken off at step {at_step} and resumed "
+                f"has {fact} {after}, and one in one go {before}; put all that a step needs into "
+                "`tensors` of its roles"
+            )

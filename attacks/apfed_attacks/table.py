@@ -1,12 +1,11 @@
 """All attacks by name. Each is one class and one line below: docs/add-an-attack.md.
 
 `find_attack` finds those of others, too: named as package.module:Name, or by a package that is
-installed and declares them under the entry point `secure_apfed.attacks`.
+installed and declares them under the entry point `secure_apfed.attacks`. A run's folder or a file
+that others share names none: `secure_apfed.settings.plugins`.
 """
 
-from collections.abc import Mapping
-from importlib.metadata import entry_points
-from types import MappingProxyType
+from typing import Any
 
 from apfed_attacks.features.chosen_representations import ChosenRepresentations
 from apfed_attacks.features.contrastive_inversion import ContrastiveInversion
@@ -27,10 +26,12 @@ from apfed_attacks.labels.semi_supervised import SemiSupervised
 from apfed_attacks.labels.sent import PseudoLabels, ShownLabels
 from apfed_attacks.people.id_stuffing import IdStuffing
 from apfed_attacks.people.membership import AveragedMembership, Membership
-from secure_apfed.errors import ConfigError
-from secure_apfed.learning.own_code import import_code
-from secure_apfed.settings import unknown_name
-from secure_apfed.settings.training import CODE_NAME
+from secure_apfed.settings.plugins import (
+    PluginTable,
+    find_code_name,
+    require_class,
+    require_owner,
+)
 
 _ENTRIES: tuple[type[Attack], ...] = (
     # Labels: from releases, gradients, requests for votes, own representations, pseudo-labels.
@@ -63,35 +64,34 @@ _ENTRIES: tuple[type[Attack], ...] = (
     IdStuffing,
 )
 
-ATTACKS: Mapping[str, type[Attack]] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
-_GROUP = "secure_apfed.attacks"
-"""The entry point under which an installed package declares attacks, by name."""
+
+def _require_attack(found: Any, code: str) -> type[Attack]:
+    """Return an attack of others; its results go by the name that it gives itself."""
+    del code
+    kind: type[Attack] = require_class(found, Attack)
+    if ATTACKS.setdefault(kind.name, kind) is not kind:
+        raise TypeError(f"there is another attack {kind.name}; give {kind.__name__} another name")
+    return kind
+
+
+ATTACKS: PluginTable[type[Attack]] = PluginTable(
+    {entry.name: entry for entry in _ENTRIES}, kind="attacks", prepare=_require_attack
+)
 
 
 def list_attacks() -> tuple[str, ...]:
     """Return the names of all attacks that can be mounted here: ours, then those of packages."""
-    others = sorted({entry.name for entry in entry_points(group=_GROUP)} - set(ATTACKS))
-    return (*ATTACKS, *others)
+    return ATTACKS.list_names()
 
 
 def find_attack(name: str) -> type[Attack]:
     """Return the attack of this name: ours, an installed package's, or package.module:Name.
 
     Raises:
-        ConfigError: there is none, or what the name means is no attack.
+        ConfigError: there is none, what the name means is no attack, or no `AttackChoice` of this
+            party's own names that code.
     """
-    if name in ATTACKS:
-        return ATTACKS[name]
-    if CODE_NAME.fullmatch(name):
-        found = import_code(name, key="attacks")
-    else:
-        entries = {entry.name: entry for entry in entry_points(group=_GROUP)}
-        if name not in entries:
-            raise ConfigError(f"attacks: {unknown_name(name, list_attacks())}")
-        found = entries[name].load()
-    if not (isinstance(found, type) and issubclass(found, Attack)):
-        raise ConfigError(
-            f"attacks: {name} is no attack; expected a subclass of apfed_attacks.interface.Attack "
-            "(docs/add-an-attack.md)"
-        )
-    return found
+    code = find_code_name(name, "attacks")
+    if name not in ATTACKS and code is not None:
+        require_owner(code, key="attacks", noted=True)
+    return ATTACKS[ATTACKS.take_name(name, key="attacks")]

@@ -255,7 +255,7 @@ def _train_references(tradeoff: TradeOff) -> dict[str, Any]:
 
     References have no exchange, so that labels train their networks.
     """
-    if not load_config_text(tradeoff.base, source="base").train.meets_labels_after:
+    if not load_config_text(tradeoff.base, source="base", own=True).train.meets_labels_after:
         return {}
     training = {"labels": "joint", **JOINT_TRAINING}
     return {f"train.{name}": value for name, value in training.items()}
@@ -270,7 +270,7 @@ def _make_config(tradeoff: TradeOff, label: str, changes: Mapping[str, Any]) -> 
     settings = {**tradeoff.set, **changes, "name": f"{name}-seed{tradeoff.seeds - 1}"}
     overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
     try:
-        config = load_config_text(tradeoff.base, source="base", overrides=overrides)
+        config = load_config_text(tradeoff.base, source="base", overrides=overrides, own=True)
     except ConfigError as error:
         # The settings are of the study, not of a command line.
         message = str(error).replace("--set: ", "")

@@ -83,6 +83,7 @@ def party(
     from apfed_attacks.run import expand_choices
     from secure_apfed.config.file import load_config
     from secure_apfed.exchange import StatusTracker
+    from secure_apfed.learning.own_code import refuse_code
     from secure_apfed.organisations.own_record import OwnRecord
     from secure_apfed.organisations.party import PartyFile, run_party
     from secure_apfed.runs.folder import RunFolder
@@ -94,7 +95,10 @@ def party(
     status = StatusTracker()
     records = list[OwnRecord]()
     # A misspelt attack is refused before hours of training.
-    expand_choices(load_config(file.config).attacks)
+    shared = load_config(file.config)
+    refuse_code(shared, source=f"{file.config}, which all parties share,")
+    shared.note_attacks()  # which each party says for itself: no proposal holds any
+    expand_choices(shared.attacks)
     board = progress.Board(lambda: (status.build_status(),))
     me = file.party
     how: dict[str, Any] = {"as_json": as_json, "json_events": json_events}

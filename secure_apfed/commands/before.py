@@ -125,7 +125,7 @@ def _config_of(
     """Return the file's run with the changes of the options; a missing guard becomes gaussian."""
     from secure_apfed.config.file import load_config
 
-    config = load_config(path, overrides=overrides)
+    config = load_config(path, overrides=overrides, own=True)
     changes = list(overrides)
     if epochs is not None:
         changes.append(f"train.epochs={epochs}")
@@ -138,7 +138,7 @@ def _config_of(
             "guard.sigma=null",
             f"guard.epsilon={epsilon!r}",
         ]
-    return load_config(path, overrides=changes) if changes else config
+    return load_config(path, overrides=changes, own=True) if changes else config
 
 
 def _load_shapes(path: Path) -> tuple[Mapping[str, "TableShape"], Path]:
@@ -298,7 +298,7 @@ def check_encoder(
     from secure_apfed.learning.autoencoder import DistillationSettings, encoder_quality
     from secure_apfed.learning.descent import Compute
 
-    config = load_config(config_file, overrides=overrides or ())
+    config = load_config(config_file, overrides=overrides or (), own=True)
     if config.labels_are_private:
         raise ConfigError(
             "data check-encoder fits classifiers to the true training labels, which labels and "

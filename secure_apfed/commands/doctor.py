@@ -18,6 +18,7 @@ from secure_apfed.commands import Finding, State
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.data.files import default_folder, file_path
 from secure_apfed.errors import DataError
+from secure_apfed.settings.plugins import GROUPS, list_declared
 
 _OLDEST_PYTHON = (3, 11)
 # distribution -> (module, what it is for); a run needs these.
@@ -59,7 +60,13 @@ def is_healthy(findings: tuple[Finding, ...]) -> bool:
 
 
 def examine_machine() -> tuple[Finding, ...]:
-    return (*_check_system(), *_check_packages(), *_check_accelerator(), *_check_data())
+    return (
+        *_check_system(),
+        *_check_packages(),
+        *_check_accelerator(),
+        *_check_data(),
+        *_list_plugins(),
+    )
 
 
 def _check_system() -> Iterator[Finding]:
@@ -131,6 +138,13 @@ def _check_accelerator() -> Iterator[Finding]:
     )
     value = f"none that torch {torch.__version__} can use; runs take the CPU"
     yield Finding("system", "GPU", "optional", value, remedy)
+
+
+def _list_plugins() -> Iterator[Finding]:
+    """Yield what installed packages declare, which nothing here imports."""
+    for kind in GROUPS:
+        for name, code in sorted(list_declared(kind).items()):
+            yield Finding("plug-ins", f"{kind}: {name}", "ok", code)
 
 
 def _check_data() -> Iterator[Finding]:

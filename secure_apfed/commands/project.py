@@ -87,7 +87,7 @@ def new(
     from secure_apfed.config.file import load_config
     from secure_apfed.organisations.project import PROPOSAL, propose_project
 
-    config = load_config(config_file, overrides=overrides or ())
+    config = load_config(config_file, overrides=overrides or (), own=True)
     home = folder or Path(party)
     relays = _parse_pairs("--relay", [relay] if relay else [])
     relay_by, relay_address = next(iter(relays.items()), (None, None))

@@ -149,7 +149,7 @@ def measure_passives(
     """Measure what each passive's help is worth: train without it, paired by seed."""
     from secure_apfed.config.file import load_config
 
-    config = load_config(config_file, overrides=overrides or ())
+    config = load_config(config_file, overrides=overrides or (), own=True)
     with _start_workers():
         from apfed_experiments.who_helped import declare_study
 

@@ -43,16 +43,22 @@ class Config(RunSettings):
 
         return adapt_to_task(data, info.data.get("task"))
 
-    @field_validator("task", "measure", "alignment", "data", "secure_sum")
+    @field_validator("task", "measure", "alignment", "data", "secure_sum", "guard", "defences")
     @classmethod
     def _is_in_its_table(cls, value: Any, info: ValidationInfo) -> Any:
         from secure_apfed.config.checks import CHECKS
 
         try:
-            CHECKS[str(info.field_name)](value)
+            return CHECKS[str(info.field_name)](value)
         except ConfigError as error:
             raise ValueError(str(error)) from error
-        return value
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Take what another process of this party's pickled, which has named the code in it."""
+        from secure_apfed.config.checks import take_names
+
+        super().__setstate__(state)
+        take_names(self)
 
     @model_validator(mode="after")
     def _check_fit(self) -> Self:

@@ -9,29 +9,67 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from secure_apfed.alignment import check_alignment
-from secure_apfed.data.catalogue import check_data, labels_are_numbers
+from secure_apfed.data.catalogue import check_data, labels_are_numbers, take_dataset
 from secure_apfed.errors import ConfigError
 from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.labellers import take_labeller
 from secure_apfed.measures.table import MEASURES, names_of
 from secure_apfed.measures.tasks import TASKS, Classification, Regression
+from secure_apfed.privacy.defences import take_defence
+from secure_apfed.privacy.guard import GUARDS
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import TABLES, DataSettings
 from secure_apfed.settings.run import RunSettings
 
 
-def _check_name(name: str, table: Mapping[str, Any]) -> None:
-    if name not in table:
-        raise ConfigError(unknown_name(name, table))
+def _find_measure(name: str) -> str:
+    if name not in MEASURES:
+        raise ConfigError(unknown_name(name, MEASURES))
+    return name
 
 
-CHECKS: Mapping[str, Callable[[Any], object]] = {
-    "task": lambda name: _check_name(name, TASKS),
-    "measure": lambda name: _check_name(name, MEASURES),
-    "alignment": check_alignment,
-    "data": check_data,
-    "secure_sum": sum_kind,
+def _keep_settings(check: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return what checks settings and returns them as they are."""
+
+    def keep(value: Any) -> Any:
+        check(value)
+        return value
+
+    return keep
+
+
+def _take_data(data: DataSettings) -> DataSettings:
+    taken = take_dataset(data)
+    check_data(taken)
+    return taken
+
+
+CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "task": lambda name: TASKS.take_name(name, key="task"),
+    "measure": _find_measure,
+    "alignment": _keep_settings(check_alignment),
+    "data": _take_data,
+    "secure_sum": _keep_settings(sum_kind),
+    "guard": _keep_settings(lambda guard: GUARDS.take_name(guard.mechanism, key="mechanism")),
+    "defences": _keep_settings(lambda choices: [*map(take_defence, choices)]),
 }
-"""By section, what raises a `ConfigError` for a name that is in no table, with the nearest."""
+"""By section, what returns it with the names that its tables hold, or raises a `ConfigError` for a
+name that is in none, with the nearest.
+"""
+
+
+def take_names(config: RunSettings) -> None:
+    """Import the plug-ins that settings name, which were checked in another process."""
+    from secure_apfed.methods import METHODS
+
+    METHODS.take_name(config.method.name, key="method")
+    for name in config.method.labellers:
+        take_labeller(name)
+    TASKS.take_name(config.task, key="task")
+    take_dataset(config.data)
+    config.note_attacks()
+    CHECKS["guard"](config.guard)
+    CHECKS["defences"](config.defences)
 
 
 def adapt_to_task(data: DataSettings, task: str | None) -> DataSettings:

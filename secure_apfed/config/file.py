@@ -20,6 +20,7 @@ from secure_apfed.config import Config
 from secure_apfed.config.plain_yaml import KeyPath, as_yaml, load_text, parse_yaml, yaml_value
 from secure_apfed.errors import ConfigError
 from secure_apfed.settings import Settings, did_you_mean
+from secure_apfed.settings.plugins import reading_settings
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 _SHOWN = 60
@@ -89,7 +90,7 @@ def _locate_error(detail: ErrorDetails, raw: Any) -> KeyPath:
             value = value[name]
             path.append(name)
     if detail["type"] == "union_tag_invalid":
-        path.append(detail["ctx"]["discriminator"].strip("'"))
+        path.append(detail["ctx"]["discriminator"].strip("'()"))
     return (*path, *(() if missing is None else (missing,)))
 
 
@@ -218,36 +219,46 @@ def _list_tags(model: type[BaseModel]) -> Iterator[Any]:
     for field in model.model_fields.values():
         if get_origin(field.annotation) is Literal:
             yield from get_args(field.annotation)
+    yield from filter(None, [getattr(model, "code", None)])
 
 
-def load_config(path: PathLike, *, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: PathLike, *, overrides: Sequence[str] = (), own: bool = False) -> Config:
     """Return the run that a YAML file describes.
 
     Args:
         path: of the file, UTF-8.
         overrides: settings that replace the file's, each as "train.epochs=3".
+        own: whether the file is the caller's own, which may name code
+            (`secure_apfed.settings.plugins`); others share it, or another run wrote it, if not.
 
     Raises:
         ConfigError: the file cannot be read, is not YAML, or a setting is wrong.
     """
-    return load_config_text(load_text(Path(path)), source=str(path), overrides=overrides)
+    text = load_text(Path(path))
+    return load_config_text(text, source=str(path), overrides=overrides, own=own)
 
 
 def load_config_text(
-    text: str, *, source: str = "the config", overrides: Sequence[str] = ()
+    text: str, *, source: str = "the config", overrides: Sequence[str] = (), own: bool = False
 ) -> Config:
-    return load_settings_text(Config, text, source=source, overrides=overrides)
+    return load_settings_text(Config, text, source=source, overrides=overrides, own=own)
 
 
 def load_settings_text(
-    cls: type[SettingsT], text: str, *, source: str, overrides: Sequence[str] = ()
+    cls: type[SettingsT],
+    text: str,
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    own: bool = False,
 ) -> SettingsT:
-    """Return any settings from a YAML text."""
+    """Return any settings from a YAML text; `own`: see `load_config`."""
     raw, lines = _parse_settings(text, source)
     overridden = {_apply_override(raw, override) for override in overrides}
     try:
         # JSON in pydantic's strict mode: lists may be tuples, nothing else is converted.
-        return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
+        with reading_settings(own=own):
+            return cls.model_validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         problems = describe_errors(cls, error, raw)
     listed = [
@@ -257,6 +268,24 @@ def load_settings_text(
         for path, problem in problems
     ]
     raise ConfigError("\n".join(listed)) from None
+
+
+def read_options(kind: type[SettingsT], options: Mapping[str, Any], *, key: str) -> SettingsT:
+    """Return the options of a plug-in as the settings that its class declares, read strictly.
+
+    Args:
+        key: where they stand, for errors.
+
+    Raises:
+        ConfigError: an option is unknown, missing or out of range; names it, and the nearest.
+    """
+    raw = dict(options)
+    try:
+        return kind.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        problems = describe_errors(kind, error, raw)
+    lines = (f"{'.'.join([key, *map(str, path)])}: {problem}" for path, problem in problems)
+    raise ConfigError("\n".join(lines)) from None
 
 
 def dump_settings(settings: Settings) -> str:

@@ -9,9 +9,9 @@ sums are the published ones. Of CIFAR the archives' digests are published; membe
 and labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 from secure_apfed.data.files import (
     DataFile,
@@ -32,6 +32,7 @@ from secure_apfed.data.sessions import SYNTHETIC_KEYSTROKES
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.settings import unknown_name
 from secure_apfed.settings.data import BUILT_IN_ACTIVE, TABLES, DataSettings
+from secure_apfed.settings.plugins import PluginTable, find_code_name
 
 _TEN = tuple("0123456789")
 _FASHION_CLASSES = (
@@ -334,13 +335,36 @@ _SETS = (
     SYNTHETIC_KEYSTROKES,
 )
 
-DATASETS: Mapping[str, DataSet] = MappingProxyType({entry.name: entry for entry in _SETS})
+
+def _require_dataset(found: Any, code: str) -> DataSet:
+    """Return a set of others; its files lie in a folder of its own name."""
+    del code
+    if not isinstance(found, DataSet):
+        raise TypeError(f"expected a secure_apfed.data.files.DataSet, got {type(found).__name__}")
+    return found
+
+
+DATASETS: PluginTable[DataSet] = PluginTable(
+    {entry.name: entry for entry in _SETS}, kind="datasets", prepare=_require_dataset
+)
 
 
 def find_dataset(name: str) -> DataSet:
     if name not in DATASETS:
-        raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS, TABLES))}")
+        raise ConfigError(f"dataset: {unknown_name(name, (*DATASETS.list_names(), TABLES))}")
     return DATASETS[name]
+
+
+def take_dataset(settings: DataSettings) -> DataSettings:
+    """Return the settings with the set's name as the table holds it, importing one of others.
+
+    Raises ConfigError: there is no such set, or somebody else than the party named code.
+    """
+    name = settings.dataset
+    if name == TABLES or name in DATASETS or find_code_name(name, "datasets") is None:
+        return settings  # of an unknown name `find_dataset` says what was meant
+    taken = DATASETS.take_name(name, key="dataset")
+    return settings.model_copy(update={"dataset": taken})
 
 
 def describe_dataset(dataset: DataSet) -> dict[str, str]:

@@ -314,7 +314,8 @@ def _build_config(
         **data_settings,
         "parties": parties,
     }
-    return load_config_text(json.dumps(content, default=_convert_to_plain), source="run_frames")
+    text = json.dumps(content, default=_convert_to_plain)
+    return load_config_text(text, source="run_frames", own=True)
 
 
 def _build_parties(

@@ -457,7 +457,7 @@ def _make_config(
     said["passives"] = {
         party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
     }
-    return load_config_text(json.dumps(said, default=str), source="train")
+    return load_config_text(json.dumps(said, default=str), source="train", own=True)
 
 
 def _describe_passive(

@@ -4,7 +4,8 @@ A new one is one class and one line in the table; see docs/extend.md. What their
 stands in `secure_apfed.labellers.guarantee`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from secure_apfed.errors import ConfigError
 from secure_apfed.labellers.kinds import (
@@ -18,6 +19,7 @@ from secure_apfed.labellers.kinds import (
     harden_votes,
 )
 from secure_apfed.settings import unknown_name
+from secure_apfed.settings.plugins import CODE_NAME, PluginTable, require_class
 
 __all__ = [
     "LABELLERS",
@@ -31,12 +33,33 @@ __all__ = [
     "harden_votes",
     "labeller_for_oneself",
     "make_labeller",
+    "take_labeller",
 ]
 
+
+def _require_labeller(found: Any, code: str) -> type[Labeller]:
+    del code
+    kind: type[Labeller] = require_class(found, Labeller)
+    return kind
+
+
 # Each takes its own settings, all of which have defaults but what noise takes.
-LABELLERS: Mapping[str, type[Labeller]] = {
-    labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)
-}
+LABELLERS: PluginTable[type[Labeller]] = PluginTable(
+    {labeller.name: labeller for labeller in (Spreading, Logistic, Ridge, PrivateLogistic)},
+    kind="labellers",
+    prepare=_require_labeller,
+)
+
+
+def take_labeller(name: str) -> str:
+    """Return the name under which the table holds a labeller of ours, or of others.
+
+    Raises ValueError: it is none.
+    """
+    try:
+        return LABELLERS.take_name(name, key="labeller")
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 def make_labeller(
@@ -68,7 +91,9 @@ def labeller_for_oneself(name: str, *, also: Sequence[str] = ()) -> str:
 
     Raises ValueError: another name.
     """
-    known = (*also, *(other for other in LABELLERS if other != PrivateLogistic.name))
-    if name not in known:
+    if name in also:
+        return name
+    known = (*also, *(other for other in LABELLERS.list_names() if other != PrivateLogistic.name))
+    if name not in known and not CODE_NAME.fullmatch(name):
         raise ValueError(unknown_name(name, known))
-    return name
+    return take_labeller(name)

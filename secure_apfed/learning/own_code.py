@@ -12,9 +12,7 @@ Letters: B batch, D numbers of a representation.
 """
 
 import copy
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,12 +26,11 @@ from secure_apfed.learning.black_box import BlackBox, GradientSource
 from secure_apfed.learning.descent import MakeOptimizer
 from secure_apfed.networks.models import NETWORKS, Shape, family_for
 from secure_apfed.networks.objectives import Objective
-from secure_apfed.settings import Settings, did_you_mean
+from secure_apfed.settings import Settings
+from secure_apfed.settings.plugins import CODE_NAME, CodeName, import_code
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
-    CODE_NAME,
     BlackBoxSettings,
-    CodeName,
     ModelSettings,
     OwnLossSettings,
     PassiveSettings,
@@ -51,6 +48,7 @@ class CodeSettings(Settings):
         head_network: the active's head.
         decoder: of a passive that reconstructs.
         objective: a passive's loss, where the run says `objective: {name: own}`.
+        objective_options: of a class of objectives, keys of its own settings.
         gradient: a passive's (step, rows, z) -> gradient, where it says `objective: black_box`.
         optimizer: takes the parameters that the party trains.
     """
@@ -59,6 +57,7 @@ class CodeSettings(Settings):
     head_network: CodeName | None = None
     decoder: CodeName | None = None
     objective: CodeName | None = None
+    objective_options: dict[str, Any] = {}
     gradient: CodeName | None = None
     optimizer: CodeName | None = None
 
@@ -70,7 +69,8 @@ class OwnCode:
     Attributes:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
         decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
-        objective: the loss of a passive, or a whole `Objective`.
+        objective: the loss of a passive, or a whole `Objective`, or a class of these.
+        objective_options: of a class, keys of its own settings.
         gradient: of a passive that nobody sees inside, (step, rows, z) -> gradient of each row.
         optimizer: takes the parameters that the party trains, as `torch.optim.AdamW`.
     """
@@ -79,11 +79,14 @@ class OwnCode:
     head: ModuleSource | None = field(default=None, repr=False)
     decoder: ModuleSource | None = field(default=None, repr=False)
     objective: LossSource | None = field(default=None, repr=False)
+    objective_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     gradient: GradientSource | None = field(default=None, repr=False)
     optimizer: MakeOptimizer | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for name, source in vars(self).items():
+            if name == "objective_options":
+                continue
             if source is not None and not callable(source):
                 raise ConfigError(
                     f"{name}: code of one's own is an nn.Module or a function, got "
@@ -108,13 +111,14 @@ class OwnCode:
         found = {
             key: import_code(name, key=key, beside=beside)
             for key, name in settings
-            if name is not None
+            if isinstance(name, str)
         }
         return cls(
             encoder=found.get("network"),
             head=found.get("head_network"),
             decoder=found.get("decoder"),
             objective=found.get("objective"),
+            objective_options=settings.objective_options,
             gradient=found.get("gradient"),
             optimizer=found.get("optimizer"),
         )
@@ -128,11 +132,15 @@ class OwnCode:
         brings = any(part is not None for part in (self.encoder, self.head, self.decoder))
         return OwnFamily(self) if brings else None
 
-    def make_objective(self, settings: OwnLossSettings, *, owner: str) -> Objective:
+    def make_objective(self, settings: OwnLossSettings, *, owner: str, **given: Any) -> Objective:
         """Return the loss of the party's own.
 
+        Args:
+            given: what a class of objectives may take beside its `settings`: `representation`,
+                `features`, `model` and `family`, as ours do.
+
         Raises:
-            ConfigError: it brought none.
+            ConfigError: it brought none, or options that its class does not take.
         """
         if self.objective is None:
             raise ConfigError(
@@ -140,11 +148,33 @@ class OwnCode:
                 "(secure_apfed.train), or name it in its own file, as objective: my_losses:cosine"
             )
         loss = self.objective
+        options = self._read_options(loss, owner)
         if isinstance(loss, type) and issubclass(loss, nn.Module):
-            loss = _make_module(loss)
+            loss = _make_module(loss, settings=options, **given)
         if isinstance(loss, Objective):
+            loss.row_wise = settings.row_wise  # type: ignore[misc]  # charged so, hence measured so
             return loss
         return OwnObjective(loss, settings, owner=owner)
+
+    def _read_options(self, loss: Any, owner: str) -> Settings | None:
+        """Return the options as the settings that a class of objectives declares; None: none.
+
+        Raises:
+            ConfigError: it declares no settings, or others.
+        """
+        # Late: whoever reads files stands above networks.
+        from secure_apfed.config.file import read_options
+
+        key = f"passives.{owner}.objective"
+        kind = getattr(loss, "settings", None) if isinstance(loss, type) else None
+        if isinstance(kind, type) and issubclass(kind, Settings):
+            return read_options(kind, self.objective_options, key=key)
+        if self.objective_options:
+            raise ConfigError(
+                f"{key}: its loss takes no options, got {', '.join(self.objective_options)}; leave "
+                "them out, or declare `settings` in a class of objectives"
+            )
+        return None
 
     def make_black_box(self, *, owner: str, rows_N: Tensor, ids: Sequence[str]) -> BlackBox:
         """Return the party's own gradients; see `BlackBox`.
@@ -267,42 +297,6 @@ class OwnObjective(Objective):
         return loss.reshape(())
 
 
-def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
-    """Return what `package.module:Name` names.
-
-    Args:
-        key: the setting that names it, for errors.
-        beside: a folder whose modules may be named; None: the working directory.
-
-    Raises:
-        ConfigError: it is no such name, there is no such module, or nothing of that name in it.
-    """
-    if not CODE_NAME.fullmatch(name):
-        raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
-    module_name, _, attribute = name.partition(":")
-    folder = (beside or Path()).absolute()
-    try:
-        with _importing_from(folder):
-            found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and one that it imports is not
-        raise ConfigError(
-            f"{key}: there is no module {module_name!r}; put {module_name.partition('.')[0]}.py "
-            f"into {folder}, or install its package"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = did_you_mean(part, [name for name in dir(found) if not name.startswith("_")])
-            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{near}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(
-            f"{key}: {name} is a {type(found).__name__}; expected a class, a function or a module"
-        )
-    return found
-
-
 def refuse_code(config: RunSettings, *, source: str) -> None:
     """Refuse settings of somebody else that name code.
 
@@ -314,7 +308,7 @@ def refuse_code(config: RunSettings, *, source: str) -> None:
         raise ConfigError(
             f"{source} names code of a party's own ({', '.join(named)}); only the party that runs "
             "it may: write network: own, or objective: {name: own}, and let each party name its "
-            "code in its own party.yaml"
+            "code in its own party.yaml; all other plug-ins are for runs that one process plays"
         )
 
 
@@ -338,6 +332,7 @@ def split_code(
         own[name] = CodeSettings(
             network=_pick_code((settings.model or config.model).network),
             objective=objective.code if isinstance(objective, OwnLossSettings) else None,
+            objective_options=getattr(objective, "options", {}),
             gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
         )
     model = _hide_network(config.model)
@@ -360,13 +355,24 @@ def _hide_code(settings: PassiveSettings) -> PassiveSettings:
     if settings.model is not None:
         hidden["model"] = _hide_network(settings.model)
     if isinstance(settings.objective, OwnLossSettings | BlackBoxSettings):
-        hidden["objective"] = settings.objective.model_copy(update={"code": None})
+        shown: dict[str, object] = {"code": None, "options": {}}
+        fields = type(settings.objective).model_fields
+        update = {key: value for key, value in shown.items() if key in fields}
+        hidden["objective"] = settings.objective.model_copy(update=update)
     return settings.model_copy(update=hidden)
 
 
 def find_code(config: RunSettings) -> Mapping[str, str]:
     """Return the code that settings name, by key."""
     named = _list_networks("model", config.model)
+    named |= {
+        "method": config.method.name,
+        "task": config.task,
+        "data.dataset": config.data.dataset,
+    }
+    named |= {f"method.labeller {name}": name for name in config.method.labellers}
+    named["guard.mechanism"] = config.guard.mechanism
+    named |= {f"defences.{place}.kind": one.kind for place, one in enumerate(config.defences)}
     for name, passive in config.passives.items():
         if passive.model is not None:
             named |= _list_networks(f"passives.{name}.model", passive.model)
@@ -438,13 +444,3 @@ def _pick_arguments(source: Callable[..., Any], given: Mapping[str, Any]) -> dic
     except (TypeError, ValueError):  # of a builtin: it names none
         return {}
     return {name: value for name, value in given.items() if name in takes}
-
-
-@contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    """Let modules of a folder be imported within, before installed ones."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))

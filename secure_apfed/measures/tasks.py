@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from secure_apfed.data.labels import UNLABELLED, TargetScale
 from secure_apfed.errors import DataError
 from secure_apfed.measures.table import ACCURACY, Scored, outputs_of
+from secure_apfed.settings.plugins import PluginTable, require_class
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"squared": F.mse_loss, "absolute": F.l1_loss, "huber": F.huber_loss}
@@ -36,6 +37,8 @@ class Task(ABC):
         tells: what is told of a row.
         measured_as: the task of its measures in `MEASURES`; the form of `scored` is of it.
         not_attacked: target of attacks -> why none on it applies.
+        learnt_by: of a task outside of this package, the methods that learn it; ours stand in
+            `MethodSettings.tasks`.
     """
 
     name: ClassVar[str]
@@ -44,6 +47,7 @@ class Task(ABC):
     tells: ClassVar[str]
     measured_as: ClassVar[str]
     not_attacked: ClassVar[Mapping[str, str]] = {}
+    learnt_by: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -183,7 +187,21 @@ class Regression(Task):
         return Scored(truth=self.targets.decode(labels_B).numpy(), scores=predictions_B.numpy())
 
 
-TASKS: Mapping[str, type[Task]] = MappingProxyType(
-    {task.name: task for task in (Classification, Regression)}
+def _require_task(found: Any, code: str) -> type[Task]:
+    """Return a task of others, which has to say which methods learn it."""
+    del code
+    kind: type[Task] = require_class(found, Task)
+    if not kind.learnt_by:
+        raise TypeError(
+            f"{kind.__name__} says in `learnt_by` no method that learns it; name some, as "
+            '("apfed_c", "single_view")'
+        )
+    return kind
+
+
+TASKS: PluginTable[type[Task]] = PluginTable(
+    {task.name: task for task in (Classification, Regression)},
+    kind="tasks",
+    prepare=_require_task,
 )
 """By name, as `task` of a run's settings has them."""

@@ -1,8 +1,9 @@
 """Methods: settings and roles, one script a party.
 
 A new method is one file, which declares its settings beside its code, and one line in the table
-(docs/add-a-method.md). Outside of this package nobody asks for a method by its name: whoever has a
-run's configuration asks `config.method`.
+(docs/add-a-method.md). One of others is named as package.module:Name (docs/plug-ins.md). Outside
+of this package nobody asks for a method by its name: whoever has a run's configuration asks
+`config.method`.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from secure_apfed.data import VerticalData
+from secure_apfed.errors import ConfigError
 from secure_apfed.methods.apfed import Apfed, ApfedCSettings, ApfedRSettings, MixedApfedSettings
 from secure_apfed.methods.apfed_code import ApfedCode
 from secure_apfed.methods.averaging import Averaging, HFedMvSettings, SFedMvSettings
@@ -45,8 +47,8 @@ from secure_apfed.methods.votes import SummedVotes
 from secure_apfed.methods.votes_encrypted import EncryptedVotes
 from secure_apfed.methods.votes_randomised import RandomisedVotes
 from secure_apfed.methods.votes_rehearsal import Rehearsal
-from secure_apfed.settings import unknown_name
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.run import RunSettings
 
 __all__ = [
@@ -74,7 +76,7 @@ __all__ = [
     "train_epochs",
 ]
 
-METHODS: Mapping[str, Method] = {
+_OURS: Mapping[str, Method] = {
     "apfed": Apfed(MixedApfedSettings),
     "apfed_r": Apfed(ApfedRSettings),
     "apfed_c": Apfed(ApfedCSettings),
@@ -97,6 +99,23 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+def _require_method(found: Any, code: str) -> Method:
+    """Return a method of others, whose settings are called as it is named."""
+    method = require_class(found, Method)() if isinstance(found, type) else found
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"expected a secure_apfed.methods.Method, or a subclass, got {type(found).__name__}"
+        )
+    kind = method.settings
+    if kind.model_fields["name"].annotation is not str:
+        raise TypeError(f"leave `name` out of {kind.__name__}: a run calls the method {code}")
+    kind.code = code
+    return method
+
+
+METHODS: PluginTable[Method] = PluginTable(_OURS, kind="methods", prepare=_require_method)
+
+
 ALONE: MethodSettings = next(
     method.public_facts for method in METHODS.values() if not method.settings.has_passives
 )
@@ -117,9 +136,12 @@ def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
         raise ValueError(
             f"expected the name of a method, or {{name: ..., and its settings}}, got {choice!r:.60}"
         )
-    if content["name"] not in METHODS:
-        raise ValueError(unknown_name(content["name"], METHODS))
-    kind = METHODS[content["name"]].settings
+    try:
+        name = METHODS.take_name(content["name"], key="method")
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    content = {**content, "name": name}
+    kind = METHODS[name].settings
     if as_json:
         return kind.model_validate_json(json.dumps(content), strict=True)
     return kind.model_validate(content)

@@ -7,6 +7,7 @@ every method says of itself, by which the others are named that would take the s
 from collections.abc import Callable, Iterator
 
 from secure_apfed.measures.table import THRESHOLDS
+from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import check_defences
 from secure_apfed.privacy.randomised_response import MultiStageResponse
@@ -46,8 +47,10 @@ def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
 
 def _check_task(config: RunSettings) -> Iterator[str]:
     method = config.method
-    if config.task not in method.tasks:
+    learnt_by = TASKS[config.task].learnt_by
+    if config.task not in method.tasks and method.name not in learnt_by:
         taking = [name for name, other in METHODS.items() if config.task in other.settings.tasks]
+        taking += learnt_by
         yield (
             f"task: method {method.name} learns {' or '.join(method.tasks)}, not {config.task}; "
             f"use {', '.join(taking)}"

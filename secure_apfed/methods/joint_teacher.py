@@ -223,6 +223,10 @@ class TeacherSettings(FormSettings):
         return count_summed_numbers(config, self.model) * releases
 
     @property
+    def labellers(self) -> tuple[str, ...]:
+        return () if self.labels == HEAD else (self.labels,)
+
+    @property
     def asks_again(self) -> bool:
         """A teacher other than the head reads labelled rows once more, after training."""
         return self.labels != HEAD

@@ -247,8 +247,8 @@ class Method(ABC):
     @property
     def public_facts(self) -> MethodSettings:
         """The facts that others may know of the method, whatever the settings of a run are."""
-        (name,) = get_args(self.settings.model_fields["name"].annotation)
-        return self.settings.model_construct(name=name)
+        names = get_args(self.settings.model_fields["name"].annotation) or (self.settings.code,)
+        return self.settings.model_construct(name=names[0])
 
     @property
     def headline(self) -> str:

@@ -353,9 +353,16 @@ class PartyContext:
         )
 
     def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
-        if isinstance(settings, OwnLossSettings):
-            return self.code.make_objective(settings, owner=self.name)
         model = self.config.model_of(self.name)
+        if isinstance(settings, OwnLossSettings):
+            return self.code.make_objective(
+                settings,
+                owner=self.name,
+                representation=representation,
+                features=self.data.table.shape,
+                model=model,
+                family=self.code.find_family(),
+            )
         kind: type[Objective] = OBJECTIVES[settings.name]
         return kind(
             settings,

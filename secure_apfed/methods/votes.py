@@ -36,6 +36,7 @@ from secure_apfed.labellers import (
     PrivateLogistic,
     harden_votes,
     make_labeller,
+    take_labeller,
 )
 from secure_apfed.labellers.guarantee import Opening, table_guarantee
 from secure_apfed.labellers.measured import check_votes, require_short
@@ -110,9 +111,7 @@ class VoteSettings(MethodSettings):
     @field_validator("labeller")
     @classmethod
     def _is_a_labeller(cls, name: str) -> str:
-        if name not in LABELLERS:
-            raise ValueError(unknown_name(name, LABELLERS))
-        return name
+        return take_labeller(name)
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
@@ -137,6 +136,10 @@ class VoteSettings(MethodSettings):
     @property
     def inductive(self) -> bool:
         return LABELLERS[self.labeller].inductive
+
+    @property
+    def labellers(self) -> tuple[str, ...]:
+        return (self.labeller,)
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Return how many numbers of a vote are linear in the features.

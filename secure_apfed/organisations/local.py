@@ -51,7 +51,7 @@ from secure_apfed.data.catalogue import party_names
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, ModelError
 from secure_apfed.exchange import Status
 from secure_apfed.exchange.sockets import parse_address
-from secure_apfed.learning.own_code import CodeSettings, split_code
+from secure_apfed.learning.own_code import CodeSettings, refuse_code, split_code
 from secure_apfed.methods import METHODS, assign_roles
 from secure_apfed.organisations.party import PartyFile, Peer, Tls
 from secure_apfed.privacy.ledger import BudgetExhaustedError
@@ -318,6 +318,7 @@ def prepare_parties(
     write_atomically(run.config, dump_settings(config).encode())
     shared, code = split_code(config, active, passives)
     path = run.config
+    refuse_code(shared, source="the file that the run's processes share")
     if shared != config:  # no party may name another's code
         path = run.path / _SHARED
         write_atomically(path, dump_settings(shared).encode())

@@ -25,8 +25,15 @@ from torch import Tensor
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import ConfigError
 from secure_apfed.privacy.noise import NoiseSource
+from secure_apfed.settings import Settings
 from secure_apfed.settings.method import MethodSettings, Released, Side
-from secure_apfed.settings.privacy import CompressionSettings, DefenceSettings, MarvellSettings
+from secure_apfed.settings.plugins import PluginTable, require_class
+from secure_apfed.settings.privacy import (
+    CompressionSettings,
+    DefenceOfOthers,
+    DefenceSettings,
+    MarvellSettings,
+)
 
 Pair = tuple[float, float]
 _SMALLEST = 1e-9
@@ -52,8 +59,10 @@ class GradientDefence(ABC):
         protects: what it changes on its way out; nothing, unless a class says more. Whoever lets
             that out runs it; where nobody does, it does nothing and is refused.
         gives: what it does and does not do, for the report.
+        settings: of a class outside of this package, its own settings.
     """
 
+    settings: ClassVar[type[Settings]] = Settings
     name: ClassVar[str]
     protects: ClassVar[tuple[Released, ...]] = ()
     gives: ClassVar[str] = "it does not say what it does"
@@ -203,9 +212,39 @@ class Marvell(GradientDefence):
         return perturbed_BD
 
 
-DEFENCES: Mapping[str, type[GradientDefence]] = {
-    defence.name: defence for defence in (Compression, Marvell)
-}
+def _require_defence(found: Any, code: str) -> type[GradientDefence]:
+    del code
+    kind: type[GradientDefence] = require_class(found, GradientDefence)
+    return kind
+
+
+DEFENCES: PluginTable[type[GradientDefence]] = PluginTable(
+    {defence.name: defence for defence in (Compression, Marvell)},
+    kind="defences",
+    prepare=_require_defence,
+)
+
+
+def take_defence(choice: DefenceSettings) -> None:
+    """Import a defence of others, and read its options.
+
+    Raises ConfigError: there is none, an option is wrong, or somebody else than the party named it.
+    """
+    DEFENCES.take_name(choice.kind, key="defences")
+    _read_settings(choice)
+
+
+def _read_settings(choice: DefenceSettings) -> Settings:
+    """Return the settings with which a defence is built: ours, or those that its class declares."""
+    if not isinstance(choice, DefenceOfOthers):
+        return choice
+    # Late: whoever reads files stands above defences.
+    from secure_apfed.config.file import read_options
+
+    return read_options(
+        DEFENCES[choice.kind].settings, choice.options, key=f"defences.{choice.kind}"
+    )
+
 
 _RUN_BY: Mapping[Side, str] = {"active": "the active", "passives": "every passive"}
 _NOT_SENT: Mapping[Released, str] = {
@@ -258,7 +297,7 @@ def gradient_defences(
 ) -> tuple[GradientDefence, ...]:
     """Return the defences that a party applies, in this order, to the gradients that it sends."""
     return tuple(
-        DEFENCES[choice.kind](choice, noise=noise, classes=classes)
+        DEFENCES[choice.kind](_read_settings(choice), noise=noise, classes=classes)
         for choice in choices
         if released in DEFENCES[choice.kind].protects
     )

@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 
@@ -25,6 +25,7 @@ from apfed_protocols.errors import LocalProtocolError
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.privacy.accountants import GaussianRelease, Mechanism, NoPrivacy, calibrate_sigma
 from secure_apfed.privacy.noise import NoiseSource, check_representations, clip_rows, grid_of
+from secure_apfed.settings.plugins import PluginTable, require_class
 from secure_apfed.settings.privacy import LARGEST_CLIP, SMALLEST_CLIP, GuardSettings
 
 __all__ = [
@@ -63,6 +64,13 @@ class RepresentationGuard(ABC):
 
     name: ClassVar[str]
     unsafe: ClassVar[bool] = True
+
+    @classmethod
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> "RepresentationGuard":
+        """Build one as a run's settings describe it; see `make_guard`."""
+        return cls()
 
     @abstractmethod
     def release(self, h_BD: torch.Tensor, *, step: int, rows: torch.Tensor) -> torch.Tensor:
@@ -247,6 +255,17 @@ class GaussianGuard(ClippedNoise, RepresentationGuard):
             raise ConfigError(f"sigma is a positive number, got {sigma}; use NoGuard for no noise")
         super().__init__(clip, sigma, key, noise)
 
+    @classmethod
+    def from_settings(
+        cls, settings: GuardSettings, *, delta: float, releases: int, key: bytes
+    ) -> "GaussianGuard":
+        sigma = settings.sigma
+        if sigma is None:
+            assert settings.epsilon is not None
+            counted = 1 if issubclass(cls, FrozenGaussianGuard) else releases
+            sigma = calibrate_sigma(settings.epsilon, delta, counted, settings.clip)
+        return cls(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
+
     def twin(self, key: bytes, *, repeatable: bool) -> "GaussianGuard":
         noise: NoiseKind = "reproducible_insecure" if repeatable else self.noise
         return type(self)(clip=self.clip, sigma=self.sigma, key=key, noise=noise)
@@ -393,16 +412,17 @@ def make_guard(
     is to be calibrated for fewer than one release; LocalProtocolError: a key of the wrong length.
     """
     kind = GUARDS[settings.mechanism]
-    if not issubclass(kind, GaussianGuard):
-        return kind()
-    sigma = settings.sigma
-    if sigma is None:
-        assert settings.epsilon is not None
-        counted = 1 if issubclass(kind, FrozenGaussianGuard) else releases
-        sigma = calibrate_sigma(settings.epsilon, delta, counted, settings.clip)
-    return kind(clip=settings.clip, sigma=sigma, key=key, noise=settings.noise)
+    return kind.from_settings(settings, delta=delta, releases=releases, key=key)
 
 
-GUARDS: Mapping[str, type[RepresentationGuard]] = {
-    guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)
-}
+def _require_guard(found: Any, code: str) -> type[RepresentationGuard]:
+    del code
+    kind: type[RepresentationGuard] = require_class(found, RepresentationGuard)
+    return kind
+
+
+GUARDS: PluginTable[type[RepresentationGuard]] = PluginTable(
+    {guard.name: guard for guard in (NoGuard, GaussianGuard, FrozenGaussianGuard)},
+    kind="guards",
+    prepare=_require_guard,
+)

@@ -38,6 +38,7 @@ from secure_apfed.measures.tasks import TASKS, Classification, Task
 from secure_apfed.networks.models import family_for, output_shape
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.plugins import CODE_NAME, reading_settings
 from secure_apfed.settings.training import ModelSettings
 from secure_apfed.solo.fitted import FittedModel, modules_in
 
@@ -157,6 +158,9 @@ def load_model(
 
 
 def _build_task(parts: _Parts, card: Path) -> Task:
+    if CODE_NAME.fullmatch(parts.task):
+        with reading_settings(own=False):
+            TASKS.take_name(parts.task, key=f"{card}: task")
     if parts.task not in TASKS or (parts.targets is None) is not bool(parts.classes):
         raise ModelError(
             f"{card} tells of task {quote_text(parts.task, most=40)}, {len(parts.classes)} classes "

@@ -42,7 +42,9 @@ class MethodSettings(Settings, ABC):
     """A method, as a run's settings have it.
 
     Attributes:
-        name: its key in `secure_apfed.methods.METHODS`.
+        name: its key in `secure_apfed.methods.METHODS`; a class outside of this package leaves it
+            out, and is called as it is named.
+        code: package.module:Name of a class outside of this package; ours: none.
         title: for people.
         predicts_alone: whether the active predicts with no other party present. A method without
             that needs all parties for every row, in training as well.
@@ -73,6 +75,7 @@ class MethodSettings(Settings, ABC):
 
     name: Annotated[str, NOBODY]
 
+    code: ClassVar[str] = ""
     title: ClassVar[str]
     predicts_alone: ClassVar[bool] = False
     has_passives: ClassVar[bool] = True
@@ -151,6 +154,11 @@ class MethodSettings(Settings, ABC):
     def signs_votes(self) -> bool:
         """True if a number of a vote may be below 0, which holds unless a method denies it."""
         return True
+
+    @property
+    def labellers(self) -> tuple[str, ...]:
+        """The labellers that these settings name, keys of `secure_apfed.labellers.LABELLERS`."""
+        return ()
 
     @property
     def asks_again(self) -> bool:

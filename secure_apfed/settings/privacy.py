@@ -2,12 +2,20 @@
 without a guarantee, one class for each entry of `DEFENCES`.
 """
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from secure_apfed.settings import Settings
-from secure_apfed.settings.protection import ACTIVE, higher_is_less, lower_is_less, other_is_less
+from secure_apfed.settings import Settings, did_you_mean, unknown_name
+from secure_apfed.settings.plugins import CODE_NAME, CodeName, expand_name, list_declared
+from secure_apfed.settings.protection import (
+    ACTIVE,
+    NOBODY,
+    higher_is_less,
+    lower_is_less,
+    other_is_less,
+)
 
 # Bounds outside which float32 cannot hold a clipped row and its noise side by side.
 SMALLEST_CLIP = 1e-6
@@ -16,11 +24,15 @@ LARGEST_CLIP = 1e6
 LARGEST_LABEL_EPSILON = 40.0
 
 
+_GUARDS = ("none", "gaussian", "frozen_gaussian")
+
+
 class GuardSettings(Settings):
     """Which guard stands before representations, and how strong it is.
 
     Attributes:
-        mechanism: a key of `GUARDS`; has no default, since no protection is a choice, too.
+        mechanism: a key of `GUARDS`, or package.module:Name; has no default, since no protection is
+            a choice, too.
         clip: C, the L2 bound of a row.
         sigma: noise on each number; or epsilon. Give one of both.
         epsilon: what each row's releases may cost together over the planned run (replace-one,
@@ -30,7 +42,7 @@ class GuardSettings(Settings):
     """
 
     mechanism: Annotated[
-        Literal["none", "gaussian", "frozen_gaussian"],
+        Literal["none", "gaussian", "frozen_gaussian"] | CodeName,
         other_is_less(
             ACTIVE,
             "representations, where some are sent, leave as they are",
@@ -53,6 +65,22 @@ class GuardSettings(Settings):
             ACTIVE, "whoever knows the seed takes the noise off", "secret", "reproducible_insecure"
         ),
     ] = "secret"
+
+    @field_validator("mechanism", mode="before")
+    @classmethod
+    def _is_a_guard(cls, mechanism: object) -> object:
+        """Say which of ours or of installed packages was meant."""
+        if not isinstance(mechanism, str) or mechanism in _GUARDS:
+            return mechanism
+        code = expand_name(mechanism, "guards")
+        if not CODE_NAME.fullmatch(code):
+            known = (*_GUARDS, *list_declared("guards"))
+            near = did_you_mean(mechanism, known, cutoff=0.7)
+            listed = ", ".join(map(repr, known))
+            raise ValueError(
+                f"expected one of {listed}, got {mechanism[:60]!r}{f'; {near}' if near else ''}"
+            )
+        return code
 
     @model_validator(mode="after")
     def _one_strength(self) -> Self:
@@ -164,5 +192,42 @@ class MarvellSettings(Settings):
     )
 
 
-DefenceSettings = Annotated[CompressionSettings | MarvellSettings, Field(discriminator="kind")]
+class DefenceOfOthers(Settings):
+    """A defence of others, as package.module:Name; keys beside `kind` are its own `options`."""
+
+    kind: Annotated[CodeName, NOBODY]
+    options: Annotated[dict[str, Any], NOBODY] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect_options(cls, content: Any) -> Any:
+        if not isinstance(content, Mapping):
+            return content
+        code = expand_name(content["kind"], "defences")
+        if not CODE_NAME.fullmatch(code):
+            raise ValueError(unknown_name(code, (*_DEFENCES, *list_declared("defences"))))
+        if "options" in content:
+            return {**content, "kind": code}
+        return {"kind": code, "options": {key: content[key] for key in content if key != "kind"}}
+
+
+_DEFENCES = ("compression", "marvell")
+_OF_OTHERS = "package.module:Name"
+
+
+def kind(defence: Any) -> Any:
+    """Return the tag of a defence's settings: its kind, or that it is code of others."""
+    named = defence.get("kind") if isinstance(defence, Mapping) else getattr(defence, "kind", None)
+    if not isinstance(named, str) or named in _DEFENCES:
+        return named
+    is_of_others = CODE_NAME.fullmatch(named) or list_declared("defences")
+    return _OF_OTHERS if is_of_others else named
+
+
+DefenceSettings = Annotated[
+    Annotated[CompressionSettings, Tag("compression")]
+    | Annotated[MarvellSettings, Tag("marvell")]
+    | Annotated[DefenceOfOthers, Tag(_OF_OTHERS)],
+    Discriminator(kind),
+]
 """The settings of any defence, told apart by `kind`."""

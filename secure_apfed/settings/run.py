@@ -14,6 +14,7 @@ from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings
 from secure_apfed.settings.alignment import AlignmentSettings
 from secure_apfed.settings.data import DataSettings
 from secure_apfed.settings.method import MethodSettings
+from secure_apfed.settings.plugins import find_code_name, note_code
 from secure_apfed.settings.privacy import (
     DefenceSettings,
     DpSgdSettings,
@@ -67,6 +68,14 @@ class AttackChoice(Settings):
 
     name: str
     options: dict[str, Any] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _note_code(cls, name: str) -> str:
+        """Remember code that the party's own settings name: it is imported when it is mounted."""
+        if code := find_code_name(name, "attacks"):
+            note_code(code)
+        return name
 
 
 class ThresholdChoice(Settings):
@@ -193,6 +202,11 @@ class RunSettings(Settings, ABC):
     def model_of(self, passive: str) -> ModelSettings:
         """Return the networks of a passive: its own, or the run's."""
         return self.settings_of(passive).model or self.model
+
+    def note_attacks(self) -> None:
+        """Take the code of attacks as named by this party."""
+        for choice in self.attacks:
+            note_code(find_code_name(choice.name, "attacks") or choice.name)
 
     @property
     def effective_transcript(self) -> TranscriptSettings:

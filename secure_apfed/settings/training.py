@@ -4,11 +4,18 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.settings import EACH_ALONE, THE_ACTIVE, Settings, SilentPassive, unknown_name
+from secure_apfed.settings.plugins import (
+    CODE_NAME,
+    CodeName,
+    expand_name,
+    list_declared,
+    require_code_name,
+)
 from secure_apfed.settings.protection import (
     ACTIVE,
     EVERYBODY,
@@ -43,22 +50,6 @@ MOST_PARAMETERS = 2**28
 _AUTO_NUMBERS = 32
 DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 """Where a party computes, in its settings."""
-_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
-"""Code of a party's own, as package.module:Name."""
-
-
-def require_code_name(name: str) -> str:
-    """Refuse a text that is no package.module:Name."""
-    if not CODE_NAME.fullmatch(name):
-        raise ValueError(
-            "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
-            f"{name!r}"
-        )
-    return name
-
-
-CodeName = Annotated[str, Field(max_length=200), AfterValidator(require_code_name)]
 # As model.projection is read where it names no number, for comparisons.
 _PROJECTIONS: Mapping[str, float] = {"auto": 64, "none": math.inf}
 # What null takes, of 8 numbers a row or more.
@@ -168,8 +159,9 @@ class ModelSettings(Settings):
         """Say which of ours was meant, or how code of one's own is named."""
         ours = get_args(get_args(cls.model_fields["network"].annotation)[0])
         if isinstance(network, str) and network not in ours:
+            network = expand_name(network, "networks")
             if ":" not in network and "." not in network:
-                raise ValueError(unknown_name(network, ours))
+                raise ValueError(unknown_name(network, (*ours, *list_declared("networks"))))
             require_code_name(network)
         return network
 
@@ -247,7 +239,8 @@ class OwnLossSettings(Settings):
     """A loss of the passive's own: (z, own rows) -> scalar (`secure_apfed.learning.own_code`).
 
     Attributes:
-        code: as my_losses:cosine; null: the party hands it in, or names it in its own file.
+        code: as my_losses:cosine; null: the party hands it in, or names it in its own file. Keys
+            beside it are those of its class.
         row_wise: whether the gradient of a row depends on that row alone. Under `secure_sum.noise`
             a person is then charged for one row, and the word is measured on the first batch; false
             charges a person for a whole batch.
@@ -255,6 +248,7 @@ class OwnLossSettings(Settings):
 
     name: Literal["own"] = "own"
     code: Annotated[CodeName | None, NOBODY] = None
+    options: Annotated[dict[str, Any], NOBODY] = {}
     row_wise: Annotated[
         bool, other_is_less(PASSIVES, "a person is charged for one row", False, True)
     ] = False
@@ -284,6 +278,8 @@ ObjectiveSettings = Annotated[
     Field(discriminator="name"),
 ]
 
+
+_OBJECTIVES = ("reconstruction", "contrastive", "clustering", "own", "black_box")
 
 LastInput: TypeAlias = Literal["x", "h", "x_and_h", "pupils"]
 LAST_INPUTS: tuple[LastInput, ...] = ("x", "pupils")
@@ -434,11 +430,20 @@ class PassiveSettings(Settings):
     @classmethod
     def _take_code(cls, objective: object) -> object:
         """Take a name for what it names: one of our objectives, or a loss of one's own."""
-        if not isinstance(objective, str):
+        content = {"name": objective} if isinstance(objective, str) else objective
+        if not isinstance(content, Mapping) or not isinstance(content.get("name"), str):
             return objective
-        if CODE_NAME.fullmatch(objective):
-            return {"name": "own", "code": objective}
-        return {"name": objective}
+        name = content["name"]
+        if name in _OBJECTIVES:
+            return content
+        code = expand_name(name, "objectives")
+        if not CODE_NAME.fullmatch(code):
+            if declared := list_declared("objectives"):
+                raise ValueError(unknown_name(name, (*_OBJECTIVES, *declared)))
+            return content  # of which the settings say what was expected
+        options = {key: value for key, value in content.items() if key not in ("name", "row_wise")}
+        promised = {key: content[key] for key in ("row_wise",) if key in content}
+        return {"name": "own", "code": code, "options": options, **promised}
 
 
 class NoiseSettings(Settings):

@@ -1,19 +1,19 @@
 """Attacks of others: named as code, or declared by an installed package."""
 
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from apfed_attacks import ATTACKS, table
+from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack
 from apfed_attacks.run import prepare_attack
 from apfed_attacks.table import find_attack, list_attacks
 from apfed_experiments.finished import mount_attacks
 from secure_apfed.config import AttackChoice
-from secure_apfed.errors import ConfigError
+from secure_apfed.errors import ConfigError, PromiseError
 from secure_apfed.runs.run import run
+from secure_apfed.testing import check_attack
 from tests.secure_apfed.small_runs import small_config
 
 CODE = '''
@@ -52,20 +52,28 @@ def test_an_attack_of_ones_own_is_mounted_on_a_run(beside: Path) -> None:
 def test_an_installed_package_declares_attacks(
     beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint(name="mine", value="attacks_of_mine:Mine", group="secure_apfed.attacks")
-    monkeypatch.setattr(table, "entry_points", lambda group: [entry])
+    info = beside / "attacks_of_mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: attacks-of-mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[secure_apfed.attacks]\nown = attacks_of_mine:Mine\n")
     monkeypatch.syspath_prepend(beside)
-    assert list_attacks()[-1] == "mine"
-    assert find_attack("mine").name == "mine"
-    with pytest.raises(ConfigError, match="did you mean 'mine'"):
-        prepare_attack(AttackChoice(name="mina"))
+    assert list_attacks()[-1] == "own"
+    assert prepare_attack(AttackChoice(name="own")).name == "mine"
+    with pytest.raises(ConfigError, match="did you mean 'own'"):
+        prepare_attack(AttackChoice(name="owm"))
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("attacks_of_mine:NoAttack", "is no attack; expected a subclass"),
-        ("attacks_of_mine:NUMBER", "is a int"),
+        (
+            "attacks_of_mine:NoAttack",
+            "expected a subclass of apfed_attacks.interface.Attack",
+        ),
+        (
+            "attacks_of_mine:NUMBER",
+            "of apfed_attacks.interface.Attack, got int",
+        ),
         ("attacks_of_mine:Absent", "has no 'Absent'"),
         ("nowhere_at_all:Mine", "no module 'nowhere_at_all'"),
         ("model_completio", "did you mean 'model_completion'"),
@@ -73,7 +81,89 @@ def test_an_installed_package_declares_attacks(
 )
 def test_what_is_no_attack_is_refused(beside: Path, name: str, advice: str) -> None:
     with pytest.raises(ConfigError, match=advice):
-        find_attack(name)
+        prepare_attack(AttackChoice(name=name))
+
+
+READING_ARRAYS = ("model_completion", "inverse_network")
+
+
+@pytest.mark.parametrize("name", READING_ARRAYS)
+def test_ours_find_a_planted_leak_and_nothing_in_noise(name: str) -> None:
+    check_attack(name, options=_options_of(name))
+
+
+def _options_of(name: str) -> dict[str, int]:
+    if ATTACKS[name].target == "labels":
+        return {"labels_per_class": 4, "iterations": 30}
+    return {"shadow_rows": 60, "iterations": 30}
+
+
+FAULTY = '''
+import numpy as np
+
+from apfed_attacks.interface import Guess, Prediction
+from apfed_attacks.labels.representations import ModelCompletion
+
+
+class Blind(ModelCompletion):
+    """It guesses what it would guess without what was sent."""
+
+    name = "blind"
+
+    def run(self, view, seed):
+        guess = super().run(view, seed)
+        (baseline, *_) = guess.baselines.values()
+        return Guess(
+            positions=guess.positions,
+            attacks={"nothing": baseline},
+            baselines={"the same": baseline},
+        )
+
+
+class Weak(ModelCompletion):
+    """It drowns what it read in noise of its seed."""
+
+    name = "weak"
+
+    def run(self, view, seed):
+        guess = super().run(view, seed)
+        (made, *_) = guess.attacks.values()
+        noise = np.random.default_rng(seed).normal(size=made.values.shape)
+        return Guess(
+            positions=guess.positions,
+            attacks={"drowned": Prediction(noise + 1e-6 * made.values)},
+            baselines=guess.baselines,
+        )
+
+
+class Restless(ModelCompletion):
+    """It draws from a generator that no seed starts."""
+
+    name = "restless"
+
+    def run(self, view, seed):
+        guess = super().run(view, int(np.random.default_rng().integers(2**31)))
+        (made, *_) = guess.attacks.values()
+        noise = 0.5 * np.random.default_rng().normal(size=made.values.shape)
+        worse = Prediction(made.values + made.values.std() * noise)
+        return Guess(
+            positions=guess.positions, attacks={"drawn": worse}, baselines=guess.baselines
+        )
+'''
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("Blind", "was not mounted: .* changes nothing"),
+        ("Weak", "misses a planted leak of labels"),
+        ("Restless", "scores differently each time"),
+    ],
+)
+def test_an_attack_that_keeps_no_word_is_refused(beside: Path, name: str, advice: str) -> None:
+    (beside / "faulty_attacks.py").write_text(FAULTY)
+    with pytest.raises(PromiseError, match=advice):
+        check_attack(f"faulty_attacks:{name}", options={"labels_per_class": 4, "iterations": 30})
 
 
 def test_ours_win() -> None:

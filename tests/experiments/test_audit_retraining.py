@@ -29,7 +29,7 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.methods.apfed import ApfedPassive
+from secure_apfed.methods.apfed import ApfedPassive, PassiveTrainer
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger
@@ -173,6 +173,7 @@ def test_a_retraining_is_what_the_parties_do() -> None:
         clipped += int((z_BD.norm(dim=1) > SHORT.clip * (1 - 1e-9)).sum())
         active.update(combiner.combine({"p1": seats.contributed(passive, received)}))
     assert clipped > 0
+    assert isinstance(passive.trainer, PassiveTrainer)
     models: dict[Literal["active", "passive"], nn.Module] = {
         "active": active.role.trainer.networks,
         "passive": passive.trainer.objective,

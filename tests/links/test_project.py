@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -337,6 +338,12 @@ def test_a_party_s_own_limits_hold_from_the_first_screen_on(
 
 
 UNSIGNED = "mail.json: its signature does not fit the key that it names"
+
+
+def _name_code(path: Path, *, key: str) -> None:
+    signed(path, lambda said: said["settings"].update({key: "never_loaded:Mine"}))
+
+
 HARMED: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: edited(path, lambda said: said["settings"]["train"].update(epochs=90)), UNSIGNED),
     (lambda path: edited(path, lambda said: said.update(version="0.0.9")), UNSIGNED),
@@ -358,6 +365,16 @@ HARMED: list[tuple[Callable[[Path], object], str]] = [
     (
         lambda path: signed(path, lambda said: said["settings"].update(method="walk")),
         "'walk' is unknown",
+    ),
+    *(
+        (partial(_name_code, key=key), f"{key}.*names code, and only the party that runs")
+        for key in ("method", "task")
+    ),
+    (
+        lambda path: signed(
+            path, lambda said: said["settings"].update(model={"network": "never_loaded:encode"})
+        ),
+        "names code of a party's own",
     ),
     (
         lambda path: signed(path, lambda said: said["settings"]["data"].update(folder="/etc")),

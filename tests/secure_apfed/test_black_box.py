@@ -20,7 +20,7 @@ from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code, s
 from secure_apfed.methods.accounts import make_sum_release, sum_and_noise
 from secure_apfed.planning.forecast import forecast
 from secure_apfed.runs.folder import RunFolder
-from secure_apfed.runs.run import run_in_memory
+from secure_apfed.runs.run import run, run_in_memory
 from tests.docs.pages import DOCS, load_module, program_of
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_training import IDS, QUICK, ROWS, make_active, make_passive
@@ -309,6 +309,18 @@ def test_a_run_takes_one_by_name(beside: Path, name: str) -> None:
     assert result.accuracy
 
 
+@pytest.mark.slow
+def test_one_behind_a_link_trains_the_same_model(beside: Path) -> None:
+    config = named("my_registry:Counted", train={"epochs": 1, "batch_size": 64, "device": "cpu"})
+    for transport in ("memory", "local"):
+        run(config, beside / transport, transport=transport)
+    weights = [
+        (beside / transport / "model.safetensors").read_bytes() for transport in ("memory", "local")
+    ]
+    assert weights[0] == weights[1]
+    assert "my_registry" not in (beside / "local" / "shared.yaml").read_text()
+
+
 def test_a_plan_names_it_and_does_not_ask_it(beside: Path) -> None:
     planned = forecast(named("my_registry:refuse"))
     assert any(
@@ -373,7 +385,8 @@ def test_the_example_in_numpy_learns_and_is_the_same_in_a_process_of_its_own(
 
 
 def _standardised(table: Floats) -> Floats:
-    return (table - table.mean(axis=0)) / table.std(axis=0)
+    standardised: Floats = (table - table.mean(axis=0)) / table.std(axis=0)
+    return standardised
 
 
 def test_the_example_takes_the_slope_of_its_loss(numpy_registry: ModuleType) -> None:
@@ -386,7 +399,8 @@ def test_the_example_takes_the_slope_of_its_loss(numpy_registry: ModuleType) -> 
     z_BD = torch.from_numpy(z).requires_grad_()
     own_BF = torch.from_numpy(registry.table[rows])
     (z_BD @ weights - own_BF).square().mean(1).sum().backward()  # of each row its own loss
-    np.testing.assert_allclose(registry(1, rows, z), z_BD.grad)
+    assert z_BD.grad is not None
+    np.testing.assert_allclose(registry(1, rows, z), z_BD.grad.numpy())
 
 
 def test_the_example_trains_the_active(numpy_registry: ModuleType) -> None:

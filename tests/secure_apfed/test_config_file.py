@@ -68,8 +68,8 @@ PATIENT = "  epochs: 2\n  patience: 3\ndp_sgd: {epsilon: 1}"
 NAMED = "bank: {file: b.csv}, x/../../victim: {file: c.csv}"
 NON = "one of 'auto', 'none', got 'non'; did you mean 'none'?"
 OTHER = (
-    "expected one of 'reconstruction', 'contrastive', 'clustering', 'own', got 'contrastve'; "
-    "did you mean 'contrastive'?"
+    "expected one of 'reconstruction', 'contrastive', 'clustering', 'own', "
+    "'black_box', got 'contrastve'; did you mean 'contrastive'?"
 )
 REFUSED: tuple[tuple[str, str], ...] = (
     (GOOD + "trian: {}", "10: trian: is an unknown key; did you mean 'train'?"),

@@ -23,6 +23,7 @@ from secure_apfed.exchange.secure_sums import sum_kind
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
+from secure_apfed.methods.apfed import ApfedPassive, PassiveTrainer
 from secure_apfed.settings.training import SumSettings
 from tests.memory import traced
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
@@ -60,6 +61,11 @@ def passive_settings(objectives: list[dict[str, Any]], passives: int) -> dict[st
     }
 
 
+def objective_of(party: ApfedPassive) -> nn.Module:
+    assert isinstance(party.trainer, PassiveTrainer)
+    return party.trainer.objective
+
+
 class Monolith:
     """Eq. (8) as one graph: the parties' modules, copied, and no messages.
 
@@ -72,7 +78,7 @@ class Monolith:
         parties = passives_of(session)
         networks = active_of(session).trainer.networks
         self.active = nn.ModuleDict(copy.deepcopy(dict(networks.named_children())))
-        self.passives = [copy.deepcopy(party.trainer.objective) for party in parties]
+        self.passives = [copy.deepcopy(objective_of(party)) for party in parties]
         settings: dict[str, Any] = config.train.model_dump(include={"momentum", "weight_decay"})
         self.optimisers = [
             torch.optim.SGD(module.parameters(), lr=config.train.learning_rate, **settings)
@@ -108,7 +114,7 @@ class Monolith:
         for name, module in active_of(session).trainer.networks.named_children():
             assert_equal(module, self.active[name])
         for party, objective in zip(passives_of(session), self.passives, strict=True):
-            assert_equal(party.trainer.objective, objective)
+            assert_equal(objective_of(party), objective)
 
 
 def take_gradient(module: nn.Module, loss: Tensor) -> None:

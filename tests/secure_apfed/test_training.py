@@ -22,11 +22,12 @@ from secure_apfed.interfaces.training import _make_data, train
 from secure_apfed.learning.own_code import (
     CodeSettings,
     OwnCode,
-    import_code,
     refuse_code,
     split_code,
 )
 from secure_apfed.runs.run import run, run_in_memory
+from secure_apfed.settings.plugins import import_code
+from secure_apfed.settings.training import OwnLossSettings
 from tests.secure_apfed.small_runs import small_config
 
 N = 120
@@ -656,4 +657,4 @@ def test_a_yaml_file_takes_a_loss_by_name() -> None:
     config = small_config("apfed", passives={"default": {"objective": "my_losses:cosine"}})
     objective = config.passives["default"].objective
     assert objective is not None
-    assert objective.model_dump() == {"name": "own", "code": "my_losses:cosine", "row_wise": False}
+    assert objective == OwnLossSettings(code="my_losses:cosine")

@@ -1,0 +1,122 @@
+"""Measures whether an attack finds what was planted, and nothing where nothing leaked.
+
+For authors of attacks: call `secure_apfed.testing.check_attack` in a test of your own. Ours are
+tested with the same function wherever they read arrays (`tests/attacks/test_attacks_contract.py`).
+
+Letters: A rows, D numbers of a representation, F features.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from apfed_attacks.foreign import Finding, evaluate
+from apfed_attacks.interface import Attack
+from apfed_attacks.table import find_attack
+from secure_apfed.config import AttackChoice
+from secure_apfed.errors import PromiseError
+
+__all__ = ["check_attack", "plant_leak"]
+
+_ROWS = 240
+_COLUMNS = 4
+_CLASSES = 3
+_NUMBERS = 6
+_QUIET_SEEDS = 3
+
+
+def check_attack(
+    name: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    planted: Mapping[str, Any] | None = None,
+    quiet: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse an attack that misses a planted leak, or finds one where nothing leaked.
+
+    Args:
+        name: of ours, an installed package's, or package.module:Name.
+        options: of the attack; None: those that its class proposes.
+        planted: arguments of `apfed_attacks.evaluate` in which what it guesses stands open; None:
+            `plant_leak` of its target.
+        quiet: the same arguments where nothing of it is in what was sent; None: h is noise, drawn
+            anew three times.
+
+    Raises:
+        PromiseError: names the attack, and what it found or missed.
+        ConfigError: there is no such attack, or an option is wrong.
+    """
+    choice = AttackChoice(name=name, options=dict(options or {}))
+    kind = find_attack(name)
+    arrays = dict(planted or plant_leak(kind.target))
+    before = _copy_arrays(arrays)
+    found = _mount(kind, choice, arrays, seed=0)
+    if not any(finding.is_significant for finding in found):
+        best = max(found, key=lambda finding: finding.advantage)
+        raise PromiseError(
+            f"{name} misses a planted leak of {kind.target}: its best score is {best.score:.3g}, "
+            f"where guessing without what was sent gets {best.baseline:.3g}; mend it, or give "
+            "arrays with a leak that it reads, as planted={...}"
+        )
+    if not _are_equal(before, arrays):
+        raise PromiseError(f"{name} writes to the arrays that it reads; copy what it changes")
+    again = _mount(kind, choice, arrays, seed=0)
+    if [one.score for one in found] != [one.score for one in again]:
+        raise PromiseError(
+            f"{name} scores differently each time under one seed; draw from `seed` alone"
+        )
+    for seed in range(_QUIET_SEEDS):
+        silent = dict(quiet or plant_leak(kind.target, leaks=False, seed=seed))
+        alarms = [one for one in _mount(kind, choice, silent, seed=seed) if one.is_significant]
+        if alarms:
+            raise PromiseError(
+                f"{name} finds {kind.target} in noise: score {alarms[0].score:.3g}, where guessing "
+                f"without it gets {alarms[0].baseline:.3g}; see what its baselines and decoys lack"
+            )
+
+
+def plant_leak(target: str, *, leaks: bool = True, seed: int = 0) -> dict[str, Any]:
+    """Return arrays of one exchange, whose h holds labels and features, or noise alone."""
+    draw = np.random.default_rng(seed)
+    labels_A = draw.integers(0, _CLASSES, _ROWS)
+    features_AF = draw.normal(size=(_ROWS, _COLUMNS))
+    own_AF = draw.normal(size=(_ROWS, _COLUMNS))
+    noise_AD = draw.normal(size=(_ROWS, _NUMBERS))
+    mix_FD = draw.normal(size=(_COLUMNS, _NUMBERS))
+    if target == "labels":
+        centres_KD = 4 * draw.normal(size=(_CLASSES, _NUMBERS))
+        h_AD = centres_KD[labels_A] + noise_AD if leaks else noise_AD
+        return {"h": h_AD, "labels": labels_A, "own": own_AF}
+    h_AD = np.tanh(0.3 * features_AF @ mix_FD) if leaks else noise_AD
+    return {"h": h_AD, "features": features_AF, "own": own_AF}
+
+
+def _mount(
+    kind: type[Attack], choice: AttackChoice, arrays: Mapping[str, Any], *, seed: int
+) -> tuple[Finding, ...]:
+    """Return what the attack finds in the arrays.
+
+    Raises:
+        PromiseError: it reads something else.
+    """
+    suite = [choice]
+    if not choice.options:
+        proposed = (dict(options) for options in kind.suite)
+        suite = [AttackChoice(name=choice.name, options=options) for options in proposed]
+    evaluation = evaluate(attacks=suite, seed=seed, on_progress=lambda _: None, **arrays)
+    if not evaluation.findings:
+        raise PromiseError(
+            f"{choice.name} was not mounted: {evaluation.explain_omission()}; give arrays that it "
+            "reads, as planted={...}"
+        )
+    return tuple(evaluation.findings)
+
+
+def _copy_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: torch.as_tensor(value).clone() for name, value in arrays.items()}
+
+
+def _are_equal(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    return all(torch.equal(before[name], torch.as_tensor(after[name])) for name in before)

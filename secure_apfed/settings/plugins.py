@@ -1,0 +1,297 @@
+"""Names of others' code in settings, and tables that take what stands behind such a name.
+
+Run by: the party that names code, which alone may: in a run's file of its own, on its command line
+or in its program. Whatever else is read (a proposal, a file that all parties share, a run's folder,
+a stored model) is read by `own=False`, and a name of code in it is refused before anything is
+imported. `SECURE_APFED_CODE`, names with commas between, lets them be read.
+
+A name of code is `package.module:Name`. An installed package may declare shorter ones by entry
+points of `GROUPS`; the owner's settings take them, and hold the code that they stand for.
+
+Example:
+    >>> with reading_settings(own=False):
+    ...     require_owner("my_methods:Mine", key="method")
+    Traceback (most recent call last):
+    secure_apfed.errors.ConfigError: method: 'my_methods:Mine' names code, ...
+"""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from secure_apfed.errors import ConfigError
+from secure_apfed.settings import did_you_mean, unknown_name
+
+__all__ = [
+    "CODE_NAME",
+    "GROUPS",
+    "CodeName",
+    "PluginKind",
+    "PluginTable",
+    "expand_name",
+    "find_code_name",
+    "import_code",
+    "import_name",
+    "list_declared",
+    "note_code",
+    "reading_settings",
+    "require_class",
+    "require_code_name",
+    "require_owner",
+]
+
+_DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+CODE_NAME = re.compile(f"{_DOTTED}:{_DOTTED}")
+"""Code of a party's own, as package.module:Name."""
+
+
+def require_code_name(name: str) -> str:
+    """Refuse a text that is no package.module:Name."""
+    if not CODE_NAME.fullmatch(name):
+        raise ValueError(
+            "code of one's own is named as package.module:Name, such as my_nets:resnet; got "
+            f"{name!r}"
+        )
+    return name
+
+
+CodeName = Annotated[str, Field(max_length=200), AfterValidator(require_code_name)]
+
+PluginKind: TypeAlias = Literal[
+    "attacks",
+    "datasets",
+    "defences",
+    "guards",
+    "labellers",
+    "methods",
+    "networks",
+    "objectives",
+    "tasks",
+]
+GROUPS: Mapping[PluginKind, str] = {
+    kind: f"secure_apfed.{kind}"
+    for kind in (
+        "attacks",
+        "datasets",
+        "defences",
+        "guards",
+        "labellers",
+        "methods",
+        "networks",
+        "objectives",
+        "tasks",
+    )
+}
+"""The group of entry points under which an installed package declares plug-ins of a kind."""
+
+_VARIABLE = "SECURE_APFED_CODE"
+_EntryT = TypeVar("_EntryT")
+_is_own: ContextVar[bool] = ContextVar("is_own", default=True)
+_named: set[str] = set()
+"""Code that settings of this party's own name, and that is imported later."""
+
+
+@contextmanager
+def reading_settings(*, own: bool) -> Iterator[None]:
+    """Read settings within as those of this party, or of somebody else who may name no code."""
+    token = _is_own.set(own)
+    try:
+        yield
+    finally:
+        _is_own.reset(token)
+
+
+def note_code(code: str) -> None:
+    """Remember code that is imported later, if the settings that are read now are the party's."""
+    if _is_own.get():
+        _named.add(code)
+
+
+def require_owner(code: str, *, key: str, noted: bool = False) -> None:
+    """Refuse code that somebody else than the party names.
+
+    Args:
+        noted: whether the settings that named it were read before (`note_code`), and not now.
+
+    Raises:
+        ConfigError: the party's own settings do not name it.
+    """
+    trusted = {name.strip() for name in os.environ.get(_VARIABLE, "").split(",")} | _named
+    if code not in trusted and (noted or not _is_own.get()):
+        raise ConfigError(
+            f"{key}: {code!r} names code, and only the party that runs code may name it; if you "
+            f"trust it, set the environment variable {_VARIABLE}={code}"
+        )
+
+
+def list_declared(kind: PluginKind) -> dict[str, str]:
+    """Return what installed packages declare: name -> package.module:Name."""
+    return _read_entry_points(GROUPS[kind], tuple(sys.path))
+
+
+@lru_cache(maxsize=64)
+def _read_entry_points(group: str, path: tuple[str, ...]) -> dict[str, str]:
+    """Read them once for each list of folders, since every installed package is looked at."""
+    del path
+    return {entry.name: entry.value for entry in entry_points(group=group)}
+
+
+def find_code_name(name: str, kind: PluginKind) -> str | None:
+    """Return the code that a name stands for; None: it stands for none. Nothing is imported."""
+    if CODE_NAME.fullmatch(name):
+        return name
+    return list_declared(kind).get(name)
+
+
+def expand_name(name: str, kind: PluginKind) -> str:
+    """Return the code that a declared name stands for; any other name comes back as it is.
+
+    Nothing is imported.
+
+    Raises:
+        ValueError: somebody else than the party names what an installed package declares.
+    """
+    code = find_code_name(name, kind)
+    if code is None or code == name:
+        return name
+    try:
+        require_owner(code, key=repr(name))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+    return code
+
+
+class PluginTable(dict[str, _EntryT]):
+    """A table of ours by name, and of the plug-ins that this process has taken in.
+
+    Only `take_name` imports anything; to look a name up never does.
+
+    Args:
+        ours: by name.
+        kind: of plug-ins.
+        prepare: gets what a name of code stands for, and that name; returns the entry, or raises
+            TypeError with what was expected.
+    """
+
+    def __init__(
+        self,
+        ours: Mapping[str, _EntryT],
+        *,
+        kind: PluginKind,
+        prepare: Callable[[Any, str], _EntryT],
+    ) -> None:
+        super().__init__(ours)
+        self._ours = tuple(ours)
+        self._kind: PluginKind = kind
+        self._prepare = prepare
+
+    def list_names(self) -> tuple[str, ...]:
+        """Return every name that a run may write here: ours, then those of installed packages."""
+        declared = sorted(set(list_declared(self._kind)) - set(self._ours))
+        return (*self._ours, *declared)
+
+    def take_name(self, name: str, *, key: str) -> str:
+        """Return the name under which the table holds an entry, importing it if it is code.
+
+        Args:
+            name: one of ours, an installed package's, or package.module:Name.
+            key: the setting that names it, for errors.
+
+        Raises:
+            ConfigError: there is none, it is something else, or somebody else than the party
+                named it (`require_owner`).
+        """
+        if name in self:
+            return name
+        code = find_code_name(name, self._kind)
+        if code is None:
+            raise ConfigError(f"{key}: {unknown_name(name, self.list_names())}")
+        if code not in self:
+            require_owner(code, key=key)
+            found = import_name(code, key=key)
+            try:
+                self[code] = self._prepare(found, code)
+            except TypeError as error:
+                raise ConfigError(f"{key}: {code} is no plug-in of {self._kind}: {error}") from None
+        return code
+
+
+def require_class(found: Any, base: type) -> Any:
+    """Return a class of others that derives from one of ours and leaves nothing abstract.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    wanted = f"{base.__module__}.{base.__name__}"
+    if not (isinstance(found, type) and issubclass(found, base)):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise TypeError(f"expected a subclass of {wanted}, got {kind}")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise TypeError(f"{found.__name__} lacks {', '.join(missing)} of {wanted}")
+    return found
+
+
+def import_code(name: str, *, key: str, beside: Path | None = None) -> Any:
+    """Return the class, function or module that `package.module:Name` names; see `import_name`.
+
+    Raises:
+        ConfigError: it names nothing, or something else.
+    """
+    found = import_name(name, key=key, beside=beside)
+    if not callable(found):
+        raise ConfigError(
+            f"{key}: {name} is a {type(found).__name__}; expected a class, a function or a module"
+        )
+    return found
+
+
+def import_name(name: str, *, key: str, beside: Path | None = None) -> Any:
+    """Return whatever `package.module:Name` names.
+
+    Args:
+        key: the setting that names it, for errors.
+        beside: a folder whose modules may be named; None: the working directory.
+
+    Raises:
+        ConfigError: it is no such name, there is no such module, or nothing of that name in it.
+    """
+    if not CODE_NAME.fullmatch(name):
+        raise ConfigError(f"{key}: expected code as package.module:Name, got {name!r}")
+    module_name, _, attribute = name.partition(":")
+    folder = (beside or Path()).absolute()
+    try:
+        with _importing_from(folder):
+            found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and one that it imports is not
+        raise ConfigError(
+            f"{key}: there is no module {module_name!r}; put {module_name.partition('.')[0]}.py "
+            f"into {folder}, or install its package"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = did_you_mean(part, [name for name in dir(found) if not name.startswith("_")])
+            raise ConfigError(f"{key}: {module_name} has no {attribute!r}{near}")
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Let modules of a folder be imported within, before installed ones."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
