@@ -29,7 +29,8 @@ from apfed_protocols.sums import PlainSum, SumAgreement, SumCombiner
 from secure_apfed.data import ColumnEncoding, PartyTable
 from secure_apfed.exchange import Kind, TensorSpec, unpack_tensors
 from secure_apfed.learning.descent import ActiveNetworks
-from secure_apfed.methods.apfed import ApfedPassive, PassiveTrainer
+from secure_apfed.learning.trainers import PassiveTrainer
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.privacy.dp_sgd import GradientGuard, PrivateUpdates
 from secure_apfed.privacy.guard import GaussianGuard
 from secure_apfed.privacy.ledger import PrivacyLedger

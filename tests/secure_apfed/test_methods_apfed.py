@@ -20,10 +20,11 @@ from secure_apfed.data import VerticalData
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.exchange import Kind, TensorSpec, pack_tensors, unpack_tensors
 from secure_apfed.exchange.secure_sums import sum_kind
+from secure_apfed.learning.trainers import PassiveTrainer
 from secure_apfed.methods import Session, open_session
 from secure_apfed.methods import alignment as aligned
 from secure_apfed.methods.alignment import place_rows
-from secure_apfed.methods.apfed import ApfedPassive, PassiveTrainer
+from secure_apfed.methods.apfed import ApfedPassive
 from secure_apfed.settings.training import SumSettings
 from tests.memory import traced
 from tests.secure_apfed.seats import ROWS, active_of, passives_of, random_data, step_config
