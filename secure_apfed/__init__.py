@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from secure_apfed.alignment.records import AlignmentHistory
     from secure_apfed.config import Config
     from secure_apfed.config.file import load_config
+    from secure_apfed.data.row_sources import ImageFiles
     from secure_apfed.errors import (
         CheckpointError,
         ConfigError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         Passive,
         Reconstruction,
         TrainingResult,
+        load_training_recording,
         train,
     )
     from secure_apfed.organisations.served import predict_jointly, serve_party
@@ -69,6 +71,7 @@ __all__ = [
     "FrozenGaussian",
     "Gaussian",
     "GaussianGuard",
+    "ImageFiles",
     "InMemoryNetwork",
     "LabelResponse",
     "LinkTransport",
@@ -97,6 +100,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_recording",
+    "load_training_recording",
     "make_guard",
     "make_intersection",
     "measure_worth",
@@ -149,10 +153,12 @@ _HOME: dict[str, str] = {
             "Passive",
             "Reconstruction",
             "TrainingResult",
+            "load_training_recording",
             "train",
         ),
         "interfaces.training",
     ),
+    "ImageFiles": "data.row_sources",
     "load_model": "runs.solo",
     "load_recording": "runs.outcome",
     "measure_worth": "runs.worth",

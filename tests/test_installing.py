@@ -165,7 +165,7 @@ def pinned(lock: str) -> dict[str, str]:
 
 
 def test_every_pin_has_hashes_and_is_the_one_of_the_lock() -> None:
-    """Torch apart, whose builds are other files under one version."""
+    """Torch and torchvision apart, whose builds are other files under one version."""
     hashed = pinned("requirements-hashes.lock")
     locked = pinned("requirements.lock")
     entries = re.split(r"\n(?=[\w])", (ROOT / "requirements-hashes.lock").read_text())
@@ -177,8 +177,8 @@ def test_every_pin_has_hashes_and_is_the_one_of_the_lock() -> None:
     }
     # What other systems than the tested one need alone.
     assert elsewhere <= {"appnope", "pywin32-ctypes"}
-    # Torch, and what a release of opacus asked for.
-    assert {"torch"} <= locked.keys() - hashed.keys() <= {"torch", "tqdm"}
+    # Torch, what fits one of its builds, and what a release of opacus asked for.
+    assert {"torch"} <= locked.keys() - hashed.keys() <= {"torch", "torchvision", "tqdm"}
     assert not set(OURS) & (hashed.keys() | locked.keys())
 
 

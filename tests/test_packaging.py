@@ -47,6 +47,8 @@ LOCKS = {
         "onnx",
         "grpc",
         "sql",
+        "images",
+        "vision",
         "docs",
         "browser",
         "dev",

@@ -29,6 +29,7 @@ from apfed_attacks.view import (
     Role,
     Sent,
     Side,
+    draw_weights_anew,
     iter_batches,
     iter_requests,
 )
@@ -39,7 +40,7 @@ from secure_apfed.methods.alignment import positions_of, rows_among
 from secure_apfed.methods.averaging import AveragingSettings, LinearViews
 from secure_apfed.methods.multiview import Pull
 from secure_apfed.methods.terms import objective_of
-from secure_apfed.networks.models import SequenceEncoder
+from secure_apfed.networks.models import SequenceEncoder, encoder_and_head
 from secure_apfed.runs.outcome import Recording
 
 
@@ -102,6 +103,25 @@ def reveal_features(recording: Recording, victim: str, rows: int, seed: int) -> 
     draw = np.random.default_rng(derive_seed(seed, "attacks", "features"))
     positions = torch.from_numpy(np.sort(draw.permutation(trained.numpy())[:rows]))
     return KnownRows(positions, truth.features[victim][positions])
+
+
+def reveal_architecture(recording: Recording) -> Callable[[], nn.Module]:
+    """Return what makes the active's networks with fresh weights, rows -> scores (N, K).
+
+    Of networks that are code of its own, a copy of the recorded ones whose weights are drawn anew.
+    """
+    settings = recording.config.model
+    shape = recording.data.table.shape
+    classes = len(recording.data.classes)
+
+    def make_network() -> nn.Module:
+        if not settings.is_own or recording.model is None:
+            return nn.Sequential(*encoder_and_head(settings, shape, classes))
+        network = copy.deepcopy(recording.model)
+        draw_weights_anew(network)
+        return network
+
+    return make_network
 
 
 def reveal_encoder(recording: Recording, victim: str) -> Callable[[Tensor], Tensor] | None:

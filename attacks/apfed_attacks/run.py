@@ -225,7 +225,7 @@ class Trial:
                 facts = {"alike": recorded.build_local_training(recording, seed)}
             else:
                 candidates, members = recorded.reveal_candidates(recording, attack.candidates, seed)
-                facts = {"architecture": recording.config.model}
+                facts = {"architecture": recorded.reveal_architecture(recording)}
             facts["candidates"] = candidates
             truth = Truth.for_members(members, classes=len(recording.data.classes))
         else:

@@ -27,7 +27,7 @@ from secure_apfed.exchange import Envelope, Kind, TensorSpec, unpack_tensors
 from secure_apfed.settings import unknown_name
 
 if TYPE_CHECKING:
-    from secure_apfed.settings.training import ModelSettings, ObjectiveSettings, TrainSettings
+    from secure_apfed.settings.training import ObjectiveSettings, TrainSettings
 
 __all__ = [
     "AdversaryView",
@@ -53,6 +53,7 @@ __all__ = [
     "collect_representations",
     "collect_votes",
     "combine_epochs",
+    "draw_weights_anew",
     "find_vote_request",
     "iter_batches",
     "iter_contributions",
@@ -137,7 +138,7 @@ class Knowledge:
         victim: the party whose labels or features are attacked.
         priors: the share of each class among the training rows.
         shadow: rows of which it knows the victim's features.
-        architecture: the victim's networks.
+        architecture: makes the victim's networks, rows -> scores (N, K), with fresh weights.
         encoder: the victim's network itself, rows of features -> representations.
         candidates: people of whom it wants to know whether they trained the model.
         alike: how a party of the run trains on its own rows (n, ...) and labels (n,) alone: to a
@@ -153,7 +154,7 @@ class Knowledge:
     labels: KnownRows = field(default_factory=KnownRows)
     priors: tuple[float, ...] | None = None
     shadow: KnownRows = field(default_factory=KnownRows)
-    architecture: "ModelSettings | None" = None
+    architecture: Callable[[], nn.Module] | None = field(default=None, repr=False)
     encoder: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     candidates: Candidates | None = None
     alike: Callable[[Tensor, Tensor], Callable[[Tensor], Tensor]] | None = field(
@@ -376,6 +377,24 @@ class VoteRequest:
     rows: Tensor
     labelled: Tensor
     labels: Tensor | None
+
+
+def draw_weights_anew(networks: nn.Module) -> None:
+    """Draw all weights anew in place, which leaves the architecture alone.
+
+    Raises:
+        AttackError: a module has weights of its own, and nothing that draws them.
+    """
+    for module in networks.modules():
+        if next(module.parameters(recurse=False), None) is None:
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
+            raise AttackError(
+                f"the weights of a {type(module).__name__} cannot be drawn anew; give it a "
+                "reset_parameters method"
+            )
+        reset()
 
 
 def collect_representations(view: AdversaryView, epoch: int, sender: str | None = None) -> Observed:

@@ -246,6 +246,9 @@ class _Checks:
     def _describe_columns(self, data: "OwnData") -> Finding:
         """Return which columns are features, by their kind, and which are left out."""
         encoding = data.table.encoding
+        if encoding.kind == "array":
+            shape = " x ".join(map(str, encoding.shape))
+            return Finding("table", "features", "ok", f"rows of {shape} numbers, as they are")
         if encoding.kind != "columns":
             return Finding("table", "features", "ok", "images")
         by_kind: dict[str, list[str]] = {}

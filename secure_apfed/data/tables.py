@@ -39,6 +39,7 @@ from secure_apfed.data.catalogue import labels_are_numbers, party_names
 from secure_apfed.data.databases import query_table
 from secure_apfed.data.encoding import (
     NO_FEATURES,
+    ArrayEncoding,
     CellCounts,
     ColumnEncoding,
     View,
@@ -73,6 +74,7 @@ from secure_apfed.data.labels import (
     parse_numbers,
     warn_of_empty_words,
 )
+from secure_apfed.data.lazy_rows import select_rows
 from secure_apfed.data.partition import (
     choose_labelled_rows,
     make_generator,
@@ -80,8 +82,17 @@ from secure_apfed.data.partition import (
     split_rows,
 )
 from secure_apfed.data.records import OwnData, PartyTable, VerticalData, check_distinct
+from secure_apfed.data.row_sources import (
+    Features,
+    MakeRows,
+    OwnRows,
+    load_array_rows,
+    load_images,
+    make_code_rows,
+)
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
-from secure_apfed.settings.data import TABLES, DataSettings, ViewColumns
+from secure_apfed.settings.data import OWN_ROWS, TABLES, DataSettings, ViewColumns
+from secure_apfed.settings.plugins import import_code
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
@@ -202,19 +213,23 @@ class RawTable:
     """A party's rows as read; labels as texts where it holds any, None where the cell is empty.
 
     Attributes:
+        features: columns, or rows that are taken as they are.
         suspects: columns with a fault, which no encoding can be fitted to.
     """
 
     ids: tuple[str, ...]
-    features: pd.DataFrame
+    features: pd.DataFrame | Features
     categorical: tuple[str, ...]
     labels: tuple[str | None, ...] = ()
     suspects: frozenset[str] = frozenset()
 
     def select_rows(self, rows: NDArray[np.int64]) -> "RawTable":
+        features = self.features
         return RawTable(
             tuple(self.ids[row] for row in rows),
-            self.features.iloc[rows],
+            features.iloc[rows]
+            if isinstance(features, pd.DataFrame)
+            else select_rows(features, torch.from_numpy(rows)),
             self.categorical,
             tuple(self.labels[row] for row in rows),
             self.suspects,
@@ -250,25 +265,22 @@ def load_raw_table(settings: DataSettings, name: str) -> RawTable:
     return raw
 
 
-def _load_raw_table(settings: DataSettings, name: str, faults: FaultList) -> RawTable:
+def _load_raw_table(
+    settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None = None
+) -> RawTable:
     """Read a table and add what is wrong with it to the faults; its rows are of no use then.
 
     Raises:
         DataError: nothing more can be found out about it.
     """
     party = (settings.parties or {})[name]
+    if party.rows is not None:
+        return _load_rows(settings, name, faults, make_rows)
     label_column = settings.label_column if settings.holds_labels(name) else None
     id_columns = settings.id_columns(name)
-    labels = () if label_column is None else (label_column,)
-    words = (*labels, *(party.categorical or ()))
-    texts = (*id_columns, *words)
-    frame = load_frame(
-        open_table(settings, name), texts=texts, words=words, source=name, called=party.table_name
-    )
-    if not len(frame):
-        raise DataError(f"{name}: {party.table_name} has no rows")
-    _require_columns(frame, settings, name)
+    frame = _open_frame(settings, name)
     advice = _advice_for(settings, name)
+    labels = () if label_column is None else (label_column,)
     chosen = _choose_columns(frame, settings, name, taken=(*id_columns, *labels), faults=faults)
     for column in chosen.categorical:
         listed = column in (party.categorical or ())
@@ -298,6 +310,145 @@ def _load_raw_table(settings: DataSettings, name: str, faults: FaultList) -> Raw
             advice=advice,
         )
     return RawTable(ids, features, chosen.categorical, label_texts, chosen.suspects)
+
+
+def _open_frame(settings: DataSettings, name: str) -> pd.DataFrame:
+    """Read a party's table, with all columns that the settings name."""
+    party = (settings.parties or {})[name]
+    labels = (settings.label_column,) if settings.holds_labels(name) else ()
+    words = (*labels, *(party.categorical or ()))
+    texts = (*settings.id_columns(name), *words)
+    frame = load_frame(
+        open_table(settings, name), texts=texts, words=words, source=name, called=party.table_name
+    )
+    if not len(frame):
+        raise DataError(f"{name}: {party.table_name} has no rows")
+    _require_columns(frame, settings, name)
+    return frame
+
+
+def _load_rows(
+    settings: DataSettings, name: str, faults: FaultList, make_rows: MakeRows | None
+) -> RawTable:
+    """Read rows that are no columns, with IDs and labels of the party's table, or of their own.
+
+    Args:
+        make_rows: what the party names in its own file, where `rows` is own.
+    """
+    party = (settings.parties or {})[name]
+    has_labels = settings.holds_labels(name)
+    called = party.table_name if party.has_table else str(party.rows)
+    table: _Identified | None = None
+    frame: pd.DataFrame | None = None
+    if party.has_table:
+        frame = _open_frame(settings, name)
+        table = _identify_rows(frame, settings, name, faults)
+    rows = _open_rows(settings, name, make_rows, frame=frame, table=table)
+    if table is None:
+        assert rows.ids is not None
+        ids = id_texts(rows.ids, party=name, what=f"the IDs of {called}", strip=True, key="ids")
+        labels = tuple(
+            None if pd.isna(label) else str(label).strip() or None for label in rows.labels or ()
+        )
+        table = _Identified(tuple(ids), labels)
+        with faults.gather_faults():
+            check_distinct(table.ids, party=name)
+    if has_labels and not table.labels:
+        raise DataError(f"{name}: {called} has no labels, and it holds those of its people")
+    lengths = {"IDs": len(table.ids), "rows": len(rows.features)}
+    if has_labels:
+        lengths["labels"] = len(table.labels)
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{count} {what}" for what, count in lengths.items())
+        raise DataError(f"{name}: {called} and its rows have {counts}; give one ID a row, in order")
+    return RawTable(table.ids, rows.features, (), table.labels or (None,) * len(table.ids))
+
+
+@dataclass(frozen=True)
+class _Identified:
+    """The IDs of rows, and their labels as texts at a party that holds any."""
+
+    ids: tuple[str, ...]
+    labels: tuple[str | None, ...] = ()
+
+
+def _identify_rows(
+    frame: pd.DataFrame, settings: DataSettings, name: str, faults: FaultList
+) -> _Identified:
+    """Return IDs and labels of a table beside which the rows stand; further columns are a fault."""
+    party = (settings.parties or {})[name]
+    id_columns = settings.id_columns(name)
+    label_column = settings.label_column if settings.holds_labels(name) else None
+    unused = _list_further_columns(frame, settings, name)
+    if unused and not _are_images(settings, name):
+        remedy: Remedy = (_advice_for(settings, name).add_to_list("ignore", *unused),)
+        message = (
+            f"{name}: its rows are {party.rows}, so columns of {party.table_name} are no features: "
+            f"{', '.join(unused)}; say {describe_remedies([remedy])}"
+        )
+        faults.add_error(TableError([Fault(message, (remedy,))]))
+    labels: tuple[str | None, ...] = (None,) * len(frame)
+    with faults.gather_faults():
+        labels = _extract_labels(frame, label_column, settings, party=name)
+    ids = tuple(map(str, range(len(frame))))
+    with faults.gather_faults():
+        ids = tuple(_extract_ids(frame, id_columns, file=party.table_name, party=name))
+        check_distinct(ids, party=name, place=lambda row: place_of(frame, row))
+    return _Identified(ids, labels)
+
+
+def _list_further_columns(frame: pd.DataFrame, settings: DataSettings, name: str) -> list[str]:
+    """Return the columns that hold neither IDs nor labels, and that the party does not ignore."""
+    used = {*settings.id_columns(name), *(settings.parties or {})[name].ignore}
+    if settings.holds_labels(name):
+        used.add(settings.label_column)
+    return [str(column) for column in frame.columns if column not in used]
+
+
+def _are_images(settings: DataSettings, name: str) -> bool:
+    """Return whether a party's rows are a folder of images."""
+    party = (settings.parties or {})[name]
+    return party.rows_code is None and party_path(settings, Path(party.rows or "")).is_dir()
+
+
+def _open_rows(
+    settings: DataSettings,
+    name: str,
+    make_rows: MakeRows | None,
+    *,
+    frame: pd.DataFrame | None,
+    table: _Identified | None,
+) -> OwnRows:
+    """Return a party's rows by what the settings say of them; of large ones none is read yet."""
+    party = (settings.parties or {})[name]
+    source = party.rows
+    has_labels = settings.holds_labels(name)
+    assert source is not None
+    if _are_images(settings, name):
+        columns = [] if frame is None else _list_further_columns(frame, settings, name)
+        if frame is None or len(columns) != 1:
+            raise DataError(
+                f"{name}: its rows are images of the folder {source}, and one further column of "
+                f"its table names the file of each; got {', '.join(columns) or 'none'}: name the "
+                f"table as data.parties.{name}.file, and other columns under ignore"
+            )
+        cells = frame[columns[0]].tolist()
+        folder = party_path(settings, Path(source))
+        images = load_images(folder, cells, column=columns[0], party=name)
+        return OwnRows(features=images)
+    key = f"data.parties.{name}.rows"
+    if party.rows_code is None:
+        path = party_path(settings, Path(source))
+        return load_array_rows(path, party=name, has_table=table is not None, has_labels=has_labels)
+    if make_rows is None:
+        if source == OWN_ROWS:
+            raise ConfigError(
+                f"{key}: it is own, and no code is named here; {name} names it in its own file, as "
+                'code: {rows: "my_data:make_rows"}'
+            )
+        make_rows = import_code(source, key=key)
+    ids = None if table is None else table.ids
+    return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)
 
 
 def _advice_for(settings: DataSettings, name: str) -> Advice:
@@ -672,9 +823,9 @@ def find_table_faults(settings: DataSettings, name: str, *, seed: int) -> tuple[
 def has_table_here(settings: DataSettings, name: str) -> bool:
     """Return whether the settings name a file of this party that is on this machine."""
     party = (settings.parties or {}).get(name)
-    if settings.dataset != TABLES or party is None or party.file is None:
+    if settings.dataset != TABLES or party is None or not party.is_here:
         return False
-    path = party_path(settings, party.file)
+    path = party_path(settings, party.file or Path(str(party.rows)))
     return path.exists() or bool(set(path.name) & set("*?[") and [*path.parent.glob(path.name)])
 
 
@@ -690,9 +841,27 @@ def files_digest(settings: DataSettings, *, of: Sequence[str] | None = None) -> 
     parties = {name: party for name, party in settings.parties.items() if of is None or name in of}
     for name, party in sorted(parties.items()):
         encoding = party.encoding and party_path(settings, party.encoding)
-        for source in (open_table(settings, name), encoding):
+        table = open_table(settings, name) if party.has_table or party.rows is None else None
+        for source in (table, encoding):
             digest.update(repr((name, _compute_digests(source, name))).encode())
+        if party.rows is not None:
+            digest.update(repr((name, _describe_rows(settings, name))).encode())
     return digest.hexdigest()
+
+
+def _describe_rows(settings: DataSettings, name: str) -> list[str]:
+    """Return what tells rows that are no columns from others: digests of files, names of code, and
+    of images names, sizes and times.
+    """
+    party = (settings.parties or {})[name]
+    if _are_images(settings, name):
+        folder = party_path(settings, Path(party.rows or ""))
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        facts = ((file.relative_to(folder), file.stat()) for file in files)
+        return [f"{file} {fact.st_size} {fact.st_mtime_ns}" for file, fact in facts]
+    if party.rows_code is not None:
+        return [party.rows_code]
+    return _compute_digests(party_path(settings, Path(party.rows or "")), name) or []
 
 
 def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[str] | None:
@@ -714,14 +883,16 @@ def _compute_digests(source: Path | pyarrow.Table | None, party: str) -> list[st
     return digests
 
 
-def _load_active(settings: DataSettings, *, seed: int) -> OwnData:
+def _load_active(
+    settings: DataSettings, *, seed: int, make_rows: MakeRows | None = None
+) -> OwnData:
     """Return the active's table, its classes, its split, and the rows with labels to learn from.
 
     Rows with an empty cell in the label column train without a label and test nothing.
     """
     name = settings.active
     faults = FaultList()
-    raw = _load_raw_table(settings, name, faults)
+    raw = _load_raw_table(settings, name, faults, make_rows)
     with faults.gather_faults():
         labels, groups, classes = _labels_of(settings, raw, party=name)
     if faults:
@@ -796,31 +967,37 @@ def _labels_of(
     return labels, groups, classes
 
 
-def load_own_tables(settings: DataSettings, name: str, *, seed: int) -> OwnData:
-    """Return what one party holds, of its own file alone."""
+def load_own_tables(
+    settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
+) -> OwnData:
+    """Return what one party holds, of its own file alone.
+
+    Args:
+        make_rows: code that the party's own file names, where `rows` of its table is own.
+    """
     if name not in (settings.parties or {}):
         raise ConfigError(
             f"data.parties: there is no file of {name!r}; name its own file there (dataset: "
             "tables), or let the party's file say which prepared table is its own"
         )
     if name == settings.active:
-        data = _load_active(settings, seed=seed)
+        data = _load_active(settings, seed=seed, make_rows=make_rows)
     else:
-        table, classes = _load_passive(settings, name, seed=seed)
+        table, classes = _load_passive(settings, name, seed=seed, make_rows=make_rows)
         data = OwnData.for_passive(table, classes)
     default_memory_pool().release_unused()  # of the columns as they were read
     return data
 
 
 def _load_passive(
-    settings: DataSettings, name: str, *, seed: int
+    settings: DataSettings, name: str, *, seed: int, make_rows: MakeRows | None = None
 ) -> tuple[PartyTable, tuple[str, ...]]:
     """Read one passive's table, and its classes where it holds labels.
 
     It has labels of people whom the active tests, too: only the active can leave them out.
     """
     faults = FaultList()
-    raw = _load_raw_table(settings, name, faults)
+    raw = _load_raw_table(settings, name, faults, make_rows)
     labels = None
     classes = settings.explicit_classes
     with faults.gather_faults():
@@ -849,6 +1026,8 @@ def _gather_column_faults(
     """Add what is wrong with the columns of a table that has other faults already."""
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
+    if not isinstance(raw.features, pd.DataFrame):
+        return
     if party.encoding is not None or not raw.features.shape[1]:
         return
     if settings.missing_at(name) == "error":
@@ -870,11 +1049,15 @@ def _gather_column_faults(
 
 def _encode_table(
     settings: DataSettings, name: str, raw: RawTable, *, rows: NDArray[np.int64]
-) -> tuple[torch.Tensor, ColumnEncoding, dict[str, View]]:
+) -> tuple[Any, ColumnEncoding | ArrayEncoding, dict[str, View]]:
     """Return the features of all rows, their encoding, and the places of the party's views.
 
-    A given encoding is used unchanged; otherwise one is fitted to these rows.
+    A given encoding is used unchanged; otherwise one is fitted to these rows. Rows that are no
+    columns are features as they are.
     """
+    if not isinstance(raw.features, pd.DataFrame):
+        shape = tuple(int(size) for size in raw.features.shape[1:])
+        return raw.features, ArrayEncoding(row_shape=shape), {}
     party = (settings.parties or {})[name]
     advice = _advice_for(settings, name)
     views = _views_of(settings, name, raw.features)

@@ -22,14 +22,15 @@ Letters: N rows, B batch, D numbers of a representation, K classes.
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from apfed_protocols.errors import UnsafeChoiceWarning
@@ -40,19 +41,24 @@ from secure_apfed.config import Config
 from secure_apfed.config.file import load_config_text
 from secure_apfed.data.encoding import ArrayEncoding, FeatureEncoding, fit_columns
 from secure_apfed.data.labels import UNLABELLED
-from secure_apfed.data.lazy_rows import LazyRows, is_lazy
+from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.data.partition import choose_labelled_rows, split_rows
 from secure_apfed.data.records import PartyTable, VerticalData
+from secure_apfed.data.row_sources import load_array, make_features
 from secure_apfed.errors import ConfigError, DataError, ModelError, NoHelpWarning
 from secure_apfed.learning.black_box import GradientSource, describe_black_boxes
 from secure_apfed.learning.descent import MakeOptimizer
 from secure_apfed.learning.own_code import LossSource, ModuleSource, OwnCode, check_apart
 from secure_apfed.measures.table import MEASURES
 from secure_apfed.methods import METHODS
-from secure_apfed.runs.outcome import RunResult
+from secure_apfed.runs.folder import RunFolder
+from secure_apfed.runs.outcome import Recording, RunResult, load_recording
 from secure_apfed.runs.run import run_in_memory
 from secure_apfed.settings.data import TABLES
 from secure_apfed.settings.training import ModelSettings
+
+if TYPE_CHECKING:
+    from apfed_attacks.interface import AttackResult
 
 _SUMS: Mapping[str, Mapping[str, str]] = {
     "ckks": {"scheme": "ckks"},
@@ -129,8 +135,9 @@ class Passive:
     Attributes:
         name: of the party.
         ids: of its rows, N texts or numbers, distinct.
-        rows: array or tensor (N, *shape), a frame of N rows, or a map-style data set of N items; a
-            party with a `gradient` may leave them out.
+        rows: array or tensor (N, *shape), a frame of N rows, a file of an array (.npy, .npz,
+            .safetensors), or a map-style data set of N items, as `ImageFiles`; a party with a
+            `gradient` may leave them out.
         loss: `Reconstruction()`, `Contrastive()`, or any (z, own rows) -> scalar, as a module or a
             function. Gradients through z are what it contributes.
         weight: lambda of Eq. (8).
@@ -189,6 +196,8 @@ class Active:
         labels: N classes (numbers or texts); None or NaN where one is not known.
         encoder: own rows -> representation, trained in place; None: networks of ours.
         head: representation -> K class scores, trained in place; None: one linear layer.
+        projection: representation -> the `model={"projection": D}` numbers that are sent, trained
+            in place; None: one linear layer.
     """
 
     name: str
@@ -197,6 +206,7 @@ class Active:
     labels: Any = field(repr=False)
     encoder: ModuleSource | None = field(default=None, kw_only=True)
     head: ModuleSource | None = field(default=None, kw_only=True)
+    projection: ModuleSource | None = field(default=None, kw_only=True)
     optimizer: MakeOptimizer | None = field(default=None, kw_only=True)
     workers: int = field(default=4, kw_only=True)
 
@@ -214,6 +224,7 @@ class TrainingResult:
             the same test rows; None: not measured.
         best_local, best_local_name: that of the best local model by validation; None: not tried.
         not_tried: which local models were not tried, and why.
+        attacks: results of the attacks that were asked for.
         test_rows: positions of the active's rows that measured, int64.
         black_boxes: the passives that brought a gradient of their own.
     """
@@ -225,6 +236,7 @@ class TrainingResult:
     best_local: float | None = None
     best_local_name: str = ""
     not_tried: str = ""
+    attacks: "tuple[AttackResult, ...]" = field(default=(), repr=False)
     test_rows: Tensor = field(repr=False)
     black_boxes: tuple[str, ...] = ()
 
@@ -285,8 +297,18 @@ class TrainingResult:
             for title, value in self.epsilon.items()
         ]
         lines += describe_black_boxes(self.black_boxes)
+        lines += self._describe_attacks()
         lines.append(f"bytes sent: {self.run.wire_bytes:,}")
         return "\n".join(lines)
+
+    def _describe_attacks(self) -> list[str]:
+        """Return what attacks found by direction, or that none was asked for."""
+        if not self.attacks:
+            return ["attacks: none was asked for, so nothing is known of what can be read"]
+        from apfed_attacks.headlines import headlines_by_direction
+
+        headlines = headlines_by_direction(self.attacks, self.run.recording.config)
+        return [f"{headline.direction.title}: {headline.text}" for headline in headlines]
 
 
 @isolate_torch_modes()
@@ -306,6 +328,7 @@ def train(
     seed: int = 0,
     folder: PathLike | None = None,
     baselines: bool = True,
+    attacks: str | Sequence[str | Mapping[str, Any]] = (),
     on_progress: Callable[[Any], None] = lambda progress: None,
     **settings: Any,
 ) -> TrainingResult:
@@ -323,6 +346,8 @@ def train(
         seed: of the split, the initial weights that are made here, and the order of batches.
         folder: of the run, for its checkpoints and reports; None: nothing is written.
         baselines: whether to train the active's own network alone, and local models.
+        attacks: to mount on what all parties sent, as the section `attacks`: names, "all", or
+            {"name": ..., "options": {...}}. They hold the aligned rows of data sets in memory.
         settings: further sections of a run's YAML file, as train={"learning_rate": 0.05} or
             model={"projection": 16}.
 
@@ -355,9 +380,14 @@ def train(
         seed=seed,
         labelled=labelled,
         test_fraction=test_fraction,
+        attacks=attacks,
         settings=settings,
     )
     place = None if folder is None else Path(folder)
+    if config.attacks:
+        from apfed_attacks.run import expand_choices
+
+        expand_choices(config.attacks)  # a wrong name is refused before the training
     with warnings.catch_warnings():
         # This process is all parties: a plain sum hides nothing from who has it all.
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
@@ -370,10 +400,55 @@ def train(
         networks=model,
         classes=classes,
         run=result,
+        attacks=_mount_attacks(config, place, result),
         test_rows=data.test_rows,
         black_boxes=tuple(party.name for party in passives if party.gradient is not None),
     )
     return _compare_locally(found, config, data, fresh) if baselines else found
+
+
+def _mount_attacks(
+    config: Config, folder: Path | None, result: RunResult
+) -> "tuple[AttackResult, ...]":
+    """Return what the attacks find that the settings name; in a folder write them, too."""
+    if not config.attacks:
+        return ()
+    if folder is None:
+        from apfed_attacks.run import run_attacks
+
+        return run_attacks(result.recording, config.attacks, seed=config.seed)
+    from apfed_experiments.finished import mount_attacks
+
+    return mount_attacks(folder, recording=result.recorded)
+
+
+def load_training_recording(
+    folder: PathLike, active: Active, passives: Sequence[Passive]
+) -> Recording:
+    """Load the record of a finished `train(..., folder=...)`, as `load_recording`.
+
+    Args:
+        active, passives: as `train` was given them: rows and labels, and what makes the networks.
+            Modules that are handed in take the weights of the run.
+
+    Raises:
+        DataError: they have other rows. Others as `load_recording`.
+    """
+    config = RunFolder(Path(folder)).load_config()
+    data, _ = _make_data(
+        active,
+        passives,
+        labelled=config.data.labelled,
+        test_fraction=config.data.test_fraction,
+        seed=config.seed,
+    )
+    return load_recording(
+        folder,
+        data=data,
+        encoder=active.encoder,
+        head=active.head,
+        encoders={party.name: party.encoder for party in passives if party.encoder is not None},
+    )
 
 
 def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCode:
@@ -382,7 +457,9 @@ def _make_code(party: Active | Passive, optimizer: MakeOptimizer | str) -> OwnCo
     if own is None and not isinstance(optimizer, str):
         own = optimizer
     if isinstance(party, Active):
-        return OwnCode(encoder=party.encoder, head=party.head, optimizer=own)
+        return OwnCode(
+            encoder=party.encoder, head=party.head, projection=party.projection, optimizer=own
+        )
     if party.gradient is not None:
         return OwnCode(gradient=party.gradient)
     loss = party.loss
@@ -418,6 +495,7 @@ def _make_config(
     seed: int,
     labelled: float | None,
     test_fraction: float,
+    attacks: str | Sequence[str | Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> Config:
     """Return the settings of the run, as its YAML file would say them."""
@@ -440,7 +518,7 @@ def _make_config(
         "secure_sum": _read_sum(secure_sum),
         "alignment": {"protocol": alignment} if isinstance(alignment, str) else dict(alignment),
         "guard": _read_guard(guard),
-        "transcript": {"keep": "none"},
+        "attacks": attacks if isinstance(attacks, str) else [*attacks],
     }
     if isinstance(guard, Gaussian):
         said["delta"] = guard.delta
@@ -454,6 +532,11 @@ def _make_config(
         said["model"]["head_network"] = "own"
     kind = METHODS.get(said["method"]["name"])
     has_loss = kind is not None and kind.settings.sums_gradients
+    if active.projection is not None and passives and not has_loss:
+        raise ConfigError(
+            f"{active.name}: it brought a projection, which method {said['method']['name']} does "
+            "not send; leave it out, or train with apfed, apfed_r or apfed_c"
+        )
     said["passives"] = {
         party.name: _describe_passive(party, model, has_loss=has_loss) for party in passives
     }
@@ -515,14 +598,13 @@ def _make_data(
 ) -> tuple[VerticalData, tuple[Any, ...]]:
     """Return all parties' tables with the active's split, and the classes in their order."""
     labels_N, classes = _read_labels(active)
-    table = _make_table(active, labels=labels_N)
     known = np.flatnonzero(labels_N.numpy() != UNLABELLED)
     _, tested = split_rows(labels_N.numpy()[known], test_fraction, seed=seed)
     test_rows = known[tested]
     train_rows = np.setdiff1d(np.arange(len(labels_N)), test_rows)
     chosen = choose_labelled_rows(labels_N.numpy()[train_rows], labelled, seed=seed)
     data = VerticalData(
-        table=table,
+        table=_make_table(active, labels=labels_N, fitted=train_rows),
         train_rows=torch.from_numpy(train_rows),
         test_rows=torch.from_numpy(test_rows),
         classes=tuple(str(name) for name in classes),
@@ -567,19 +649,29 @@ def _read_labels(active: Active) -> tuple[Tensor, tuple[Any, ...]]:
     return torch.tensor(codes, dtype=torch.int64), tuple(classes)
 
 
-def _make_table(party: Active | Passive, *, labels: Tensor | None) -> PartyTable:
-    """Return a party's rows with their IDs as texts."""
+def _make_table(
+    party: Active | Passive, *, labels: Tensor | None, fitted: NDArray[np.int64] | None = None
+) -> PartyTable:
+    """Return a party's rows with their IDs as texts; columns are fitted to all, or to these."""
     ids = tuple(id_texts(party.ids, party=party.name, what="its IDs", strip=True, key="ids"))
-    features, encoding = _read_rows(party)
-    if len(features) != len(ids):
-        raise DataError(
-            f"{party.name}: {len(ids)} IDs, but {len(features)} rows; give one ID a row, in their "
-            "order"
-        )
+    if isinstance(party.rows, pd.DataFrame):
+        _require_rows(party, len(ids), party.rows)
+    features, encoding = _read_rows(party, fitted)
+    _require_rows(party, len(ids), features)
     return PartyTable(party.name, ids, features, labels, encoding)
 
 
-def _read_rows(party: Active | Passive) -> tuple[Any, FeatureEncoding]:
+def _require_rows(party: Active | Passive, ids: int, rows: Sized) -> None:
+    """Refuse another number of rows than of IDs."""
+    if len(rows) != ids:
+        raise DataError(
+            f"{party.name}: {ids} IDs, but {len(rows)} rows; give one ID a row, in their order"
+        )
+
+
+def _read_rows(
+    party: Active | Passive, fitted: NDArray[np.int64] | None
+) -> tuple[Any, FeatureEncoding]:
     """Return the rows as features, and how they were read."""
     rows = party.rows
     if isinstance(party, Passive) and rows is None:
@@ -587,23 +679,13 @@ def _read_rows(party: Active | Passive) -> tuple[Any, FeatureEncoding]:
         return torch.zeros((len(party.ids), 1)), ArrayEncoding(row_shape=(1,))
     if isinstance(rows, pd.DataFrame):
         words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
-        encoding = fit_columns(rows, categorical=words, source=party.name)
+        known = rows if fitted is None else rows.iloc[fitted]
+        encoding = fit_columns(known, categorical=words, source=party.name)
         return encoding.encode(rows, source=party.name), encoding
-    if isinstance(rows, np.ndarray | Tensor):
-        features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
-        if features.ndim < 2:
-            raise DataError(
-                f"{party.name}: its rows are an array of shape {tuple(features.shape)}; expected "
-                "(N, columns) or (N, ...): give one column as rows[:, None]"
-            )
-        return features, ArrayEncoding(row_shape=tuple(features.shape[1:]))
-    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
-        lazy = LazyRows(rows, party=party.name, workers=party.workers)
-        return lazy, ArrayEncoding(row_shape=lazy.shape[1:])
-    raise DataError(
-        f"{party.name}: its rows are a {type(rows).__name__}; expected an array, a tensor, a "
-        "pandas frame, or a map-style data set with __len__ and __getitem__"
-    )
+    if isinstance(rows, str | PurePath):
+        rows = load_array(Path(rows), party=party.name)
+    features = make_features(rows, party=party.name, workers=party.workers)
+    return features, ArrayEncoding(row_shape=tuple(features.shape[1:]))
 
 
 def _compare_locally(

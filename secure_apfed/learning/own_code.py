@@ -13,6 +13,7 @@ Letters: B batch, D numbers of a representation.
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,9 +25,16 @@ from torch import Tensor, nn
 from secure_apfed.errors import ConfigError, ModelError
 from secure_apfed.learning.black_box import BlackBox, GradientSource
 from secure_apfed.learning.descent import MakeOptimizer
-from secure_apfed.networks.models import NETWORKS, Shape, family_for
+from secure_apfed.networks.models import (
+    NETWORKS,
+    Shape,
+    family_for,
+    output_shape,
+    projection_to,
+)
 from secure_apfed.networks.objectives import Objective
 from secure_apfed.settings import Settings
+from secure_apfed.settings.data import OWN_ROWS, PartySettings
 from secure_apfed.settings.plugins import CODE_NAME, CodeName, import_code
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
@@ -46,20 +54,24 @@ class CodeSettings(Settings):
     Attributes:
         network: its encoder, where the run says `network: own`.
         head_network: the active's head.
+        projection: of the active, where the run says how many numbers it sends.
         decoder: of a passive that reconstructs.
         objective: a passive's loss, where the run says `objective: {name: own}`.
         objective_options: of a class of objectives, keys of its own settings.
         gradient: a passive's (step, rows, z) -> gradient, where it says `objective: black_box`.
         optimizer: takes the parameters that the party trains.
+        rows: makes its rows, where its table says `rows: own`; see `secure_apfed.data.row_sources`.
     """
 
     network: CodeName | None = None
     head_network: CodeName | None = None
+    projection: CodeName | None = None
     decoder: CodeName | None = None
     objective: CodeName | None = None
     objective_options: dict[str, Any] = {}
     gradient: CodeName | None = None
     optimizer: CodeName | None = None
+    rows: CodeName | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,6 +80,8 @@ class OwnCode:
 
     Attributes:
         encoder: makes the representation; head: scores it, (B, K); None: one linear layer.
+        projection: makes of the representation what the active sends, (B, D), where the settings
+            say that it sends D numbers; None: one linear layer.
         decoder: of a passive that reconstructs, z (B, *shape) -> own rows; None: a perceptron.
         objective: the loss of a passive, or a whole `Objective`, or a class of these.
         objective_options: of a class, keys of its own settings.
@@ -77,6 +91,7 @@ class OwnCode:
 
     encoder: ModuleSource | None = field(default=None, repr=False)
     head: ModuleSource | None = field(default=None, repr=False)
+    projection: ModuleSource | None = field(default=None, repr=False)
     decoder: ModuleSource | None = field(default=None, repr=False)
     objective: LossSource | None = field(default=None, repr=False)
     objective_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -111,11 +126,12 @@ class OwnCode:
         found = {
             key: import_code(name, key=key, beside=beside)
             for key, name in settings
-            if isinstance(name, str)
+            if isinstance(name, str) and key != "rows"
         }
         return cls(
             encoder=found.get("network"),
             head=found.get("head_network"),
+            projection=found.get("projection"),
             decoder=found.get("decoder"),
             objective=found.get("objective"),
             objective_options=settings.objective_options,
@@ -150,7 +166,7 @@ class OwnCode:
         loss = self.objective
         options = self._read_options(loss, owner)
         if isinstance(loss, type) and issubclass(loss, nn.Module):
-            loss = _make_module(loss, settings=options, **given)
+            loss = make_module(loss, settings=options, **given)
         if isinstance(loss, Objective):
             loss.row_wise = settings.row_wise  # type: ignore[misc]  # charged so, hence measured so
             return loss
@@ -192,6 +208,24 @@ class OwnCode:
         gradient = source() if isinstance(source, type) else source
         return BlackBox(owner, gradient, rows_N=rows_N, ids=ids)
 
+    def make_projection(self, size: int, representation: Shape) -> nn.Module:
+        """Return what makes the sent row, (D,), of a representation: its own, or a linear layer.
+
+        Raises:
+            ModelError: its own makes another number of them.
+        """
+        if self.projection is None:
+            return projection_to(size, representation)
+        projection = make_module(self.projection, features=representation)
+        made = output_shape(projection, representation)
+        if made != (size,):
+            raise ModelError(
+                f"it makes {made} of a representation {representation}, and the run sends "
+                f"({size},); say so, as model.projection: {math.prod(made)}, or end it with "
+                "nn.Flatten() or a layer of that width"
+            )
+        return projection
+
     def copy_networks(self) -> "FreshFamily | None":
         """Return its own networks as they are now, to be made anew each time; None: none."""
         return None if self.encoder is None else FreshFamily(self.copy_fresh())
@@ -202,7 +236,7 @@ class OwnCode:
 
     def list_modules(self) -> list[nn.Module]:
         """Return the modules that were handed in as they are."""
-        sources = (self.encoder, self.head, self.decoder, self.objective)
+        sources = (self.encoder, self.head, self.projection, self.decoder, self.objective)
         return [source for source in sources if isinstance(source, nn.Module)]
 
 
@@ -215,21 +249,21 @@ class OwnFamily:
     def make_encoder(self, features: Shape, settings: ModelSettings) -> nn.Module:
         if self._code.encoder is None:
             return family_for(settings, features).make_encoder(features, settings)
-        return _make_module(self._code.encoder, features=features)
+        return make_module(self._code.encoder, features=features)
 
     def make_head(self, size: int, classes: int, settings: ModelSettings) -> nn.Module:
         if self._code.head is None and self._code.encoder is None:
             return family_for(settings, (size,)).make_head(size, classes, settings)
         if self._code.head is None:
             return nn.Sequential(nn.Flatten(), nn.Linear(size, classes))
-        return _make_module(self._code.head, features=(size,), classes=classes)
+        return make_module(self._code.head, features=(size,), classes=classes)
 
     def make_decoder(
         self, representation: Shape, features: Shape, settings: ModelSettings
     ) -> nn.Module:
         if self._code.decoder is None:
             return NETWORKS["mlp"].make_decoder(representation, features, settings)
-        return _make_module(self._code.decoder, features=features)
+        return make_module(self._code.decoder, features=features)
 
 
 class FreshFamily(OwnFamily):
@@ -307,8 +341,9 @@ def refuse_code(config: RunSettings, *, source: str) -> None:
     if named:
         raise ConfigError(
             f"{source} names code of a party's own ({', '.join(named)}); only the party that runs "
-            "it may: write network: own, or objective: {name: own}, and let each party name its "
-            "code in its own party.yaml; all other plug-ins are for runs that one process plays"
+            "it may: write network: own, objective: {name: own}, or rows: own, and let each party "
+            "name its code in its own party.yaml; all other plug-ins are for runs that one process "
+            "plays"
         )
 
 
@@ -319,10 +354,13 @@ def split_code(
     config: SettingsT, active: str, passives: Sequence[str]
 ) -> tuple[SettingsT, dict[str, CodeSettings]]:
     """Return settings that name no code, as all parties share them, and what each party names."""
+    tables = config.data.parties or {}
+    rows = {name: _pick_code(table.rows_code or "") for name, table in tables.items()}
     own = {
         active: CodeSettings(
             network=_pick_code(config.model.network),
             head_network=_pick_code(config.model.head_network or ""),
+            rows=rows.get(active),
         )
     }
     shared = {name: _hide_code(settings) for name, settings in config.passives.items()}
@@ -334,13 +372,22 @@ def split_code(
             objective=objective.code if isinstance(objective, OwnLossSettings) else None,
             objective_options=getattr(objective, "options", {}),
             gradient=objective.code if isinstance(objective, BlackBoxSettings) else None,
+            rows=rows.get(name),
         )
-    model = _hide_network(config.model)
-    return config.model_copy(update={"model": model, "passives": shared}), own
+    hidden = {"model": _hide_network(config.model), "passives": shared}
+    if any(rows.values()):
+        parties = {name: _hide_rows(table) for name, table in tables.items()}
+        hidden["data"] = config.data.model_copy(update={"parties": parties})
+    return config.model_copy(update=hidden), own
 
 
 def _pick_code(network: str) -> str | None:
     return network if CODE_NAME.fullmatch(network) else None
+
+
+def _hide_rows(table: PartySettings) -> PartySettings:
+    """Return a party's table that says that code makes its rows, and not which."""
+    return table if table.rows_code is None else table.model_copy(update={"rows": OWN_ROWS})
 
 
 def _hide_network(model: ModelSettings) -> ModelSettings:
@@ -369,6 +416,11 @@ def find_code(config: RunSettings) -> Mapping[str, str]:
         "method": config.method.name,
         "task": config.task,
         "data.dataset": config.data.dataset,
+    }
+    named |= {
+        f"data.parties.{name}.rows": table.rows_code
+        for name, table in (config.data.parties or {}).items()
+        if table.rows_code is not None
     }
     named |= {f"method.labeller {name}": name for name in config.method.labellers}
     named["guard.mechanism"] = config.guard.mechanism
@@ -420,7 +472,7 @@ def _copy(source: ModuleSource | None) -> ModuleSource | None:
     return copy.deepcopy(source) if isinstance(source, nn.Module) else source
 
 
-def _make_module(source: ModuleSource, **given: Any) -> nn.Module:
+def make_module(source: ModuleSource, **given: Any) -> nn.Module:
     """Return the module, or what the function makes of as many arguments as it takes.
 
     Raises:

@@ -46,7 +46,6 @@ from secure_apfed.networks.models import (
     Shape,
     family_for,
     output_shape,
-    projection_to,
     require_scores,
 )
 from secure_apfed.networks.objectives import OBJECTIVES, Objective
@@ -321,9 +320,15 @@ class PartyContext:
         encoder, shape = self.build_encoder(model)
         head = self.build_head(model, shape, self.outputs)
         if projection is None:
+            if sends and self.code.projection is not None:
+                raise ConfigError(
+                    f"{self.name}: it brought a projection, and the run sends the encoder's whole "
+                    "output; say how many numbers are sent, as model.projection: 64"
+                )
             return ActiveNetworks(encoder, head), shape
-        with self.draw("projection"):
-            return ActiveNetworks(encoder, head, projection_to(projection, shape)), (projection,)
+        with self._begin_part("projection"):
+            sent = self.code.make_projection(projection, shape)
+        return ActiveNetworks(encoder, head, sent), (projection,)
 
     def build_passive_trainer(
         self, terms: PassiveTerms, rows: Tensor, *, rests_on_rows: bool

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -95,6 +95,14 @@ _TABLE = "table.safetensors"
 _LOG = "log.txt"
 _OWN_FAULTS = (2, 3)  # exit codes of settings and data, which nobody else can mend
 _FOLLOWS = ("RunStoppedError", "PartyLeftError", "Interrupted", "Terminated")  # another did it
+_CONVERTED = frozenset({"method", "privacy", "contributions", "promises", "stated"})
+"""Fields of a result that its file holds in another form."""
+_RECORDED = tuple(
+    each.name
+    for each in fields(RunResult)
+    if each.name in Outcome.model_fields and each.name not in _CONVERTED
+)
+"""Fields of a result that its file holds as they are."""
 _ERRORS: tuple[type[Exception], ...] = (
     BudgetExhaustedError,
     CheckpointError,
@@ -559,23 +567,9 @@ def _gather_results(config: Config, run: RunFolder, active_folder: RunFolder) ->
     card["promises"] = [promise.model_dump() for promise in promised]
     run.write_json(run.card, card)
     write_outcome(run, outcome)
-    judged = (
-        "accuracy",
-        "measure",
-        "measures",
-        "threshold",
-        "calibration",
-        "ranking",
-        "undefined",
-        "never_predicted",
-        "wire_bytes",
-        "sessions",
-        "steps",
-        "help",
-    )
     return RunResult(
         method=config.method.name,
-        **{name: getattr(outcome, name) for name in judged},
+        **{name: getattr(outcome, name) for name in _RECORDED},
         privacy=load_outcome(run).privacy.to_spent(),
         contributions={
             name: account.model_dump(mode="python")

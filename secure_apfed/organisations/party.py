@@ -32,6 +32,7 @@ from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, PeerAccep
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
 from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code
+from secure_apfed.settings.plugins import import_code
 from secure_apfed.methods import (
     METHODS,
     PartyContext,
@@ -230,7 +231,8 @@ class PartyFile(OwnLimits):
         meet_s: how long to wait until all others are connected.
         allow_reading_all: whether this party agrees to settings that let all of its columns be
             read from sums (`passives.NAME.allow_reading_all` of the run).
-        code: networks, a loss and an optimizer of its own, which nobody else may name.
+        code: networks, a loss, an optimizer and what makes rows, of its own, which nobody else may
+            name.
         code_folder: where the modules of that code lie; the file's own folder unless it is given.
         serve: of joint predictions, after the training.
         minima: by setting, as {rules.minimum_batch: 20}: the least that this party takes part with.
@@ -769,7 +771,10 @@ def own_data(file: PartyFile, config: Config, role: PartyRole) -> OwnData | None
         return None
     if file.table is not None:
         return load_own(file.table, file.party)
-    held = load_own_tables(config.data, file.party, seed=config.seed)
+    make_rows = None
+    if file.code.rows is not None:
+        make_rows = import_code(file.code.rows, key="code.rows", beside=file.code_folder)
+    held = load_own_tables(config.data, file.party, seed=config.seed, make_rows=make_rows)
     _require_declared_table(file, held)
     return held
 

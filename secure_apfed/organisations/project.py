@@ -591,7 +591,7 @@ def _write_answer(
         fields["relay_request"] = request.decode()
     config = load_config_text(as_yaml(settings), source=str(folder / RUN))
     table_settings = (config.data.parties or {}).get(party)
-    if table_settings is not None and table_settings.file is not None:
+    if table_settings is not None and table_settings.is_here:
         data = load_own_tables(config.data, party, seed=config.seed)
         fields["table"] = shape_of(data, columns=columns)
     content = Answer(

@@ -394,7 +394,10 @@ class RunWriter:
             data, torch.empty(0, dtype=torch.int64) if aligned is None else aligned
         )
         save_scores(folder.scored, evaluation.scores, tested=torch.isin(data.test_rows, rows))
-        networks = learner.get_solo_networks() or learner.get_fallback_networks()
+        networks = learner.get_solo_networks()
+        if networks is None:
+            networks = learner.get_fallback_networks()
+            card["model"] |= {"head_network": None}  # it has a head of ours, of its own width
         if networks is not None:
             parts = nn.ModuleDict({"encoder": networks.encoder, "head": networks.head})
             write_atomically(folder.model, save_tensors(parts.state_dict()))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgpack
@@ -25,14 +26,16 @@ from secure_apfed.base.formats import RECORDING, RUN_RESULT
 from secure_apfed.config import Config
 from secure_apfed.config.file import dump_settings, load_config_text
 from secure_apfed.data import OwnData, VerticalData, load_data
-from secure_apfed.errors import CheckpointError, ConfigError
+from secure_apfed.errors import CheckpointError, ConfigError, ModelError
 from secure_apfed.exchange import Transcript
 from secure_apfed.learning.descent import ActiveNetworks, remove_prefix
+from secure_apfed.learning.own_code import ModuleSource, make_module
 from secure_apfed.learning.votes import Help
 from secure_apfed.measures.intervals import Estimate, estimate_measures, proportion_interval
 from secure_apfed.measures.table import ACCURACY, LiftRow, Measure, Scored, find_measure, lift_table
 from secure_apfed.methods import METHODS
 from secure_apfed.methods.method import VoteAgreement
+from secure_apfed.networks.models import Shape
 from secure_apfed.privacy.ledger import PrivacySpent
 from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.solo import load_model
@@ -364,8 +367,21 @@ class Recording:
     encoders: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
-def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recording:
+def load_recording(
+    path: PathLike,
+    *,
+    data: VerticalData | None = None,
+    encoder: ModuleSource | None = None,
+    head: ModuleSource | None = None,
+    encoders: Mapping[str, ModuleSource] = MappingProxyType({}),
+) -> Recording:
     """Load a finished run from its folder; the data is loaded anew from its configuration.
+
+    Args:
+        data: of the run, where its settings name no files, as that of `secure_apfed.train`.
+        encoder, head: of a model that is code of one's own, as `load_model` takes them.
+        encoders: by passive, what made the network whose output it sent, if that is code of its
+            own.
 
     Raises:
         CheckpointError: no finished run there, or a file that cannot be read as this version
@@ -395,19 +411,24 @@ def load_recording(path: PathLike, *, data: VerticalData | None = None) -> Recor
             f"version writes them ({error}); restore them from a copy"
         ) from error
     data = data or load_data(config.data, seed=config.seed)
+    model = None
+    if config.method.predicts_alone and folder.model.exists():
+        model = load_model(path, encoder=encoder, head=head).network
     return Recording(
         config=config,
         data=data,
         alignment=alignment,
         transcript=transcript,
-        model=load_model(path).network if folder.model.exists() else None,
-        encoders=_encoders_in(folder, config, data),
+        model=model,
+        encoders=_encoders_in(folder, config, data, encoders),
     )
 
 
-def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mapping[str, nn.Module]:
+def _encoders_in(
+    folder: RunFolder, config: Config, data: VerticalData, own: Mapping[str, ModuleSource]
+) -> Mapping[str, nn.Module]:
     """Return the passives' networks after training, which no real party holds; empty if none are
-    stored.
+    stored. `own`: by passive, what makes its network, where that is code of its own.
     """
     if not folder.encoders.exists():
         return {}
@@ -416,16 +437,29 @@ def _encoders_in(folder: RunFolder, config: Config, data: VerticalData) -> Mappi
         encoders = {}
         for table in data.passives:
             features = tuple(table.features.shape[1:])
-            # Takes no more memory than the tensors, whatever the settings ask for.
-            with torch.device("meta"):
-                encoder = METHODS[config.method.name].build_sent_network(
-                    config, table.name, features
-                )
+            if table.name in own:
+                encoder = make_module(own[table.name], features=features)
+            else:
+                encoder = _build_sent_network(config, table.name, features)
             encoder.load_state_dict(remove_prefix(table.name, tensors), assign=True)
             encoders[table.name] = encoder.eval()
     except (RuntimeError, StopIteration, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{folder.encoders} does not hold the encoders: {error}") from error
     return encoders
+
+
+def _build_sent_network(config: Config, passive: str, features: Shape) -> nn.Module:
+    """Return a passive's network without numbers: it takes no more memory than those in the file,
+    whatever the settings ask for.
+    """
+    model = config.settings_of(passive).model or config.model
+    if model.is_own:
+        raise ModelError(
+            f"{passive}: its network is code of its own; load the run by "
+            f"load_recording(folder, encoders={{{passive!r}: ...}})"
+        )
+    with torch.device("meta"):
+        return METHODS[config.method.name].build_sent_network(config, passive, features)
 
 
 def no_recording(path: Path | None) -> CheckpointError:

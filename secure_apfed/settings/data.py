@@ -13,9 +13,13 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
+from secure_apfed.settings.plugins import CODE_NAME
 
 TABLES = "tables"
 """What `dataset` says of the parties' own files."""
+
+OWN_ROWS = "own"
+"""What `rows` says of code that the party names in its own file."""
 
 BUILT_IN_ACTIVE = "active"
 """The active's name where the set is built in."""
@@ -149,6 +153,11 @@ class PartySettings(Settings):
             A relative path starts at `data.folder`, or at the working directory where no folder is
             given. null: a query, or the table lies at that party, and nowhere else.
         database: in place of a file, a query.
+        rows: in place of columns, a file of an array (.npy, .npz, .safetensors) whose k-th row is
+            of the k-th line of the table; a folder of images, whose names stand in the table's one
+            further column; or code that makes the rows, as my_data:make_rows. "own": such code,
+            which the party names in its own file. Without a table, IDs and labels come with the
+            rows. Nothing is standardised. Null: columns.
         id_column: one or several columns that name a row; null takes `data.id_column`.
         numeric: columns to standardise, whatever their cells look like.
         categorical: columns to one-hot encode. Words such as NA and None are categories there, and
@@ -165,6 +174,7 @@ class PartySettings(Settings):
 
     file: Path | None = None
     database: Database | None = None
+    rows: str | None = None
     id_column: ColumnName | tuple[ColumnName, ...] | None = None
     numeric: tuple[ColumnName, ...] | None = None
     categorical: tuple[ColumnName, ...] | None = None
@@ -177,6 +187,35 @@ class PartySettings(Settings):
     @property
     def table_name(self) -> str:
         return "its query" if self.file is None else str(self.file)
+
+    @property
+    def has_table(self) -> bool:
+        """True if the settings name a table of IDs, labels and columns."""
+        return self.file is not None or self.database is not None
+
+    @property
+    def is_here(self) -> bool:
+        """True if a file of it is named, and no code is needed to read its rows."""
+        is_named = self.file is not None or (self.rows is not None and not self.has_table)
+        return is_named and self.rows_code is None
+
+    @property
+    def rows_code(self) -> str | None:
+        """The code that makes its rows, as package.module:Name, or "own"; None: no code does."""
+        rows = self.rows or ""
+        return rows if rows == OWN_ROWS or CODE_NAME.fullmatch(rows) else None
+
+    @model_validator(mode="after")
+    def _reads_rows_as_they_are(self) -> Self:
+        if self.rows is None:
+            return self
+        of_columns = ("numeric", "categorical", "encoding")
+        if given := [key for key in of_columns if getattr(self, key) is not None]:
+            raise ValueError(
+                f"rows: they are taken as they are, and {', '.join(given)} is of columns; leave "
+                "one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_one_table(self) -> Self:

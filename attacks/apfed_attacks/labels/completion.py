@@ -35,7 +35,7 @@ from apfed_attacks.columns import (
     own_columns,
 )
 from apfed_attacks.interface import FloatArray, Guess, Prediction
-from apfed_attacks.view import AdversaryView, AttackError
+from apfed_attacks.view import AdversaryView, AttackError, draw_weights_anew
 from secure_apfed.base.seeds import seed_draws
 
 IntArray: TypeAlias = NDArray[np.int64]
@@ -209,15 +209,8 @@ def own_bottom(view: AdversaryView, rows_NF: Tensor, *, fresh: bool = False) -> 
     `own_columns`; `fresh` draws all weights anew, which leaves the architecture alone.
     """
     networks = nn.ModuleList([copy.deepcopy(view.networks[name]).float() for name in view.features])
-    for module in networks.modules():
-        if fresh and next(module.parameters(recurse=False), None) is not None:
-            reset = getattr(module, "reset_parameters", None)
-            if reset is None:
-                raise AttackError(
-                    f"the weights of a {type(module).__name__} cannot be drawn anew for the "
-                    "baseline; give it a reset_parameters method"
-                )
-            reset()
+    if fresh:
+        draw_weights_anew(networks)
     shapes = [tuple(features.shape[1:]) for features in view.features.values()]
     bottom = _Bottom(networks, shapes).to(rows_NF.device)
     # The scale of what the head reads is fixed by the output before training.

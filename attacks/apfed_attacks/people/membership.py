@@ -113,13 +113,13 @@ class Membership(Attack):
         train = candidates.train
         if self.epochs is not None:
             train = train.model_copy(update={"epochs": self.epochs})
-        model = knowledge.architecture or ModelSettings()
         shape = tuple(candidates.features.shape[1:])
         rows_SH = draw_halves(self.shadow_models, len(candidates), seed)
 
-        def make_network() -> nn.Module:
-            return nn.Sequential(*encoder_and_head(model, shape, knowledge.classes))
+        def make_usual_network() -> nn.Module:
+            return nn.Sequential(*encoder_and_head(ModelSettings(), shape, knowledge.classes))
 
+        make_network = knowledge.architecture or make_usual_network
         shadows = Shadows(make_network, train, seed, view.device)
         scores_SNK = shadows.train_and_score(candidates.features, candidates.labels, rows_SH)
         shadow_SN = logit_confidence(scores_SNK, candidates.labels)

@@ -1,0 +1,281 @@
+"""Rows that are no columns of a table: arrays of a file, images of a folder, a party's own code.
+
+Run by: a party on its own files. Its table (`file`) has the IDs, and the labels where it holds any;
+the k-th row of an array belongs to its k-th line, its one further column names the images, and code
+is asked for the rows of its IDs. Without a table, IDs and labels come with the rows: as arrays
+`ids` and `labels` of the file, or from the code. Arrays are taken as they are: nothing is
+normalised. Pixels of images become numbers of 0 to 1.
+
+A file is data alone: a pickled object in it is refused. Letters: N rows, C channels, H height, W
+width.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from apfed_protocols.installing import install_extra
+from secure_apfed.base.files import PathLike
+from secure_apfed.data.lazy_rows import LazyRows
+from secure_apfed.errors import ConfigError, DataError
+
+ARRAY_FILES = (".npy", ".npz", ".safetensors")
+"""How files end that hold arrays."""
+
+IN_MEMORY = 2**28
+"""Bytes of a .npy file that is read as a whole; a larger one is read row by row."""
+_GREYS = ("1", "L", "LA")
+"""What Pillow calls images without colours."""
+_ROWS = "rows"
+_IDS = "ids"
+_LABELS = "labels"
+
+Features: TypeAlias = Tensor | LazyRows
+MakeRows: TypeAlias = Callable[..., Any]
+"""Code of a party: makes its rows, of the `ids` that it is asked for, or with IDs of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnRows:
+    """The rows of one party, and what came with them.
+
+    Attributes:
+        features: (N, *shape), float32.
+        ids: N texts or numbers; None: its table has them.
+        labels: N classes or numbers; None: its table has them, or there are none.
+    """
+
+    features: Features
+    ids: Sequence[Any] | None = None
+    labels: Sequence[Any] | None = None
+
+
+class ImageFiles:
+    """A map-style data set of the images of a folder, (C, H, W) float32 of 0 to 1, read when asked.
+
+    Args:
+        folder: where they lie.
+        names: of the file of each row, relative to the folder.
+        channels: 3 of colours, 1 of greys; None: as each image is.
+        size: (H, W) to which all are resized; None: they are of one size.
+
+    Raises:
+        ConfigError: Pillow, which reads them, is not installed.
+        DataError: a name leads out of the folder.
+    """
+
+    def __init__(
+        self,
+        folder: PathLike,
+        names: Sequence[str],
+        *,
+        channels: int | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        try:
+            from PIL import Image
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "images of a folder are read by Pillow, which is not installed; run: "
+                f"{install_extra('images')}"
+            ) from error
+        self._open = Image.open
+        self._folder = Path(folder)
+        self._names = [str(name) for name in names]
+        for name in self._names:
+            path = PurePath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise DataError(
+                    f"{name!r} leads out of the folder {folder}; name images relative to it"
+                )
+        self._mode = None if channels is None else "RGB" if channels == 3 else "L"
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> Tensor:
+        with self._open(self._folder / self._names[index]) as image:
+            if image.mode[0] in "IF":
+                raise DataError(
+                    f"{self._names[index]} has pixels of mode {image.mode}; save it with 8 bits a "
+                    "channel, or read it in a data set of your own"
+                )
+            pixels = image.convert(self._mode or ("L" if image.mode in _GREYS else "RGB"))
+            if self._size is not None:
+                height, width = self._size
+                pixels = pixels.resize((width, height))
+            pixels_HWC = np.atleast_3d(np.asarray(pixels, dtype=np.float32))
+        return torch.from_numpy(pixels_HWC / 255).permute(2, 0, 1).contiguous()
+
+
+def load_array(path: Path, *, party: str) -> Any:
+    """Return the array of rows of a file, (N, *shape).
+
+    Raises:
+        DataError: as `load_arrays`; or there are several arrays, and none is called rows.
+    """
+    return _pick_rows(load_arrays(path, party=party), path, party=party)
+
+
+def load_arrays(path: Path, *, party: str) -> Mapping[str, Any]:
+    """Return the arrays of a .npy, .npz or .safetensors file by name; that of .npy is called rows.
+
+    Raises:
+        DataError: the file is not there, is of another kind, is damaged, or holds objects.
+    """
+    kind = path.suffix.lower()
+    if kind not in ARRAY_FILES:
+        raise DataError(
+            f"{party}: {path} is no file of arrays; expected {', '.join(ARRAY_FILES)}, a folder of "
+            "images, or code as my_data:make_rows"
+        )
+    try:
+        if kind == ".safetensors":
+            with safe_open(path, framework="pt") as tensors:
+                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        if kind == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        large = path.stat().st_size > IN_MEMORY
+        return {_ROWS: np.load(path, mmap_mode="c" if large else None, allow_pickle=False)}
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{party}: {path} cannot be read ({error}); check the path") from error
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{party}: {path} holds no plain numbers ({error}); save the array with a numeric "
+            "dtype, or as texts of dtype str"
+        ) from error
+
+
+def make_features(rows: Any, *, party: str, workers: int = 4) -> Features:
+    """Return rows of an array, a tensor or a map-style data set as features, (N, *shape).
+
+    Raises:
+        DataError: they are of no such kind, or single numbers.
+    """
+    if isinstance(rows, np.memmap):  # larger than memory, perhaps
+        return LazyRows(rows, party=party, workers=workers)
+    if isinstance(rows, np.ndarray | Tensor):
+        if isinstance(rows, np.ndarray):
+            if rows.dtype.kind not in "biuf":
+                raise DataError(
+                    f"{party}: its rows are an array of {rows.dtype}; expected numbers, as of "
+                    "rows.astype('float32')"
+                )
+            rows = rows.astype(np.float32, copy=not rows.flags.writeable)
+        features = torch.as_tensor(rows).detach().to("cpu", torch.float32)
+        if features.ndim < 2:
+            raise DataError(
+                f"{party}: its rows are an array of shape {tuple(features.shape)}; expected "
+                "(N, columns) or (N, ...): give one column as rows[:, None]"
+            )
+        return features
+    if hasattr(rows, "__getitem__") and hasattr(rows, "__len__"):
+        return LazyRows(rows, party=party, workers=workers)
+    raise DataError(
+        f"{party}: its rows are a {type(rows).__name__}; expected an array, a tensor, a pandas "
+        "frame, a path, or a map-style data set with __len__ and __getitem__"
+    )
+
+
+def load_array_rows(path: Path, *, party: str, has_table: bool, has_labels: bool) -> OwnRows:
+    """Return the rows of a file of arrays; without a table, its IDs and labels, too.
+
+    Raises:
+        DataError: as `load_arrays`; or an array is missing.
+    """
+    arrays = load_arrays(path, party=party)
+    features = make_features(_pick_rows(arrays, path, party=party), party=party)
+    if has_table:
+        return OwnRows(features=features)
+    needed = [_IDS, _LABELS] if has_labels else [_IDS]
+    if absent := [name for name in needed if name not in arrays]:
+        raise DataError(
+            f"{party}: {path} has no array {' and '.join(absent)}, only {', '.join(arrays)}; add "
+            f"it, or name a table with IDs and labels: data.parties.{party}.file"
+        )
+    labels = list_cells(arrays[_LABELS]) if has_labels else None
+    return OwnRows(features=features, ids=list_cells(arrays[_IDS]), labels=labels)
+
+
+def make_code_rows(
+    make: MakeRows, *, party: str, ids: Sequence[str] | None, has_labels: bool
+) -> OwnRows:
+    """Return the rows that a party's own code makes.
+
+    Args:
+        make: of the `ids` that it is asked for it returns the rows, in their order; without them
+            the IDs and rows, and at a party with labels the labels, too, as a tuple.
+        ids: of the party's table; None: it has none.
+
+    Raises:
+        DataError: it returns something else.
+    """
+    if ids is not None:
+        takes_ids = "ids" in inspect.signature(make).parameters
+        rows = make(ids=ids) if takes_ids else make()
+        if isinstance(rows, tuple):
+            raise DataError(
+                f"{party}: {_name_of(make)} returns a tuple beside a table, which has the IDs; "
+                f"return the rows alone, or leave data.parties.{party}.file out"
+            )
+        return OwnRows(features=make_features(rows, party=party))
+    made = make()
+    expected = ("ids", "rows", "labels") if has_labels else ("ids", "rows")
+    if not isinstance(made, tuple) or len(made) != len(expected):
+        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise DataError(
+            f"{party}: {_name_of(make)} returns {got}; without a table it returns "
+            f"({', '.join(expected)}); name a table that has the IDs as data.parties.{party}.file"
+        )
+    own_ids, rows, *labels = made
+    return OwnRows(
+        features=make_features(rows, party=party),
+        ids=list_cells(own_ids),
+        labels=list_cells(labels[0]) if labels else None,
+    )
+
+
+def load_images(folder: Path, names: Sequence[Any], *, column: str, party: str) -> LazyRows:
+    """Return the images that the cells of a column name, read when a step needs them.
+
+    Raises:
+        ConfigError, DataError: as `ImageFiles`; or a cell is empty, or an image cannot be read.
+    """
+    empty = [row for row, name in enumerate(names) if pd.isna(name) or not str(name).strip()]
+    if empty:
+        raise DataError(
+            f"{party}: column {column!r} names no image in {len(empty)} rows, the first is "
+            f"row {empty[0]} (from 0); name one, or leave the rows out"
+        )
+    return LazyRows(ImageFiles(folder, [str(name) for name in names]), party=party)
+
+
+def list_cells(values: Any) -> list[Any]:
+    """Return the cells of an array, a tensor, a series or a sequence as plain values."""
+    return list(values.tolist()) if hasattr(values, "tolist") else list(values)
+
+
+def _pick_rows(arrays: Mapping[str, Any], path: Path, *, party: str) -> Any:
+    if _ROWS in arrays:
+        return arrays[_ROWS]
+    others = [name for name in arrays if name not in (_IDS, _LABELS)]
+    if len(others) != 1:
+        raise DataError(
+            f"{party}: {path} holds the arrays {', '.join(arrays) or 'none'}; call the one that "
+            f"has the rows {_ROWS!r}"
+        )
+    return arrays[others[0]]
+
+
+def _name_of(make: MakeRows) -> str:
+    return getattr(make, "__qualname__", type(make).__name__)
