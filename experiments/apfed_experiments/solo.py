@@ -32,6 +32,7 @@ from secure_apfed.base.seeds import derive_seed, isolate_torch_modes, one_thread
 from secure_apfed.base.working import report_work
 from secure_apfed.config import Config
 from secure_apfed.data import DATASETS, OwnData, VerticalData, files_digest, load_data
+from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.learning.own_code import OwnCode, split_code
 from secure_apfed.measures.intervals import compute_influence, gain_between
@@ -88,6 +89,10 @@ LEFT_OUT = (
     "in another folder"
 )
 
+NOT_IN_MEMORY = (
+    "what the active does alone is left out: local models hold all rows in memory, and these are "
+    "read when a step needs them"
+)
 
 OTHER_ROWS = "the run and its baselines were not measured on the same test rows"
 
@@ -347,13 +352,16 @@ def measure_run_baselines(
     """Return a finished run's baselines, of the very rows and labels that it trained on.
 
     `trained` is that of its `RunResult`; None: only what was written is read. None where nobody
-    measured them, and under DP-SGD (`LEFT_OUT`).
+    measured them, under DP-SGD (`LEFT_OUT`), and of rows that are read when a step needs them
+    (`NOT_IN_MEMORY`).
     """
     path = RunFolder(folder).solo
     if config.dp_sgd is not None:
         return None
     if trained is None:
         return load_solo(config, path) if path.is_file() else None
+    if is_lazy(trained.table.features):
+        return None
     files = RunFolder(folder)
     own = _select_test_rows(trained, files)
     record = _measure_baselines(config, path, own, scored=files.solo_scored)
@@ -478,12 +486,15 @@ def seconds_alone(config: Config, data: VerticalData) -> float:
     """Estimate the seconds that the baselines beside such a run take on this machine.
 
     Two samples of its rows are measured, of which the larger takes some ten seconds; 0 where there
-    are no baselines (`LEFT_OUT`). Fits that the method shares with them are counted, too.
+    are no baselines (`LEFT_OUT`, `NOT_IN_MEMORY`). Fits that the method shares with them are
+    counted, too.
     """
     if config.dp_sgd is not None:
         return 0.0
     own = data.select_party(config.data.active_name)
     assert own is not None
+    if is_lazy(own.table.features):
+        return 0.0
     learnt = _learnt_rows(own)
     others = learnt[~torch.isin(learnt, own.labelled_rows)]
     rows = min(len(learnt), MOST_ROWS)

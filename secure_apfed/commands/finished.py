@@ -197,11 +197,14 @@ def measure_local_models(
     config: "Config", result: "RunResult", *, quiet: bool
 ) -> "SoloRecord | None":
     """Measure what the active reaches locally, from the same rows and labels."""
-    from apfed_experiments.solo import LEFT_OUT, measure_run_baselines
+    from apfed_experiments.solo import LEFT_OUT, NOT_IN_MEMORY, measure_run_baselines
+    from secure_apfed.data.lazy_rows import is_lazy
 
     assert result.folder is not None
     if not quiet and config.dp_sgd is not None:
         terminal.show_note(LEFT_OUT)
+    elif not quiet and result.trained is not None and is_lazy(result.trained.table.features):
+        terminal.show_note(NOT_IN_MEMORY)
     elif not quiet and result.trained is not None:
         terminal.show_note("measuring what the active would do alone")
     return measure_run_baselines(config, result.folder, result.trained)

@@ -1,6 +1,7 @@
 """Each example as it stands, in a process of its own: what it prints, and what it adds."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -69,6 +70,50 @@ def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
 def test_hosts_of_one_packet_each_add_up_to_the_counts(tmp_path: Path) -> None:
     lines = told_by("hub_over_files", tmp_path).splitlines()
     assert [figure("counts differ", line) for line in lines] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["text_encoder", "graph_network"])
+def test_a_network_of_ones_own_learns_behind_a_guard(name: str, tmp_path: Path) -> None:
+    told = told_by(name, tmp_path)
+    assert figure("accuracy:", told.replace(" on ", "  on ")) > 0.6
+    assert "epsilon_x, one row's releases: epsilon 8" in told
+
+
+@pytest.mark.slow
+def test_resnet_and_a_transformer_train_or_name_the_extra(tmp_path: Path) -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        with pytest.raises(AssertionError, match="torchvision is not installed; run: "):
+            told_by("resnet_and_vit", tmp_path)
+        return
+    told = told_by("resnet_and_vit", tmp_path)
+    assert told.rstrip().endswith("is result.model[0]: True")
+    assert figure("moved by at most", told) > 1e-4
+
+
+@pytest.mark.slow
+def test_an_attack_of_ones_own_is_swept_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("own_attack.py", "own_attack.yaml"):
+        (tmp_path / name).write_bytes((EXAMPLES / name).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-m", "secure_apfed.cli", "run", "own_attack.yaml", "--output", "runs"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    run = tmp_path / "runs" / "own-attack"
+    mounted = json.loads((run / "attacks.json").read_text())
+    assert {found["attack"] for found in mounted} == {"nearest_neighbour"}
+    assert all(found["advantage"] is not None for found in mounted)
+    assert list((run / "tradeoff").glob("*labels*.png"))
+    board = (run / "tradeoff" / "leaderboard.csv").read_text()
+    assert "nearest_neighbour" in board
 
 
 @pytest.mark.slow

@@ -12,14 +12,15 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from secure_apfed import Active, ImageFiles, Passive
+from apfed_experiments.solo import measure_run_baselines
+from secure_apfed import Active, ImageFiles, Passive, load_recording
 from secure_apfed.config import Config
 from secure_apfed.data import files_digest, load_data, load_own_tables, row_sources
 from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.interfaces.training import train
-from secure_apfed.learning.own_code import refuse_code, split_code
+from secure_apfed.learning.own_code import import_code, refuse_code, split_code
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.data import DataSettings
 
@@ -314,6 +315,14 @@ def test_a_run_by_names_equals_one_by_rows_that_are_handed_in(here: Path) -> Non
             [parameters_of(named.own_networks.encoder), parameters_of(named.own_networks.head)]
         ),
     )
+
+
+def test_a_run_of_images_is_finished_without_local_models(here: Path) -> None:
+    settings = {**make_settings(), "data": name_data(FORMS["images"])}
+    config = Config.model_validate(settings)
+    result = run_in_memory(config, here / "run")
+    assert measure_run_baselines(config, here / "run", result.trained) is None
+    assert load_recording(here / "run", encoder=import_code("my_rows:encode", key="")).model
 
 
 @pytest.mark.parametrize("form", ["npy", "images", "code of IDs"])
