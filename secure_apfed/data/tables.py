@@ -92,7 +92,7 @@ from secure_apfed.data.row_sources import (
 )
 from secure_apfed.errors import CheckpointError, ConfigError, DataError, SuspectColumnWarning
 from secure_apfed.settings.data import OWN_ROWS, TABLES, DataSettings, ViewColumns
-from secure_apfed.settings.plugins import import_code
+from secure_apfed.settings.plugins import import_code, require_owner
 
 _FEWEST_ROWS = 20
 _DISTINCT = 0.5
@@ -446,6 +446,7 @@ def _open_rows(
                 f"{key}: it is own, and no code is named here; {name} names it in its own file, as "
                 'code: {rows: "my_data:make_rows"}'
             )
+        require_owner(source, key=key, noted=True)
         make_rows = import_code(source, key=key)
     ids = None if table is None else table.ids
     return make_code_rows(make_rows, party=name, ids=ids, has_labels=has_labels)

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings
 from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
-from secure_apfed.settings.plugins import CODE_NAME
+from secure_apfed.settings.plugins import CODE_NAME, note_code
 
 TABLES = "tables"
 """What `dataset` says of the parties' own files."""
@@ -209,6 +209,8 @@ class PartySettings(Settings):
     def _reads_rows_as_they_are(self) -> Self:
         if self.rows is None:
             return self
+        if self.rows_code not in (None, OWN_ROWS):
+            note_code(self.rows)
         of_columns = ("numeric", "categorical", "encoding")
         if given := [key for key in of_columns if getattr(self, key) is not None]:
             raise ValueError(

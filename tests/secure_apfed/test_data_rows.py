@@ -20,9 +20,10 @@ from secure_apfed.data.lazy_rows import is_lazy
 from secure_apfed.data.records import PartyTable, VerticalData
 from secure_apfed.errors import ConfigError, DataError
 from secure_apfed.interfaces.training import train
-from secure_apfed.learning.own_code import import_code, refuse_code, split_code
+from secure_apfed.learning.own_code import refuse_code, split_code
 from secure_apfed.runs.run import run, run_in_memory
 from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.plugins import import_code, reading_settings
 
 N = 40
 IDS = [f"person-{number}" for number in range(N)]
@@ -351,6 +352,14 @@ def test_nobody_names_what_makes_anothers_rows(here: Path) -> None:
     assert shared.data.parties["lab"].rows == "rows.npy"
     assert named["clinic"].rows == "never_loaded:rows"
     assert named["lab"].rows is None
+
+
+def test_what_somebody_else_wrote_names_no_code(here: Path) -> None:
+    (here / "never_loaded.py").write_text("raise SystemExit('it was imported')")
+    with reading_settings(own=False):
+        settings = name_tables(rows="never_loaded:others_rows")
+    with pytest.raises(ConfigError, match="only the party that runs code may name it"):
+        load_own_tables(settings, "clinic", seed=0)
 
 
 @pytest.mark.slow
