@@ -32,7 +32,6 @@ from secure_apfed.exchange.sealed_connection import Carrier, LocalEnd, PeerAccep
 from secure_apfed.exchange.sockets import Address, parse_address, spell_address
 from secure_apfed.exchange.status import Meter
 from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code
-from secure_apfed.settings.plugins import import_code
 from secure_apfed.methods import (
     METHODS,
     PartyContext,
@@ -62,6 +61,7 @@ from secure_apfed.runs.past_sessions import NONE_BEFORE, PastSessions, load_logg
 from secure_apfed.runs.training_labels import load_training_labels
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import TableShape
+from secure_apfed.settings.plugins import import_code
 from secure_apfed.settings.protection import (
     FollowsFrom,
     Limit,

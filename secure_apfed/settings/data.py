@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from secure_apfed.base.names import ByParty, ColumnName, DateFormat, Name, PartyName
 from secure_apfed.settings import Settings
-from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 from secure_apfed.settings.plugins import CODE_NAME, note_code
+from secure_apfed.settings.protection import NOBODY, PASSIVES, higher_is_less
 
 TABLES = "tables"
 """What `dataset` says of the parties' own files."""

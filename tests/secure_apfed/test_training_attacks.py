@@ -14,8 +14,8 @@ from apfed_experiments.finished import mount_attacks
 from secure_apfed import Passive, load_model, load_recording
 from secure_apfed.errors import ConfigError, DataError, ModelError
 from secure_apfed.interfaces.training import TrainingResult, load_training_recording, train
-from secure_apfed.settings.plugins import import_code
 from secure_apfed.runs.run import run_in_memory
+from secure_apfed.settings.plugins import import_code
 from tests.secure_apfed.small_runs import small_config
 from tests.secure_apfed.test_training import (
     PARTIES,
