@@ -37,6 +37,7 @@ LEAKS = (
     "repeated_votes",
     "vote_membership",
     "poisoned_votes",
+    "integrity",
     "papers",
 )
 

@@ -51,7 +51,7 @@ from secure_apfed.methods import ActiveRole, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.ballots import Ballot
-from secure_apfed.methods.joint import TvflActive
+from secure_apfed.methods.joint import SummedPassive, SummedSplitNnActive, TvflActive
 from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
 from secure_apfed.methods.votes import VotesActive, VotesPassive
@@ -62,7 +62,8 @@ from secure_apfed.settings.run import TranscriptSettings
 OfMethod = TypeVar("OfMethod", bound=ActiveRole)
 _UNBOUNDED = 1e30
 _READ = TranscriptSettings(keep="first_and_last")
-Poison = Literal["random", "constant", "flip", "rotate"]
+Poison = Literal["random", "constant", "flip", "rotate", "backdoor"]
+_CHOSEN_SHARE = 0.1
 
 
 class LiveSession(Generic[OfMethod]):
@@ -274,6 +275,17 @@ class LiveRun(LiveSession[ApfedActive]):
 
         honest.compute_contribution = answer_request  # type: ignore[method-assign]
 
+    def get_gradient_function(self, passive: str) -> Callable[[int, Tensor, Tensor], Tensor]:
+        """Return what an honest passive computes: (step, rows (B,), z (B, D)) -> (B, D)."""
+        honest = self._parties[passive]
+        shape = honest.terms.shape
+
+        def compute_gradient(step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
+            z_B = z_BD.reshape(-1, *shape)
+            return honest.compute_gradient(step, rows_B, z_B).flatten(1)
+
+        return compute_gradient
+
     def has_rows(self, passive: str, positions: Tensor) -> Tensor:
         return self.alignment[passive][positions] >= 0
 
@@ -402,6 +414,39 @@ class JointRun(LiveSession[TvflActive]):
         self.learner.train_on_parts = forge_gradients  # type: ignore[method-assign]
 
 
+class SummedRun(LiveSession[SummedSplitNnActive]):
+    """A session of a split network over a sum of representations, whose passive may be played."""
+
+    role = SummedSplitNnActive
+
+    def hand_over(self, passive: str, forge: Callable[[int, Tensor, Tensor, bool], Tensor]) -> None:
+        """Let an adversary send for this passive from now on.
+
+        Args:
+            forge: (step, rows (B,), honest z (B, D), whether the active learns) -> what is sent, in
+                the autograd graph of z, since a gradient on it comes back.
+        """
+        role = self.session.helpers[passive]
+        assert isinstance(role, SummedPassive)
+        honest = role.encode_rows
+
+        def encode_rows(step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+            z_BD = honest(step, rows_B, learn=learn)
+            return forge(step, rows_B, z_BD.flatten(1), learn).reshape(z_BD.shape)
+
+        role.encode_rows = encode_rows  # type: ignore[method-assign]
+
+    def predict_jointly(self, positions: Tensor) -> Tensor:
+        """Return the scores (N, K) by all parties' models for these alignment positions (N,)."""
+        scores = []
+        with self.learner.trainer.evaluation_mode():
+            for rows_B in self.learner.parts_of(positions):
+                step = self._next_step()
+                script = self.learner.predict_jointly(self.session.links, step, rows_B)
+                scores.append(self.session.run_script(script).scores.detach())
+        return torch.cat(scores)
+
+
 class VotesRun(LiveSession[VotesActive]):
     """A session of votes, where an active chooses rows and labels, or a passive its labeller."""
 
@@ -474,13 +519,20 @@ class _FixedStepLinks:
         return await self._links.receive(senders, *kinds, **others)
 
 
+def choose_people(features_UF: Features) -> NDArray[np.bool_]:
+    """Return the tenth of the rows whose features add up to most: whom a backdoor is for, (U,)."""
+    total_U = np.asarray(features_UF).reshape(len(features_UF), -1).sum(axis=1)
+    return np.asarray(total_U >= np.quantile(total_U, 1 - _CHOSEN_SHARE))
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoisonedVotes(Labeller):
     """A labeller of a malicious passive, which turns around what an `honest` one says.
 
     Its votes are hard, which weigh most, and keep to every rule. Integrity, not privacy: there is
     nothing to guess, so this is no `Attack`; compare the active's accuracy with an honest run's.
-    "flip" names the second class where the honest one is the first, and is honest elsewhere.
+    "flip" names the second class where the honest one is the first, and is honest elsewhere;
+    "backdoor" names the first class for the people of `choose_people`, and is honest elsewhere.
     """
 
     name: ClassVar[str] = "poisoned"
@@ -509,6 +561,7 @@ class PoisonedVotes(Labeller):
             "constant": np.zeros_like(of_U),
             "flip": np.where(of_U == 0, 1, of_U),
             "rotate": (of_U + 1) % classes,
+            "backdoor": np.where(choose_people(features_UF), 0, of_U),
         }[self.way]
         return np.asarray(np.eye(classes)[votes_U])
 

@@ -1,4 +1,4 @@
-"""`secure-apfed study leaks`: sixteen tables, nearly all of live runs of all parties.
+"""`secure-apfed study leaks`: seventeen tables, nearly all of live runs of all parties.
 
 `inversion`: contrastive inversion by an honest active, against the number of passives (APFed-C).
 `chosen`: representations that the active chose (APFed-C). `decoder`: the same against decoders
@@ -12,6 +12,8 @@ Of votes: `few_labels`: what is read of votes, APFed-C and joint training with f
 same people. `vote_membership`: whether two openings tell who is in a passive's table.
 `poisoned_votes`: a passive that spoils the student.
 
+`integrity`: a passive that spoils or steers the model by gradients, representations or votes.
+
 `papers`: what is read in the methods of the papers beside APFed.
 """
 
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from apfed_experiments.columns import export_value, table_of, write_text
+from apfed_experiments.leaks.integrity import integrity
 from apfed_experiments.leaks.live import (
     Setting,
     chosen,
@@ -72,6 +75,7 @@ PARTS: Mapping[str, Callable[[], Iterator[Setting]]] = {
         repeated_votes,
         vote_membership,
         poisoned_votes,
+        integrity,
         papers,
     )
 }

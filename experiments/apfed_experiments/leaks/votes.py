@@ -74,7 +74,7 @@ def _load_data(name: str, seed: int) -> VerticalData:
 _ALIGNED: dict[tuple[str, int], Mapping[str, Tensor]] = {}
 
 
-def _open_run(
+def open_votes(
     data: str, method: str, epsilon: float | None, seed: int, labeller: str = "spreading"
 ) -> VotesRun:
     """Open a new run on the same people, which nobody counts together with an earlier one."""
@@ -111,11 +111,11 @@ def chosen_labels() -> Iterator[Setting]:
 
 
 def _measure_neighbours(data: str, method: str, epsilon: float | None, runs: int, seed: int) -> Row:
-    run = _open_run(data, method, epsilon, seed)
+    run = open_votes(data, method, epsilon, seed)
     rows = run.ballot.rows.sort().values
     draw = np.random.default_rng(seed)
     landmarks = draw.choice(len(rows), size=run.learner.classes - 1, replace=False)
-    later = (_open_run(data, method, epsilon, seed) for _ in range(1, runs))
+    later = (open_votes(data, method, epsilon, seed) for _ in range(1, runs))
     seen_Uk = np.mean([_columns_of(ran, rows, landmarks, draw) for ran in (run, *later)], axis=0)
     near = {
         table.name: _find_nearest(table.features[run.alignment[table.name]][rows], landmarks)
@@ -183,9 +183,9 @@ def repeated_votes() -> Iterator[Setting]:
 
 def _measure_repeats(data: str, method: str, epsilon: float, runs: int, seed: int) -> Row:
     totals = []
-    run = _open_run(data, method, epsilon, seed)
+    run = open_votes(data, method, epsilon, seed)
     for number in range(runs):
-        run = _open_run(data, method, epsilon, seed) if number else run
+        run = open_votes(data, method, epsilon, seed) if number else run
         _, votes = run.request_votes()
         totals.append(votes)
     truth_UK = np.sum([run.get_voter(name).cast_votes(run.ballot) for name in run.voters], axis=0)
@@ -213,7 +213,7 @@ _CANDIDATES = 16
 
 def _measure_membership(data: str, method: str, epsilon: float | None, seed: int) -> Row:
     """Return the AUC of the distance between two openings."""
-    run = _open_run(data, method, epsilon, seed)
+    run = open_votes(data, method, epsilon, seed)
     honest = dict(
         zip(run.ballot.rows[run.ballot.labelled].tolist(), run.ballot.labels.tolist(), strict=True)
     )
@@ -227,7 +227,7 @@ def _measure_membership(data: str, method: str, epsilon: float | None, seed: int
         member = number % 2 == 0
         results = []
         for label in (0, classes - 1):
-            run = _open_run(data, method, epsilon, seed)
+            run = open_votes(data, method, epsilon, seed)
             if not member:
                 for name in run.voters:
                     run.get_voter(name).held_N[candidate] = False
@@ -269,7 +269,7 @@ def _measure_accuracy(
 
     The agreement is known where single answers are opened.
     """
-    run = _open_run(data, method, epsilon, seed)
+    run = open_votes(data, method, epsilon, seed)
     if way is not None:
         victim = run.get_voter(VICTIM)
         victim.labeller = PoisonedVotes(honest=victim.labeller, way=way, seed=seed)

@@ -1,0 +1,152 @@
+"""A passive that spoils or steers the active's model, by what it may answer within all rules.
+
+Digits in four strips. In gradients (APFed, all rows labelled) and summed representations (a split
+network), the adversary knows twenty people of the first class; in votes, of which 50 rows are
+labelled, it says what it wants. A backdoor is for the tenth of people whose strip is brightest.
+"""
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apfed_attacks.live.integrity import (
+    HARMS,
+    Harm,
+    Steering,
+    poison_gradients,
+    poison_representations,
+)
+from apfed_attacks.live.runs import (
+    LiveRun,
+    LiveSession,
+    PoisonedVotes,
+    SummedRun,
+    VotesRun,
+    choose_people,
+)
+from apfed_experiments.leaks.live import VICTIM, Setting, live_config
+from apfed_experiments.leaks.votes import open_votes
+from apfed_experiments.summary import Row
+from secure_apfed.methods.alignment import positions_of
+
+_ADVERSARY = VICTIM
+_SEEDS = range(3)
+_METHODS = ("apfed_c", "apfed_r", "split_nn_sum", "votes")
+_TARGET = 0
+_KNOWN = 20
+_EPOCHS = 10
+_LENGTH = 3.0
+"""Of a row of representations; where gradients are clipped, they are as long as the clip lets."""
+
+
+def integrity() -> Iterator[Setting]:
+    """Yield settings: one passive's harm, and how the active's predictions of test rows change.
+
+    Accuracy in per cent; *called*: the share of the chosen people of other classes who are called
+    the target class, against the share among all other people.
+    """
+    harms: tuple[Harm, ...] = HARMS
+    for method in _METHODS:
+        for harm in harms if method != "votes" else ("backdoor",):
+            measure = partial(_measure_harm, method, harm)
+            yield Setting(columns={"method": method, "harm": harm}, measure=measure, seeds=_SEEDS)
+
+
+def _measure_harm(method: str, harm: Harm, seed: int) -> Row:
+    honest = _measure_predictions(method, None, seed)
+    harmed = _measure_predictions(method, harm, seed)
+    row: Row = {"accuracy": harmed["accuracy"]}
+    row["change"] = harmed["accuracy"] - honest["accuracy"]
+    if harm == "backdoor":
+        row["called"] = harmed["chosen"]
+        row["called, honest run"] = honest["chosen"]
+        row["others called"] = harmed["others"]
+    return row
+
+
+@cache
+def _measure_predictions(method: str, harm: Harm | None, seed: int) -> dict[str, float]:
+    """Return the accuracy, and which shares are called the target class, in per cent."""
+    run = (
+        open_votes("digits", "votes", None, seed) if method == "votes" else _open_run(method, seed)
+    )
+    chosen_N = _find_chosen(run)
+    if harm is not None:
+        _spoil_run(run, harm, chosen_N, seed)
+    aligned = run.alignment[run.data.active.name]
+    test_T = positions_of(aligned, run.data.test_rows)
+    test_T = test_T[test_T >= 0]
+    predicted_T = _predict_rows(run, test_T)
+    labels_T = run.data.active.labels[aligned[test_T]]
+    other_T = labels_T != _TARGET
+    called_T = predicted_T == _TARGET
+    chosen_T = chosen_N[test_T]
+    return {
+        "accuracy": _percent(predicted_T == labels_T),
+        "chosen": _percent(called_T[chosen_T & other_T]),
+        "others": _percent(called_T[~chosen_T & other_T]),
+    }
+
+
+def _percent(is_so: Tensor) -> float:
+    return 100 * float(is_so.double().mean())
+
+
+def _open_run(method: str, seed: int) -> LiveRun | SummedRun:
+    config = live_config("digits", method, seed=seed)
+    return SummedRun(config) if method == "split_nn_sum" else LiveRun(config)
+
+
+def _find_chosen(run: LiveSession[Any]) -> Tensor:
+    """Return whom the adversary's backdoor is for, by its own columns, (N,), bool."""
+    table = next(table for table in run.data.passives if table.name == _ADVERSARY)
+    rows_NF = table.features[run.alignment[_ADVERSARY]].flatten(1)
+    return torch.from_numpy(choose_people(rows_NF.double().numpy()))
+
+
+def _find_target(run: LiveSession[Any]) -> Tensor:
+    """Return the people of the target class whom the adversary knows, (N,), bool."""
+    active = run.data.active
+    aligned = run.alignment[active.name]
+    is_target_N = active.labels[aligned] == _TARGET
+    is_target_N &= torch.isin(aligned, run.data.train_rows)
+    known = is_target_N.nonzero().flatten()[:_KNOWN]
+    return torch.isin(torch.arange(len(aligned)), known)
+
+
+def _spoil_run(run: LiveSession[Any], harm: Harm, chosen_N: Tensor, seed: int) -> None:
+    """Let the adversary take the passive's place."""
+    if isinstance(run, VotesRun):
+        voter = run.get_voter(_ADVERSARY)
+        voter.labeller = PoisonedVotes(honest=voter.labeller, way="backdoor", seed=seed)
+        return
+    clip = run.config.secure_sum.clip
+    steering = Steering(
+        harm=harm,
+        chosen=chosen_N,
+        target=_find_target(run),
+        length=clip or _LENGTH,
+        seed=seed,
+    )
+    if isinstance(run, SummedRun):
+        poison_representations(run, _ADVERSARY, steering)
+    elif isinstance(run, LiveRun):
+        poison_gradients(run, _ADVERSARY, steering)
+
+
+def _predict_rows(run: LiveSession[Any], test_T: Tensor) -> Tensor:
+    """Train, and return the class of each of these people, (T,)."""
+    rows_T = run.alignment[run.data.active.name][test_T]
+    if isinstance(run, VotesRun):
+        run.learn_from_votes()
+        return torch.from_numpy(run.learner.student.score_rows(rows_T).scores.argmax(axis=1))
+    run.train_epochs(_EPOCHS)
+    if isinstance(run, SummedRun):
+        return run.predict_jointly(test_T).argmax(dim=1)
+    networks = run.learner.trainer.networks
+    with torch.no_grad():
+        scores_TK: Tensor = networks.eval()(run.data.active.features[rows_T], None)[0]
+    return scores_TK.argmax(dim=1)
