@@ -80,7 +80,7 @@ def _measure_predictions(method: str, harm: Harm | None, seed: int) -> dict[str,
     test_T = positions_of(aligned, run.data.test_rows)
     test_T = test_T[test_T >= 0]
     predicted_T = _predict_rows(run, test_T)
-    labels_T = run.data.active.labels[aligned[test_T]]
+    labels_T = _read_labels(run)[test_T]
     other_T = labels_T != _TARGET
     called_T = predicted_T == _TARGET
     chosen_T = chosen_N[test_T]
@@ -107,11 +107,17 @@ def _find_chosen(run: LiveSession[Any]) -> Tensor:
     return torch.from_numpy(choose_people(rows_NF.double().numpy()))
 
 
+def _read_labels(run: LiveSession[Any]) -> Tensor:
+    """Return the true labels of all people, (N,)."""
+    active = run.data.active
+    assert active.labels is not None
+    return active.labels[run.alignment[active.name]]
+
+
 def _find_target(run: LiveSession[Any]) -> Tensor:
     """Return the people of the target class whom the adversary knows, (N,), bool."""
-    active = run.data.active
-    aligned = run.alignment[active.name]
-    is_target_N = active.labels[aligned] == _TARGET
+    aligned = run.alignment[run.data.active.name]
+    is_target_N = _read_labels(run) == _TARGET
     is_target_N &= torch.isin(aligned, run.data.train_rows)
     known = is_target_N.nonzero().flatten()[:_KNOWN]
     return torch.isin(torch.arange(len(aligned)), known)
