@@ -72,8 +72,11 @@ def train_honestly() -> Callable[[str], LiveRun | SummedRun]:
 
 def active_parameters(run: LiveRun | SummedRun) -> Tensor:
     """Return the parameters of all that the active trains, one after another."""
-    trainer = run.learner.trainer
-    modules = (trainer.networks,) if isinstance(run, LiveRun) else (trainer.encoder, trainer.head)
+    modules: tuple[torch.nn.Module, ...]
+    if isinstance(run, LiveRun):
+        modules = (run.learner.trainer.networks,)
+    else:
+        modules = (run.learner.trainer.encoder, run.learner.trainer.head)
     return torch.cat([value.flatten() for module in modules for value in module.parameters()])
 
 
