@@ -51,7 +51,8 @@ from secure_apfed.methods import ActiveRole, Simulation, open_session
 from secure_apfed.methods.alignment import positions_in, positions_of, rows_among
 from secure_apfed.methods.apfed import ApfedActive, ApfedPassive
 from secure_apfed.methods.ballots import Ballot
-from secure_apfed.methods.joint import SummedPassive, SummedSplitNnActive, TvflActive
+from secure_apfed.methods.joint import TvflActive
+from secure_apfed.methods.joint_sum import SummedPassive, SummedSplitNnActive
 from secure_apfed.methods.method import split_batches
 from secure_apfed.methods.sum_end import ActiveSum, Admitted, PassiveSum, SumAggregator, bind_step
 from secure_apfed.methods.votes import VotesActive, VotesPassive
