@@ -1,8 +1,8 @@
 """A passive that spoils or steers the active's model, by what it may answer within all rules.
 
-Digits in four strips. In gradients (APFed, all rows labelled) and summed representations (a split
-network), the adversary knows twenty people of the first class; in votes, of which 50 rows are
-labelled, it says what it wants. A backdoor is for the tenth of people whose strip is brightest.
+Digits in four strips. In gradients (APFed) and summed representations (a split network) 600 people
+have all labels, and the adversary knows twenty people of the first class. In votes 50 of all people
+have a label. A backdoor is for the tenth of people whose strip is brightest.
 """
 
 from collections.abc import Iterator
@@ -34,10 +34,11 @@ from secure_apfed.methods.alignment import positions_of
 
 _ADVERSARY = VICTIM
 _SEEDS = range(3)
-_METHODS = ("apfed_c", "apfed_r", "split_nn_sum", "votes")
+_METHODS = ("apfed_c", "split_nn_sum", "votes")
 _TARGET = 0
 _KNOWN = 20
 _EPOCHS = 10
+_PEOPLE = 600
 _LENGTH = 3.0
 """Of a row of representations; where gradients are clipped, they are as long as the clip lets."""
 
@@ -97,6 +98,8 @@ def _percent(is_so: Tensor) -> float:
 
 def _open_run(method: str, seed: int) -> LiveRun | SummedRun:
     config = live_config("digits", method, seed=seed)
+    few = config.data.model_copy(update={"limit": _PEOPLE})
+    config = config.model_copy(update={"data": few})
     return SummedRun(config) if method == "split_nn_sum" else LiveRun(config)
 
 
