@@ -477,9 +477,10 @@ def test_every_public_name_stands_in_the_reference_and_in_prose(package: ModuleT
     pages = "".join(text_of(f"docs/api/{path.name}") for path in (DOCS / "api").glob("*.md"))
     described = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
     prose = text_of("docs/python.md")
-    # Of a table there is no module.
-    homes = {name: getattr(getattr(package, name), "__module__", "") for name in package.__all__}
-    places = {name: f"{home}.{name}." for name, home in homes.items() if home}
+    values = {name: getattr(package, name) for name in package.__all__}
+    # A table has no module of its own.
+    homes = {name: value.__module__ for name, value in values.items() if callable(value)}
+    places = {name: f"{home}.{name}." for name, home in homes.items()}
     parts = tuple(f"{part}." for part in described)
     assert [name for name, place in places.items() if not place.startswith(parts)] == []
     assert [name for name in package.__all__ if f"`{name}`" not in prose] == []
