@@ -87,7 +87,7 @@ class MultiviewSettings(MethodSettings):
 
     Attributes:
         beta: of the l2,1 norm of a view's weights.
-        zeta: how much a view's pseudo-labels are drawn to the common ones; a passive's `weight`
+        zeta: how strongly a view's pseudo-labels tend to the common ones; a passive's `weight`
             multiplies it.
         eta: how much the labels draw those that they are tied to.
         tolerance: of the objective, relative, below which updates that repeat until they converge

@@ -35,7 +35,7 @@ class AlignmentSettings(Settings):
     Attributes:
         protocol: a key of `apfed_protocols.psi.SET_INTERSECTIONS`, or `auto` for what the next two
             allow.
-        dealer: under `auto`, whether a party without IDs that works with nobody may deal.
+        dealer: under `auto`, whether a party without IDs that colludes with nobody may deal.
         pairwise_overlaps: whether the active may learn its overlap with every single passive. Under
             `auto`, `shown` takes `vole` with a dealer and `ot` without one; `hidden` takes
             `opprf`, which needs a dealer. They are hidden from an active that follows the protocol:

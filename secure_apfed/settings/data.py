@@ -169,7 +169,7 @@ class PartySettings(Settings):
             written so are days since 1970-01-01. Null takes `data.date_formats`.
         rare_categories: what becomes of columns with many categories.
         encoding: JSON file with the encoding to use, or a model card that holds one; null fits it
-            to own rows, of which it then tells. It is means, scales and categories.
+            to own rows, and it then reveals some of them: means, scales and categories.
     """
 
     file: Path | None = None

@@ -89,8 +89,8 @@ class ModelSettings(Settings):
             hands it in, or names it in its own file.
         hidden: widths of the hidden layers (mlp, selu and enriched only).
         representation: numbers of the encoder's output; of its part that is not the row itself
-            (enriched), of what passives tell (cross_view), or of one direction of one view (gru).
-            "auto" is 32, but no more than every passive allows of what passives tell: half of its
+            (enriched), of the passives' sums (cross_view), or of one direction of one view (gru).
+            "auto" is 32, but no more numbers than every passive allows to be read: half of its
             columns that differ. A larger number is refused there.
         projection: numbers of the linear projection that is sent to the passives; "none" sends the
             encoder's output as it is; "auto" is 64, but "none" for a plain (unprotected) APFed-R.
@@ -479,7 +479,7 @@ class SumSettings(Settings):
         clip: C, the L2 bound of one row of lambda_p dl_p/dz (of the row's own loss); null: no clip
             (only where nothing is quantised). It is taken before the mean over the batch.
         bits: fixed-point bits of one value, 2 to 24; null: the most that the sum carries at no more
-            bytes than 16 bits take. 16 of votes, of averages, whose last digits tell what one
+            bytes than 16 bits take. 16 of votes, of averages, whose last digits reveal what one
             passive gave, and under noise, which is larger than what rounding loses.
         allow_single_passive: with one passive the "sum" is its gradient; refused otherwise.
         threshold: under recoverable masks, passives without whom a step has no sum. Training goes
