@@ -73,7 +73,9 @@ def test_a_study_without_a_folder_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    "command", [entry.callback for entry in commands.app.registered_commands], ids=str
+    "command",
+    [entry.callback for entry in commands.app.registered_commands],
+    ids=lambda command: command.__name__,
 )
 def test_every_study_prints_one_object(command: object) -> None:
     assert callable(command)
