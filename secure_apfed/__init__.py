@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         load_training_recording,
         train,
     )
+    from secure_apfed.networks.summed_layer import SummedLinear
     from secure_apfed.organisations.served import predict_jointly, serve_party
     from secure_apfed.privacy.accountants import calibrate_sigma
     from secure_apfed.privacy.guard import GaussianGuard, NoGuard, RepresentationGuard, make_guard
@@ -90,6 +91,7 @@ __all__ = [
     "Reconstruction",
     "RepresentationGuard",
     "ResumableLink",
+    "SummedLinear",
     "TrainingResult",
     "Transcript",
     "VerticalClassifier",
@@ -141,6 +143,7 @@ _HOME: dict[str, str] = {
     **dict.fromkeys(("GaussianGuard", "NoGuard", "RepresentationGuard"), "privacy.guard"),
     **dict.fromkeys(("BudgetExhaustedError", "PrivacyLedger"), "privacy.ledger"),
     **dict.fromkeys(("PrivateContributions", "PrivateLabels", "PrivateRelease"), "privacy.release"),
+    "SummedLinear": "networks.summed_layer",
     "calibrate_sigma": "privacy.accountants",
     "check_row_wise": "privacy.measured",
     "run_frames": "interfaces.frames",

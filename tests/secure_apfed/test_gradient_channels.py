@@ -71,6 +71,19 @@ def released_off(h: Tensor) -> Tensor:
         return guard(h)
 
 
+def merged(h: Tensor) -> Tensor:
+    """The layer over a concatenation whose blocks are the identity: h, and two ones."""
+    layer = nn.Linear(3 * WIDTH, WIDTH)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(WIDTH).repeat(1, 3))
+    add = session_of("plain + pairwise masks")
+    rest = torch.ones(ROWS, WIDTH)
+    found: Tensor = secure_apfed.SummedLinear(layer, dict.fromkeys(NAMES, WIDTH), add)(
+        {"a": h, "b": rest, "c": rest}
+    )
+    return found
+
+
 def guarded(guard: Any) -> Channel:
     return lambda h: guard.release(h, step=0, rows=torch.arange(ROWS))
 
@@ -94,6 +107,7 @@ TRAINED: dict[str, Channel] = {
     **{f"secure_sum of {name}": added_by(name) for name in SUMS},
     "a weighted mean": mean_of_doubled,
     "a tree": nested,
+    "SummedLinear": merged,
     "PrivateRelease": released,
     "PrivateRelease.disable_noise": released_off,
     "NoGuard": guarded(NoGuard()),
@@ -216,7 +230,7 @@ NO_CHANNEL = {
     ),
 }
 COVERED = "secure_sum SumSession SumContributor answer_hub PrivateRelease PrivateLabels NoGuard "
-COVERED += "GaussianGuard"
+COVERED += "GaussianGuard SummedLinear"
 
 
 def test_every_public_name_is_tried_here_or_takes_no_graph() -> None:

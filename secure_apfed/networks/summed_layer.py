@@ -1,0 +1,180 @@
+"""A linear layer over concatenated representations, computed as a secure sum.
+
+Run by: who trains a split network that merges by `torch.cat`, all parties in one process or each in
+its own. Protects from: a receiver that reads single representations; it learns their weighted sum.
+
+Most split networks hand `torch.cat([z_1, ..., z_M], dim=1)` to a linear layer. Its weight W has a
+block of columns for each party, W = [W_1, ..., W_M], so
+
+    W cat(z) + b = W_1 z_1 + ... + W_M z_M + b,
+
+the same function with the same gradients. Each passive multiplies by its own block, and what it
+adds to the sum is W_k z_k. What comes back to each of them is the gradient on the sum. Under
+`torch.cat` it is that gradient times W_k: a block with fewer columns than rows reveals less of it.
+
+B: rows; D_k: numbers of party k's representation; H: outputs of the layer.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apfed_protocols import SumSession
+from apfed_protocols.errors import LocalProtocolError
+
+__all__ = ["SummedLinear"]
+
+
+class SummedLinear(nn.Module):
+    """A linear layer over parts that parties hold: `head[0] = SummedLinear(head[0], sizes, add)`.
+
+    It is called with a mapping in place of the concatenation, and returns what the layer returned
+    for that, up to the rounding of the sum. `parts[name]` is the party's block, a `nn.Linear`
+    without bias; among processes each party appends its own to its network, contributes what comes
+    out, and gives the gradient on the sum to `backward`. The bias is the receiver's.
+
+    Guarantee: that of the sum (`add.describe()`). The sum of one contributor is its own value, and
+    of few people and many outputs H, equations in what each holds: docs/leaks. No noise is added.
+
+    Args:
+        layer: the linear layer that follows the concatenation, whose weight (H, sum of D_k) is
+            copied. Optimisers are made after this, for they hold the old one.
+        sizes: D_k by party, in the order of the concatenation: each contributor of the sum, and its
+            receiver if it has a part, which stays out of the sum.
+        add: what `secure_sum` returned. Copies of this layer share it.
+
+    Attributes:
+        parts: by party its block, (H, D_k). bias: (H,), or None.
+
+    Raises:
+        LocalProtocolError: no linear layer, sizes that do not fill it, or other parties than the
+        sum's.
+
+    Example:
+        >>> from apfed_protocols import secure_sum
+        >>> add = secure_sum("masked", ["lab", "shop"], to="clinic", clip=8, bits=24)
+        >>> plain = nn.Linear(5, 3)
+        >>> summed = SummedLinear(plain, {"clinic": 1, "lab": 2, "shop": 2}, add)
+        >>> z = {"clinic": torch.ones(4, 1), "lab": torch.ones(4, 2), "shop": torch.ones(4, 2)}
+        >>> torch.allclose(summed(z), plain(torch.cat([*z.values()], dim=1)), atol=1e-5)
+        True
+    """
+
+    def __init__(self, layer: nn.Linear, sizes: Mapping[str, int], add: SumSession) -> None:
+        super().__init__()
+        _check_sizes(layer, sizes, add)
+        self.add = add
+        self.receiver = add.described.agreement.receiver
+        self.sizes = dict(sizes)
+        blocks = layer.weight.detach().split([*sizes.values()], dim=1)
+        self.parts = nn.ModuleDict(
+            {name: _make_layer(weight) for name, weight in zip(sizes, blocks, strict=True)}
+        )
+        bias: Tensor | None = layer.bias
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self._add_outside = torch.compiler.disable(_add_parts)
+
+    def forward(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return W cat(z) + b of shape (B, H) for `values`: z_k by party, of shape (B, D_k).
+
+        Raises LocalProtocolError: values of others than `sizes` names, or of other shapes.
+        """
+        self._check_values(values)
+        terms = {name: part(values[name]) for name, part in self.parts.items()}
+        own = terms.pop(self.receiver, None)
+        total: Tensor = self._add_outside(self.add, terms)
+        if own is not None:
+            total = total + own
+        return total if self.bias is None else total + self.bias
+
+    def to_linear(self) -> nn.Linear:
+        """Return the layer over the concatenation with these weights, copied."""
+        blocks: list[Any] = [self.parts[name] for name in self.sizes]
+        weight = torch.cat([block.weight.detach() for block in blocks], dim=1)
+        layer = _make_layer(weight, bias=self.bias is not None)
+        if self.bias is not None:
+            layer.bias = nn.Parameter(self.bias.detach().clone())
+        return layer
+
+    def extra_repr(self) -> str:
+        return f"receiver={self.receiver!r}, bias={self.bias is not None}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SummedLinear":
+        memo[id(self.add)] = self.add  # its roles hold keys, and its threads take turns
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def _check_values(self, values: object) -> None:
+        if not isinstance(values, Mapping):
+            raise LocalProtocolError(
+                f"SummedLinear: give each party's representation by its name, as "
+                f"{{{next(iter(self.sizes))!r}: ...}}, in place of torch.cat; got a "
+                f"{type(values).__name__}"
+            )
+        if {*values} != {*self.sizes}:
+            raise LocalProtocolError(
+                f"SummedLinear: expected the representations of {', '.join(self.sizes)}, got those "
+                f"of {', '.join(map(str, values)) or 'nobody'}"
+            )
+        rows = len(next(iter(values.values())))
+        for name, size in self.sizes.items():
+            shape = tuple(getattr(values[name], "shape", ()))
+            if shape != (rows, size):
+                raise LocalProtocolError(
+                    f"SummedLinear: expected a tensor of shape ({rows}, {size}) of {name}, got "
+                    f"{type(values[name]).__name__} of shape {shape}; flatten it before, and give "
+                    "all parties the same rows"
+                )
+
+
+def _check_sizes(layer: object, sizes: Mapping[str, int], add: object) -> None:
+    if not isinstance(layer, nn.Linear):
+        raise LocalProtocolError(
+            "SummedLinear: expected the nn.Linear that follows torch.cat, got "
+            f"{type(layer).__name__}; what works on each number alone (ReLU, dropout) may be moved "
+            "before the concatenation, to each party"
+        )
+    if not isinstance(add, SumSession):
+        raise LocalProtocolError(
+            f"SummedLinear: expected what secure_sum(...) returned, got {type(add).__name__}"
+        )
+    agreement = add.described.agreement
+    if {*sizes} - {agreement.receiver} != {*agreement.contributors}:
+        raise LocalProtocolError(
+            f"SummedLinear: the sum adds {', '.join(agreement.contributors)} for "
+            f"{agreement.receiver}, and sizes names {', '.join(sizes)}; name each contributor, and "
+            "the receiver where it has a part"
+        )
+    dotted = [name for name in sizes if "." in name]
+    if dotted:
+        raise LocalProtocolError(
+            f"SummedLinear: torch takes no name with a dot for a module, got {dotted[0]!r}; name "
+            "the party otherwise in this sum"
+        )
+    if min(sizes.values()) < 1 or sum(sizes.values()) != layer.in_features:
+        raise LocalProtocolError(
+            f"SummedLinear: the layer reads {layer.in_features} numbers, and sizes add up to "
+            f"{sum(sizes.values())}: {dict(sizes)}; give each party's, from 1 on, in the order of "
+            "torch.cat"
+        )
+
+
+def _make_layer(weight: Tensor, *, bias: bool = False) -> nn.Linear:
+    """Return a linear layer with a copy of this weight; its bias, if any, is to be set.
+
+    It is made without numbers of its own, so that no global generator moves.
+    """
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    layer.weight = nn.Parameter(weight.clone())
+    return layer
+
+
+def _add_parts(add: Callable[[Mapping[str, Tensor]], Any], terms: Mapping[str, Tensor]) -> Any:
+    """Return the secure sum, which a compiled graph would hold as constants."""
+    return add(terms)
