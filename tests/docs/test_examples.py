@@ -57,6 +57,38 @@ def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: P
     assert len(attacks) > 20  # each is mounted, or says what it lacks
 
 
+CAT = ["cat_loop", "cat_parties"]
+
+
+@pytest.mark.parametrize("loop", CAT)
+def test_the_page_shows_what_changes_in_a_loop_that_merges_by_cat(loop: str) -> None:
+    shown = HOOK.difference(f"{loop}_plain/{loop}_summed")
+    assert "\n+" in shown
+    assert shown in text_of("docs/examples.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", CAT)
+def test_a_loop_that_merges_by_cat_has_the_same_weights_under_a_sum(
+    loop: str, tmp_path: Path
+) -> None:
+    plain = told_by(f"{loop}_plain", tmp_path)
+    summed = told_by(f"{loop}_summed", tmp_path)
+    assert figure("accuracy", summed) == figure("accuracy", plain) > 0.9
+    assert figure("weights differ", summed) < 1e-4
+
+
+@pytest.mark.slow
+def test_vertical_models_are_those_of_one_table(tmp_path: Path) -> None:
+    lines = told_by("vertical_glm", tmp_path).splitlines()
+    models = [line for line in lines if " rows, " in line]
+    assert len(models) == 4
+    for line in models:
+        off, intercept = re.findall(r"off ([\d.e+-]+)", line)
+        assert float(off) < 1e-2, line
+        assert float(intercept) < 1e-2, line
+
+
 @pytest.mark.slow
 def test_opacus_epsilon_is_the_same_under_a_sum(tmp_path: Path) -> None:
     plain, summed, last = told_by("opacus_beside_sum", tmp_path).splitlines()
