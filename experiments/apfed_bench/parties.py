@@ -1,9 +1,14 @@
 """What parties cost beside one process: a step of training with messages, and apart.
 
-`EXCHANGE`: one step of APFed-C through sealed envelopes, recorded, with the plain sum, one thread;
-the peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and
-no parties. Cases `apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and
-`mlp/3-10/b64` and `/b256`, perceptrons on a small table of three parties with ten columns each.
+`PROTECTED`: one step of APFed-C through sealed envelopes, recorded, one thread, of perceptrons on a
+small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and `/b256`: each sum with
+its clip, under no guard (`open`), a guard of representations, or guard and noise under the sum. The
+peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and no
+parties. All cases of a batch take turns with it.
+
+`EXCHANGE`: the same without any protection: the plain sum of floats, no clip and no guard. Cases
+`apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and `mlp/3-10/b64` and `/b256`,
+the perceptrons above.
 
 `TRANSPORT`, cases `local`, `grpc` and `relay` of `/m3/b256`: the same step with three passives and
 every party in a process of its own, one thread each, by how they reach each other: over loopback,
@@ -16,12 +21,14 @@ Images are Fashion-MNIST's, or of the same shapes MNIST's where it is not instal
 import itertools
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +36,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from apfed_bench.rows import Bench, Row, compare_calls, make_single_group
+from apfed_bench.rows import (
+    Bench,
+    Group,
+    Row,
+    compare_calls,
+    interleave,
+    make_row,
+    make_single_group,
+    median_ratio,
+)
 from apfed_experiments.study import describe_missing_data
 from apfed_protocols.errors import UnsafeChoiceWarning
 from secure_apfed.base.files import make_private
@@ -58,6 +74,7 @@ _PATIENCE_S = 60.0
 _BATCH = 256
 _SENT = 64
 _PASSIVES = 3
+_PEER = "plain torch loop"
 
 
 def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
@@ -81,14 +98,34 @@ def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config,
     return config, load_data(config.data, seed=0)
 
 
-def _table_run(batch: int) -> tuple[Config, VerticalData]:
+# Noise as wide as epsilon 8 over an ordinary run asks for; a step's time does not depend on it.
+_SUM_NOISE = {"noise": {"sigma": 60.0}}
+_OPEN = {"mechanism": "none"}
+_GUARD = {"mechanism": "gaussian", "sigma": 10.0}
+_SUMS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {"scheme": "plain"},
+    "masked": {"scheme": "plain", "masks": "pairwise"},
+    "bfv+masks": {"scheme": "bfv", "masks": "pairwise"},
+    "ckks": {"scheme": "ckks"},
+}
+# settings of the guard, and what they add to those of the sum
+_GUARDS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+    "open": (_OPEN, {}),
+    "guard": (_GUARD, {}),
+    "guard+noise": (_GUARD, _SUM_NOISE),
+}
+
+
+def _table_run(
+    batch: int, secure_sum: Mapping[str, Any], guard: Mapping[str, Any] = _OPEN
+) -> tuple[Config, VerticalData]:
     settings: dict[str, Any] = {
         "name": "bench-exchange-table",
         "method": "apfed_c",
         "train": {"batch_size": batch, "device": "cpu"},
         "data": {"dataset": "breast_cancer"},
-        "secure_sum": {"scheme": "plain", "clip": None},
-        "guard": {"mechanism": "none"},
+        "secure_sum": secure_sum,
+        "guard": guard,
     }
     config = Config.model_validate(settings)
     return config, load_data(config.data, seed=0)
@@ -126,12 +163,60 @@ def _measure_exchange(case: str, repetitions: int, config: Config, data: Vertica
         case,
         lambda: session.train_step(*next(batches)),
         _plain_step(config, data),
-        peer="plain torch loop",
+        peer=_PEER,
         repetitions=repetitions,
         warm_up=warm_up,
     )
     sent = (session.transcript.wire_bytes - before) // (repetitions + warm_up)
     return {**row, "bytes": sent}
+
+
+def _name_protected_cases(batch: int) -> Mapping[str, tuple[str, str]]:
+    """Return the sum and the guard of each case, those first that protect most."""
+    guards = sorted(_GUARDS, reverse=True, key=list(_GUARDS).index)
+    return {f"{kind}/{guard}/b{batch}": (kind, guard) for kind in _SUMS for guard in guards}
+
+
+def _open_protected(batch: int, kind: str, guard: str) -> Callable[[], object]:
+    """Return one step after the other of a session under this sum and guard."""
+    guard_settings, sum_settings = _GUARDS[guard]
+    config, data = _table_run(batch, {**_SUMS[kind], **sum_settings}, guard_settings)
+    session = _open_quietly(config, data)
+    batches = _iter_batches(session.learner.training_rows, batch)
+    return lambda: session.train_step(*next(batches))
+
+
+@one_thread()
+def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) -> Iterator[Row]:
+    """Measure steps in turns (targets under masks: with a guard 2.5 at a batch of 64, with noise
+    4.0, and 2.2 at 256).
+    """
+    cases = _name_protected_cases(batch)
+    steps: dict[str, Callable[[], object]] = {
+        case: _open_protected(batch, *cases[case]) for case in wanted
+    }
+    plain = _plain_step(*_table_run(batch, {"scheme": "plain", "clip": None}))
+    seconds = interleave({**steps, _PEER: plain}, repetitions=repetitions, warm_up=3)
+    for case in wanted:
+        yield make_row(
+            case,
+            statistics.median(seconds[case]),
+            peer=_PEER,
+            ratio=median_ratio(seconds[case], seconds[_PEER]),
+            peer_seconds=statistics.median(seconds[_PEER]),
+        )
+
+
+PROTECTED = Bench(
+    groups=lambda quick: [
+        Group(
+            tuple(_name_protected_cases(batch)),
+            partial(_measure_protected, batch=batch, repetitions=3 * _count_turns(quick)),
+        )
+        for batch in (64, 256)
+    ],
+    fields=("peer_seconds",),
+)
 
 
 EXCHANGE = Bench(
@@ -146,7 +231,9 @@ EXCHANGE = Bench(
             make_single_group(
                 f"mlp/3-10/b{batch}",
                 lambda case, batch=batch: _measure_exchange(
-                    case, 10 * _count_turns(quick), *_table_run(batch)
+                    case,
+                    10 * _count_turns(quick),
+                    *_table_run(batch, {"scheme": "plain", "clip": None}),
                 ),
             )
             for batch in (64, 256)

@@ -27,6 +27,7 @@ from secure_apfed.errors import ConfigError, DataError
 BENCHES: Mapping[str, Bench] = {
     "exchange": parties.EXCHANGE,
     "ids": user.IDS,
+    "protected": parties.PROTECTED,
     "psi": apart.PSI,
     "secure-sum": secure_sum.BENCH,
     "startup": user.STARTUP,
