@@ -4,7 +4,9 @@
 small table of three parties with ten columns each. Cases `SUM/GUARD/b64` and `/b256`: each sum with
 its clip, under no guard (`open`), a guard of representations, or guard and noise under the sum. The
 peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and no
-parties. All cases of a batch take turns with it.
+parties. All cases of a batch take turns with it. Cases `release/b64` and `/b256` are of a loop of
+one's own: a `PrivateRelease` of 64 numbers a row, beside a clip and torch's noise, which nobody
+counts and no key makes.
 
 `EXCHANGE`: the same without any protection: the plain sum of floats, no clip and no guard. Cases
 `apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and `mlp/3-10/b64` and `/b256`,
@@ -67,6 +69,7 @@ from secure_apfed.networks.models import family_for, output_shape, projection_to
 from secure_apfed.networks.objectives import Contrastive
 from secure_apfed.organisations.local import prepare_parties, run_relay
 from secure_apfed.organisations.party import ConnectedParty, PartyFile, join_session
+from secure_apfed.privacy.release import PrivateRelease
 from secure_apfed.runs.run import WAYS, Way
 from secure_apfed.settings.training import ContrastiveSettings
 
@@ -75,6 +78,10 @@ _BATCH = 256
 _SENT = 64
 _PASSIVES = 3
 _PEER = "plain torch loop"
+# Of a table whose rows are released in a loop of one's own.
+_ROWS = 10_000
+_EPOCHS = 50
+_CLIP = 1.0
 
 
 def _image_run(name: str, *, views: int = 2, **secure_sum: Any) -> tuple[Config, VerticalData]:
@@ -207,13 +214,43 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
         )
 
 
+@one_thread()
+def _measure_release(case: str, batch: int, repetitions: int) -> Row:
+    """Measure the release of one batch, and its ratio to a clip and torch's noise (target: 5)."""
+    guard = PrivateRelease(clip=_CLIP, epsilon=8.0, delta=1e-5, epochs=_EPOCHS, rows=_ROWS)
+    h_BD = torch.randn(batch, _SENT, requires_grad=True)
+    batches = _iter_batches(torch.arange(_ROWS), batch)
+
+    def clip_and_noise() -> Tensor:
+        norm_B1 = torch.linalg.vector_norm(h_BD, dim=1, keepdim=True)
+        clipped_BD = h_BD * (_CLIP / norm_B1).clamp(max=1.0)
+        return clipped_BD + guard.sigma * torch.randn_like(clipped_BD)
+
+    return compare_calls(
+        case,
+        lambda: guard(h_BD, rows=next(batches)[1]),
+        clip_and_noise,
+        peer="clip and noise",
+        repetitions=repetitions,
+        warm_up=5,
+    )
+
+
 PROTECTED = Bench(
     groups=lambda quick: [
-        Group(
-            tuple(_name_protected_cases(batch)),
-            partial(_measure_protected, batch=batch, repetitions=3 * _count_turns(quick)),
-        )
-        for batch in (64, 256)
+        *(
+            Group(
+                tuple(_name_protected_cases(batch)),
+                partial(_measure_protected, batch=batch, repetitions=3 * _count_turns(quick)),
+            )
+            for batch in (64, 256)
+        ),
+        *(
+            make_single_group(
+                f"release/b{batch}", _measure_release, batch, 30 * _count_turns(quick)
+            )
+            for batch in (64, 256)
+        ),
     ],
     fields=("peer_seconds",),
 )
