@@ -134,19 +134,22 @@ def spread_of(z_BD: Tensor) -> float:
     tiny = torch.finfo(torch.float64).tiny
     unit_BD = (wide_BD / norm_B1.clamp(min=tiny)).to(flat_BD.dtype)
     zero_B = norm_B1.flatten() == 0
+    has_zeros = bool(zero_B.any())
     rows = len(flat_BD)
     total = 0.0
     nearest = []
     # Pairs of a large batch, a few rows with all others at once: all of them may exceed memory.
-    for block in torch.arange(rows, device=flat_BD.device).split(max(1, _MOST_PAIRS // rows)):
-        sine_OB = (unit_BD[block] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
-        if bool(zero_B.any()):
-            sine_OB[zero_B[block]] = 0
+    block = max(1, _MOST_PAIRS // rows)
+    for start in range(0, rows, block):
+        end = start + block
+        sine_OB = (unit_BD[start:end] @ unit_BD.T).double().square_().clamp_(max=1).neg_().add_(1)
+        if has_zeros:
+            sine_OB[zero_B[start:end]] = 0
             sine_OB[:, zero_B] = 0
-        own_place = torch.arange(len(block), device=block.device), block
-        sine_OB[own_place] = 0
+        own_O = sine_OB.diagonal(start)
+        own_O.fill_(0)
         total += float(sine_OB.sum())
-        sine_OB[own_place] = 1
+        own_O.fill_(1)
         nearest.append(sine_OB.amin(dim=1))
     spread = total / (rows * (rows - 1))
     if flat_BD.shape[1] >= _NEIGHBOUR_NUMBERS:
