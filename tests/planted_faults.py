@@ -114,12 +114,12 @@ noise_over_the_radius: test_privacy_guards.py test_audit_release.py
 --- secure_apfed/privacy/ledger.py
 row_twice_counts_once: test_privacy_ledger.py
     A batch that holds a row twice passes a budget that it exceeds.
--int((counts.of_row_N[different] + times).max(initial=0))
-+int((counts.of_row_N[different] + 1).max(initial=0))
+-return int((self.of_row_N[rows] + times).max(initial=0))
++return int((self.of_row_N[rows] + 1).max(initial=0))
 free_though_never_charged: test_privacy_guards.py
     Frozen rows whose log was lost are sent without being charged.
--free = repeated.numpy() & (self._counts.of_row_N[sent] > 0)
-+free = repeated.numpy()
+-sent = sent[~(repeats.cpu().numpy() & (self._counts.of_row_N[sent] > 0))]
++sent = sent[~repeats.cpu().numpy()]
 checkpoint_refunds: test_privacy_ledger.py
     Going back to an older checkpoint takes releases off the account.
 -self.of_row_N = np.maximum(self.of_row_N, counts.numpy())

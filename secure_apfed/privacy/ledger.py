@@ -261,6 +261,14 @@ class ReleaseCounts:
         """Return whether these bytes left at this step before."""
         return release.identity in self._seen
 
+    def count_most_after(self, release: Release) -> int:
+        """Return how often the row of a release that left most often will have left after it."""
+        rows = release.rows
+        times: NDArray[np.int64] | int = 1
+        if (rows[1:] == rows[:-1]).any():
+            rows, times = np.unique(rows, return_counts=True)
+        return int((self.of_row_N[rows] + times).max(initial=0))
+
     def add_release(self, release: Release) -> None:
         """Count a release before it is made; on return the operating system holds it. Raises
         LocalProtocolError: more rows than there are.
@@ -450,8 +458,7 @@ class PrivacyLedger:
         counts = self._counts
         release = self._make_release(step, rows, digest, repeats)
         if not counts.has_release(release):
-            different, times = np.unique(release.rows, return_counts=True)
-            most = max(counts.most, int((counts.of_row_N[different] + times).max(initial=0)))
+            most = max(counts.most, counts.count_most_after(release))
             is_repeated_step = len(release.rows) > 0 and release.step in counts.steps
             is_unprotected = self._seeded and (counts.step_repeated or is_repeated_step)
             if self._budget is not None:
@@ -534,11 +541,10 @@ class PrivacyLedger:
             raise LocalProtocolError(
                 f"rows are int64 positions of shape (B,), got {rows.dtype} {tuple(rows.shape)}"
             )
-        repeated = torch.zeros(rows.shape, dtype=torch.bool) if repeats is None else repeats.cpu()
-        if repeated.dtype != torch.bool or repeated.shape != rows.shape:
+        if repeats is not None and (repeats.dtype != torch.bool or repeats.shape != rows.shape):
             raise LocalProtocolError(
                 f"repeats are bool of shape {tuple(rows.shape)} like the rows, "
-                f"got {repeated.dtype} {tuple(repeated.shape)}"
+                f"got {repeats.dtype} {tuple(repeats.shape)}"
             )
         sent = rows.cpu().numpy()
         total = len(self._counts.of_row_N)
@@ -546,8 +552,9 @@ class PrivacyLedger:
             raise LocalProtocolError(
                 f"row positions lie in 0..{total - 1}, got {sent.min()}..{sent.max()}"
             )
-        free = repeated.numpy() & (self._counts.of_row_N[sent] > 0)
-        return Release(index(step), digest, np.sort(sent[~free]))
+        if repeats is not None:
+            sent = sent[~(repeats.cpu().numpy() & (self._counts.of_row_N[sent] > 0))]
+        return Release(index(step), digest, np.sort(sent))
 
     def would_cost(self, releases: int) -> float:
         """Return epsilon_x after that many releases of one row; charges nothing."""

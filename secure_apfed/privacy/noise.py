@@ -100,10 +100,10 @@ def clip_rows(h_BD: torch.Tensor, bound: float) -> torch.Tensor:
     """
     check_representations(h_BD)
     wide_BD = h_BD.double()
-    finite_B = wide_BD.isfinite().all(dim=1)
-    if not bool(finite_B.all()):
+    finite_BD = wide_BD.isfinite()
+    if not bool(finite_BD.all()):
         raise ModelError(
-            f"row {int((~finite_B).nonzero()[0, 0])} of the representations is not finite, so "
+            f"row {int((~finite_BD).nonzero()[0, 0])} of the representations is not finite, so "
             "nothing was released; the encoder has diverged: lower its learning rate or check the "
             "features"
         )

@@ -46,6 +46,7 @@ __all__ = ["PrivateContributions", "PrivateLabels", "PrivateRelease"]
 
 _HALVES = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
+_BOOLEANS = frozenset({bool, np.bool_})
 Values = TypeVar("Values", bound=Any)
 _ID_BYTES = 16
 _HEAD = 4  # of a line of the state: two words of ID, the mechanism, the unprotected rows
@@ -691,11 +692,13 @@ def _parse_positions(rows: object, *, total: int, asker: str) -> Tensor:
             rows = range(*rows.indices(total))
         except TypeError as error:
             raise LocalProtocolError(f"{asker}: rows are no slice of positions: {error}") from error
-    plain = rows.tolist() if isinstance(rows, Tensor) else rows
+    plain = rows
+    if isinstance(rows, Tensor):  # numpy does not know all of torch's types
+        plain = rows.numpy(force=True) if rows.dtype is torch.int64 else rows.tolist()
     positions = np.asarray(order_by_position(plain, f"{asker}: rows"))
     if not positions.size:
         positions = positions.astype(np.int64)
-    elif isinstance(plain, list | tuple) and any(isinstance(row, bool | np.bool_) for row in plain):
+    elif isinstance(plain, list | tuple) and not _BOOLEANS.isdisjoint(map(type, plain)):
         positions = positions.astype(np.bool_)  # numpy makes integers of mixed ones
     if positions.dtype.kind not in "iu" or positions.ndim != 1:
         raise LocalProtocolError(
