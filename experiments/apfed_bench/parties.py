@@ -6,7 +6,7 @@ its clip, under no guard (`open`), a guard of representations, or guard and nois
 peer is a plain torch loop: the same networks, losses and optimisers in one autograd graph and no
 parties. All cases of a batch take turns with it. Cases `release/b64` and `/b256` are of a loop of
 one's own: a `PrivateRelease` of 64 numbers a row, beside a clip and torch's noise, which nobody
-counts and no key makes.
+counts and no key makes. Seconds are the processor's.
 
 `EXCHANGE`: the same without any protection: the plain sum of floats, no clip and no guard. Cases
 `apfed_c/fmnist/2-1/b256`, convolutions on two strips of images, and `mlp/3-10/b64` and `/b256`,
@@ -27,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -54,6 +55,7 @@ from secure_apfed.base.files import make_private
 from secure_apfed.base.seeds import one_thread, shuffle_rows
 from secure_apfed.config import Config
 from secure_apfed.data import PartyTable, VerticalData, load_data
+from secure_apfed.errors import NarrowTableWarning
 from secure_apfed.exchange import run_script
 from secure_apfed.learning.descent import ActiveNetworks, Descent
 from secure_apfed.methods import (
@@ -141,6 +143,7 @@ def _table_run(
 def _open_quietly(config: Config, data: VerticalData) -> Simulation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)
+        warnings.simplefilter("ignore", NarrowTableWarning)
         session = open_session(config, data)
     session.transcript.begin_epoch(0)
     return session
@@ -203,7 +206,9 @@ def _measure_protected(wanted: Collection[str], batch: int, repetitions: int) ->
         case: _open_protected(batch, *cases[case]) for case in wanted
     }
     plain = _plain_step(*_table_run(batch, {"scheme": "plain", "clip": None}))
-    seconds = interleave({**steps, _PEER: plain}, repetitions=repetitions, warm_up=3)
+    seconds = interleave(
+        {**steps, _PEER: plain}, repetitions=repetitions, warm_up=3, clock=time.process_time
+    )
     for case in wanted:
         yield make_row(
             case,
@@ -233,6 +238,7 @@ def _measure_release(case: str, batch: int, repetitions: int) -> Row:
         peer="clip and noise",
         repetitions=repetitions,
         warm_up=5,
+        clock=time.process_time,
     )
 
 
