@@ -1,6 +1,7 @@
 """Benches measure the cases that are wanted; no failure ends the others; pages show the same."""
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ STORED = Path(__file__).resolve().parents[2] / "docs" / "performance"
 WANTED: dict[str, tuple[str, ModuleType, str, list[Any]]] = {
     "exchange": ("apfed_c/*", parties, "_measure_exchange", ["apfed_c/fmnist/2-1/b256"]),
     "ids": ("encode/100000", user, "_measure_encoding", ["encode/100000"]),
+    "protected": ("masked/guard/b64", parties, "_measure_protected", [["masked/guard/b64"]]),
     "psi": ("circuit-crypten/1000", apart, "_run_case", ["circuit"]),
     "secure-sum": ("masked/m4", secure_sum, "OurPath", ["masked"]),
     "startup": ("predict", user, "_measure_starts", [1]),
@@ -124,9 +126,10 @@ def test_what_fails_is_a_row_with_the_reason_and_ends_no_other(
 def test_cases_take_turns_and_those_without_a_clock_tell_nothing() -> None:
     turns: list[str] = []
     calls = {name: partial(turns.append, name) for name in "ab"}
-    seconds = interleave(calls, repetitions=3)
+    ticks = map(float, itertools.accumulate(range(16)))
+    seconds = interleave(calls, repetitions=3, clock=lambda: next(ticks))
     assert turns == ["a", "b"] * 4
-    assert {name: len(measured) for name, measured in seconds.items()} == {"a": 3, "b": 3}
+    assert seconds == {"a": [5.0, 9.0, 13.0], "b": [7.0, 11.0, 15.0]}
     assert median_ratio([2.0, 0.0, 4.0, 30.0], [0.0, 1.0, 1.0, 10.0]) == 3.5
     with pytest.raises(RuntimeError, match="the clock did not move"):
         median_ratio([1.0, 0.0], [0.0, 1.0])
