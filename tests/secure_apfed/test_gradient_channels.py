@@ -205,7 +205,7 @@ NO_CHANNEL = {
         "SECURE_SUMS SET_INTERSECTIONS StepBinding SumAgreement IntersectionAgreement Output "
         "Config AlignmentSettings load_config SumCombiner SumReceiver ReceivingCombiner "
         "join_sum hub_pump Hub ClipAgreement resume_role suspend_role LocalEnd calibrate_sigma "
-        "make_guard RepresentationGuard"
+        "make_guard RepresentationGuard ImageFiles"
     ),
     "errors": (
         "PromiseError ApfedError BudgetExhaustedError CheckpointError ClippingWarning ConfigError "
@@ -225,7 +225,8 @@ NO_CHANNEL = {
     ),
     "takes integers": ("LabelResponse"),
     "trains by itself": (
-        "VerticalClassifier VerticalRegressor load_model load_recording measure_worth "
+        "VerticalClassifier VerticalRegressor load_model load_recording load_training_recording "
+        "measure_worth "
         "predict_jointly run run_frames serve_party"
     ),
 }
