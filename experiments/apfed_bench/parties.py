@@ -229,7 +229,8 @@ def _measure_release(case: str, batch: int, repetitions: int) -> Row:
     def clip_and_noise() -> Tensor:
         norm_B1 = torch.linalg.vector_norm(h_BD, dim=1, keepdim=True)
         clipped_BD = h_BD * (_CLIP / norm_B1).clamp(max=1.0)
-        return clipped_BD + guard.sigma * torch.randn_like(clipped_BD)
+        noisy_BD: Tensor = clipped_BD + guard.sigma * torch.randn_like(clipped_BD)
+        return noisy_BD
 
     return compare_calls(
         case,
