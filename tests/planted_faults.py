@@ -263,6 +263,21 @@ worst_solo_model_chosen: test_solo.py
     Help is compared with the worst local model, which anything is better than.
 -best_first = sorted(ranked, key=ranked.__getitem__, reverse=True)
 +best_first = sorted(ranked, key=ranked.__getitem__)
+--- secure_apfed/settings/plugins.py
+code_of_others_imported: test_plugins.py
+    What a proposal or a folder names is imported, and runs with all rights.
+-if code not in trusted and (noted or not _is_own.get()):
++if code not in trusted and noted and not _is_own.get():
+--- secure_apfed/config/file.py
+others_read_as_own: test_plugins.py
+    A file that others wrote is read as the party's own, and may name code.
+-with reading_settings(own=own):
++with reading_settings(own=True):
+--- secure_apfed/learning/black_box.py
+infinite_gradient_taken: test_black_box.py
+    A black box's NaN is added to the sum of all passives.
+-if not bool(gradient_B.isfinite().all()):
++if bool(gradient_B.isnan().all()):
 --- secure_apfed/planning/forecast.py
 labels_of_all_rows_counted: test_data_labels.py
     A plan promises labels of rows that have none.
