@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
+from pydantic import field_validator
 from torch import Tensor, nn
 
 from secure_apfed.errors import ConfigError, ModelError
@@ -35,7 +36,7 @@ from secure_apfed.networks.models import (
 from secure_apfed.networks.objectives import Objective
 from secure_apfed.settings import Settings
 from secure_apfed.settings.data import OWN_ROWS, PartySettings
-from secure_apfed.settings.plugins import CODE_NAME, CodeName, import_code
+from secure_apfed.settings.plugins import CODE_NAME, CodeName, expand_name, import_code
 from secure_apfed.settings.run import RunSettings
 from secure_apfed.settings.training import (
     BlackBoxSettings,
@@ -50,6 +51,8 @@ LossSource: TypeAlias = nn.Module | Callable[..., Any]
 
 class CodeSettings(Settings):
     """Code that a party names in its own file, each as package.module:Name; null: none.
+
+    Networks and losses may have the name that an installed package declares.
 
     Attributes:
         network: its encoder, where the run says `network: own`.
@@ -72,6 +75,16 @@ class CodeSettings(Settings):
     gradient: CodeName | None = None
     optimizer: CodeName | None = None
     rows: CodeName | None = None
+
+    @field_validator("network", "head_network", "decoder", mode="before")
+    @classmethod
+    def _expand_network(cls, name: object) -> object:
+        return expand_name(name, "networks") if isinstance(name, str) else name
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _expand_objective(cls, name: object) -> object:
+        return expand_name(name, "objectives") if isinstance(name, str) else name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

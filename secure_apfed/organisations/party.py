@@ -264,7 +264,7 @@ class PartyFile(OwnLimits):
 
     @classmethod
     def from_file(cls, path: Path) -> "PartyFile":
-        file = load_settings_text(cls, load_text(path), source=str(path))
+        file = load_settings_text(cls, load_text(path), source=str(path), own=True)
         below = path.parent
         table = None if file.table is None else below / file.table
         paths = {

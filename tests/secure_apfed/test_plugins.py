@@ -14,12 +14,12 @@ import torch
 
 from apfed_attacks.run import expand_choices
 from secure_apfed.config import Config
-from secure_apfed.config.file import load_config_text
+from secure_apfed.config.file import load_config_text, load_settings_text
 from secure_apfed.config.plain_yaml import as_yaml
 from secure_apfed.data.catalogue import DATASETS
 from secure_apfed.errors import ConfigError, PromiseError
 from secure_apfed.labellers import LABELLERS
-from secure_apfed.learning.own_code import OwnCode, refuse_code, split_code
+from secure_apfed.learning.own_code import CodeSettings, OwnCode, refuse_code, split_code
 from secure_apfed.measures.tasks import TASKS
 from secure_apfed.methods import METHODS
 from secure_apfed.privacy.defences import DEFENCES, Leaving, gradient_defences
@@ -352,6 +352,13 @@ def test_a_defence_of_others_changes_what_leaves(beside: Path) -> None:
     assert torch.equal(
         defence.protect_gradient(gradient_BD, Leaving(0, "active")), 0.25 * gradient_BD
     )
+
+
+def test_a_partys_own_file_names_what_is_installed(installed: Path) -> None:
+    text = "network: of_networks\nobjective: of_objectives\n"
+    settings = load_settings_text(CodeSettings, text, source="party.yaml", own=True)
+    assert settings.network == "code_of_others:OfNetworks"
+    assert settings.objective == "code_of_others:OfObjectives"
 
 
 def test_options_go_to_the_party_alone(beside: Path) -> None:
