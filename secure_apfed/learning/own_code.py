@@ -76,7 +76,7 @@ class CodeSettings(Settings):
     optimizer: CodeName | None = None
     rows: CodeName | None = None
 
-    @field_validator("network", "head_network", "decoder", mode="before")
+    @field_validator("network", "head_network", "projection", "decoder", mode="before")
     @classmethod
     def _expand_network(cls, name: object) -> object:
         return expand_name(name, "networks") if isinstance(name, str) else name
