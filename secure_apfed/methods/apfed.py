@@ -35,17 +35,10 @@ from secure_apfed.learning.release import (
     parse_representations,
     warn_if_near_constant,
 )
-from secure_apfed.learning.trainers import (
-    ActiveTrainer,
-    Batch,
-    PassiveDescent,
-    PassiveTrainer,
-    joint_loss,
-)
-from secure_apfed.methods.local_models import LocalEnding
+from secure_apfed.learning.trainers import ActiveTrainer, Batch, PassiveDescent, joint_loss
 from secure_apfed.methods.method import ActiveRole, HelperRole, Lockstep, SessionTerms
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.single_view import SingleView, SingleViewActive, build_trainer
+from secure_apfed.methods.single_view import SingleView, SingleViewActive
 from secure_apfed.methods.sum_end import (
     ActiveSum,
     Admitted,
@@ -117,13 +110,8 @@ class ApfedActive(SumLearner, SingleViewActive):
         accounts: ActiveAccounts,
         sum_end: ActiveSum,
     ) -> None:
-        train = own.config.train
-        only = None if train.trains_unaligned_rows else rows
-        super().__init__(own, contract, trainer, accounts, only)
+        super().__init__(own, contract, trainer, accounts, rows)
         self.read_from(sum_end)
-        if train.meets_labels_after:
-            self.ending = LocalEnding(own, rows)
-            self.kept = {**self.kept, "received": self.ending.received}
         self.least_spread = max(
             terms.representation.minimum_spread for terms in contract.passives.values()
         )
@@ -279,7 +267,7 @@ class Apfed(SumMethod, SingleView):
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         accounts = own.open_active_accounts(len(rows), sends=True)
-        trainer = build_trainer(own, accounts)
+        trainer = own.build_active_trainer(accounts)
         dtype = trainer.compute.dtype
         sum_end = SessionSum.from_contract(own, contract).make_active_end(dtype)
         return ApfedActive(own, contract, rows, trainer, accounts, sum_end)
@@ -293,10 +281,9 @@ class Apfed(SumMethod, SingleView):
             repeatable=True,
             defences=own.make_defences("contributions"),
         )
-        is_bare = sum_end.noise is None
-        trainer = own.build_passive_trainer(terms, rows, rests_on_rows=not is_bare)
-        if is_bare and not sum_end.defences and isinstance(trainer, PassiveTrainer):
-            own.warn_of_narrow_table(rows[held_N], math.prod(terms.representation.shape))
+        trainer = own.build_passive_trainer(
+            terms, rows, is_noised=sum_end.noise is not None, is_defended=bool(sum_end.defences)
+        )
         return ApfedPassive(sum_end, trainer, held_N=held_N)
 
     def make_simulated_step(

@@ -28,10 +28,11 @@ from secure_apfed.data import OwnData
 from secure_apfed.data.lazy_rows import select_rows
 from secure_apfed.errors import CheckpointError, ConfigError
 from secure_apfed.exchange import Links
+from secure_apfed.labellers import Labeller, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.own_code import FreshFamily, OwnCode, name_part
 from secure_apfed.learning.release import ActiveAccounts, ContributionNoise, Releases
-from secure_apfed.learning.trainers import PassiveDescent, PassiveTrainer
+from secure_apfed.learning.trainers import ActiveTrainer, PassiveDescent, PassiveTrainer
 from secure_apfed.measures.tasks import TASKS, Task
 from secure_apfed.methods.accounts import NoisePlan, make_sum_release, plan_updates, sum_and_noise
 from secure_apfed.methods.terms import (
@@ -330,14 +331,37 @@ class PartyContext:
             sent = self.code.make_projection(projection, shape)
         return ActiveNetworks(encoder, head, sent), (projection,)
 
+    def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
+        """Return an active's networks, ready to descend on its labels under these accounts."""
+        table = self.data.table
+        assert table.labels is not None
+        networks, _ = self.build_networks(sends=accounts.sends)
+        return ActiveTrainer(
+            self.name,
+            networks,
+            features_N=table.features,
+            labels_N=table.labels,
+            train=self.config.train,
+            seed=self.secrets.seed,
+            private=accounts.private,
+            task=self.task,
+            optimizer=self.code.optimizer,
+            rests_on_rows=accounts.rests_on_rows,
+        )
+
     def build_passive_trainer(
-        self, terms: PassiveTerms, rows: Tensor, *, rests_on_rows: bool
+        self, terms: PassiveTerms, rows: Tensor, *, is_noised: bool, is_defended: bool
     ) -> PassiveDescent:
         """Return the descent of a passive over these rows of its table, -1 where it has none.
 
-        It optimises a loss of ours or its own, or answers by code of its own. `rests_on_rows`: see
-        `PassiveTrainer`. Raises ConfigError: the settings say that it brings code, and it brought
-        none.
+        It optimises a loss of ours or its own, or answers by code of its own. Warns
+        NarrowTableWarning: its gradients leave without noise or defence, and it has few columns.
+
+        Args:
+            is_noised: whether a bound rests on them, by noise under the sum.
+            is_defended: whether a defence changes them.
+
+        Raises ConfigError: the settings say that it brings code, and it brought none.
         """
         settings = terms.objective
         assert settings is not None
@@ -347,6 +371,8 @@ class PartyContext:
         with self.draw("objective"):
             objective = self._make_objective(settings, terms.representation.shape)
             objective.fit(self.features_of(rows[rows >= 0]))
+        if not is_noised and not is_defended:
+            self._warn_of_narrow_table(rows[rows >= 0], math.prod(terms.representation.shape))
         return PassiveTrainer(
             self.name,
             objective,
@@ -354,7 +380,7 @@ class PartyContext:
             train=self.config.train,
             seed=self.secrets.seed,
             optimizer=self.code.optimizer,
-            rests_on_rows=rests_on_rows,
+            rests_on_rows=is_noised,
         )
 
     def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
@@ -559,6 +585,17 @@ class PartyContext:
             secret=self.noise_is_secret,
         )
 
+    def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
+        """Return a passive's labeller; `epsilon`: of noise on its weights, by its own key."""
+        noised = epsilon is not None
+        return make_labeller(
+            name,
+            epsilon=epsilon,
+            delta=self.config.delta,
+            key=self.derive_key(b"secure-apfed labeller v1") if noised else None,
+            seeded=noised and not self.noise_is_secret,
+        )
+
     def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
         """Return its defences of gradients that it sends, as the run's settings say."""
         key = self.derive_key(b"secure-apfed defences v1")
@@ -569,10 +606,8 @@ class PartyContext:
             classes=len(self.data.classes),
         )
 
-    def warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
-        """Warn a passive that contributes so many numbers of a person from these rows of its
-        table, if it has few columns; see `warn_if_narrow`.
-        """
+    def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
+        """Warn a passive that contributes so many numbers of a person, if it has few columns."""
         table = self.data.table
         if math.prod(table.shape) <= _MOST_COUNTED:
             warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)

@@ -59,7 +59,7 @@ class SingleViewActive(ActiveRole):
     """The active with a model of its own; see `ActiveRole`.
 
     Args:
-        only: rows of its table that it may train on; None: all of its training rows.
+        people: rows of its table by position of the alignment, (N,); None: nothing is aligned.
 
     Attributes:
         trainer: of its networks, over its table.
@@ -75,7 +75,7 @@ class SingleViewActive(ActiveRole):
         contract: Contract,
         trainer: ActiveTrainer,
         accounts: ActiveAccounts,
-        only: Tensor | None = None,
+        people: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.name = own.name
@@ -86,7 +86,12 @@ class SingleViewActive(ActiveRole):
         self.training = accounts.training
         self.guarantee = accounts.describe_guarantee()
         self._own = own
-        self._only = only
+        self._only: Tensor | None = None
+        if people is not None and not own.config.train.trains_unaligned_rows:
+            self._only = people
+        if people is not None and own.config.train.meets_labels_after:
+            self.ending = LocalEnding(own, people)
+            self.kept = {**self.kept, "received": self.ending.received}
         self._set_training_rows(own.data.train_rows)
 
     def _set_training_rows(self, train_rows: Tensor) -> None:
@@ -156,25 +161,6 @@ class SingleViewActive(ActiveRole):
             self.ending.restore(state, self.trainer.networks)
 
 
-def build_trainer(own: PartyContext, accounts: ActiveAccounts) -> ActiveTrainer:
-    """Return an active's networks at their reproducible start, ready to descend."""
-    table = own.data.table
-    assert table.labels is not None
-    networks, _ = own.build_networks(sends=accounts.sends)
-    return ActiveTrainer(
-        own.name,
-        networks,
-        features_N=table.features,
-        labels_N=table.labels,
-        train=own.config.train,
-        seed=own.secrets.seed,
-        private=accounts.private,
-        task=own.task,
-        optimizer=own.code.optimizer,
-        rests_on_rows=accounts.rests_on_rows,
-    )
-
-
 class SingleView(Method):
     """The method SingleVL; see `Method`."""
 
@@ -182,7 +168,7 @@ class SingleView(Method):
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
         accounts = own.open_active_accounts(len(rows), sends=False)
-        return SingleViewActive(own, contract, build_trainer(own, accounts), accounts)
+        return SingleViewActive(own, contract, own.build_active_trainer(accounts), accounts)
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from secure_apfed.base.seeds import derive_seed, one_thread, seed_draws, shuffle_rows
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Links
-from secure_apfed.labellers import MOST_JUDGES, Labeller
+from secure_apfed.labellers import MOST_JUDGES, Labeller, Logistic, PrivateLogistic, make_labeller
 from secure_apfed.learning.descent import ActiveNetworks, add_prefix, remove_prefix
 from secure_apfed.learning.votes import (
     BLOCK,
@@ -448,13 +448,17 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
     )
 
 
-def find_prior(name: str, labeller: Labeller) -> Prior:
-    """Return the prior of this name, one of `PRIORS`; `labeller`: of the active's own."""
+def find_prior(name: str, labeller: str) -> Prior:
+    """Return the prior of this name, one of `PRIORS`.
+
+    `labeller`: the passives' kind; the active's own needs no noise against itself.
+    """
     if name == BEST_SOLO:
         return believe_best_baseline
     if name in BASELINES:
         return make_baseline_prior(BASELINES[name])
-    return make_labeller_prior(labeller)
+    noised = labeller == PrivateLogistic.name
+    return make_labeller_prior(Logistic() if noised else make_labeller(labeller))
 
 
 def believe_best_baseline(task: SoloTask) -> Belief:

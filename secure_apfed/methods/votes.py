@@ -29,15 +29,7 @@ from apfed_protocols.errors import RemoteProtocolError
 from secure_apfed.contract import Contract, RepresentationTerms
 from secure_apfed.errors import NoHelpWarning
 from secure_apfed.exchange import Envelope, Kind, Links
-from secure_apfed.labellers import (
-    LABELLERS,
-    Labeller,
-    Logistic,
-    PrivateLogistic,
-    harden_votes,
-    make_labeller,
-    take_labeller,
-)
+from secure_apfed.labellers import LABELLERS, PrivateLogistic, harden_votes, take_labeller
 from secure_apfed.labellers.guarantee import Opening, table_guarantee
 from secure_apfed.labellers.measured import check_votes, require_short
 from secure_apfed.learning.descent import ActiveNetworks
@@ -189,9 +181,10 @@ class VotesActive(StudentActive):
     ) -> None:
         student = Student(own, rows)
         config = own.config
+        votes = VoteSettings.from_run_settings(config)
         guarantee = "no guarantee: votes are opened without noise (epsilon is infinite)"
         if opening is not None:
-            labeller = passive_labeller(own)
+            labeller = own.make_labeller(votes.labeller, votes.weights_epsilon)
             guarantee = table_guarantee(labeller, opening, delta=config.delta).describe_guarantee()
         super().__init__(own, student, headline=config.method.name, guarantee=guarantee)
         self.contract = contract
@@ -199,7 +192,7 @@ class VotesActive(StudentActive):
         # As the solo baselines beside the run, which are the same fits: none of them is sent.
         self._prior = prior_of(config)
         self._seed = config.seed
-        self._usage = VoteSettings.from_run_settings(config).help
+        self._usage = votes.help
         self.ballot = Ballot.from_rows(
             positions_in(rows, student.rows_U),
             torch.from_numpy(student.labelled),
@@ -274,12 +267,13 @@ class VotesPassive(HelperRole):
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
         self.name = own.name
         self.contract = contract
-        self.labeller = passive_labeller(own)
+        votes = VoteSettings.from_run_settings(own.config)
+        self.labeller = own.make_labeller(votes.labeller, votes.weights_epsilon)
         (self.classes,) = contract.passives[own.name].representation.shape
         self.held_N = rows >= 0
         features_N = own.data.table.features[rows.clamp(min=0)]
         self._features_NF = features_N.flatten(1).double().numpy()
-        self._method = VoteSettings.from_run_settings(own.config)
+        self._method = votes
         self._asked = False
 
     def admit_ballot(self, message: Envelope) -> Ballot:
@@ -356,24 +350,10 @@ class VotesMethod(Method):
         return {}
 
 
-def passive_labeller(own: PartyContext) -> Labeller:
-    """Return the labeller that all passives agreed on, with this party's own key."""
-    votes = VoteSettings.from_run_settings(own.config)
-    noised = votes.weights_epsilon is not None
-    return make_labeller(
-        votes.labeller,
-        epsilon=votes.weights_epsilon,
-        delta=own.config.delta,
-        key=own.derive_key(b"secure-apfed labeller v1") if noised else None,
-        seeded=noised and not own.noise_is_secret,
-    )
-
-
 def prior_of(config: RunSettings) -> Prior:
-    """Return the active's prior before it reads votes; it needs no noise against itself."""
+    """Return the active's prior before it reads votes."""
     votes = VoteSettings.from_run_settings(config)
-    noised = votes.labeller == PrivateLogistic.name
-    return find_prior(votes.prior, Logistic() if noised else make_labeller(votes.labeller))
+    return find_prior(votes.prior, votes.labeller)
 
 
 def _row_of_votes(classes: int) -> RepresentationTerms:

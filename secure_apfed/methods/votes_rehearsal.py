@@ -33,7 +33,7 @@ from secure_apfed.methods.method import (
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import weigh_votes
-from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod, passive_labeller
+from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.solo.interface import cache_fits
@@ -78,7 +78,9 @@ class _Terms(VoteTerms):
         def make_release(deviation: int) -> SummedRelease:
             return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
 
-        return self.calibrate_release(passive_labeller(self.own), make_release)
+        votes = VoteSettings.from_run_settings(self.own.config)
+        labeller = self.own.make_labeller(votes.labeller, votes.weights_epsilon)
+        return self.calibrate_release(labeller, make_release)
 
 
 class RehearsalActive(VotesActive):
