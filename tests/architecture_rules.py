@@ -110,6 +110,18 @@ def the_tree(root: Path) -> dict[str, Module]:
     return modules
 
 
+def own_imports(module: Module) -> tuple[int, int]:
+    """Return how many names of ours a module imports, and from how many modules."""
+    names = {
+        (statement.module, alias.name)
+        for statement in ast.walk(module.tree)
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+        if statement.module.partition(".")[0] in LAYERS
+    }
+    return len(names), len({home for home, _ in names})
+
+
 def one_way(modules: Mapping[str, Module]) -> list[str]:
     """No module imports a later layer, and nothing imports the composition root."""
     offences = []

@@ -177,6 +177,17 @@ LOADED = {
 }
 """What a part costs a reader: modules of ours that it loads, at most."""
 
+ASKED = {
+    "apfed": (31, 11),
+    "single_view": (20, 13),
+    "votes": (49, 20),
+    "votes_randomised": (22, 10),
+    "joint": (36, 18),
+    "joint_sum": (29, 12),
+    "joint_teacher": (35, 21),
+}
+"""What a method costs its reader: names of ours that its file imports, and modules, at most."""
+
 FLOORS = 11  # of `secure_apfed`, at most
 ROOMS = 24  # folders and files right in `secure_apfed`, at most
 KEYS = 173  # lines of the page of a run's keys, at most
@@ -191,6 +202,19 @@ def loaded() -> dict[str, set[str]]:
 @pytest.mark.parametrize(("statement", "most"), LOADED.items())
 def test_a_part_loads_few_modules(statement: str, most: int, loaded: dict[str, set[str]]) -> None:
     assert len(loaded[statement]) <= most, "\n".join(sorted(loaded[statement]))
+
+
+@pytest.mark.parametrize(("method", "most"), ASKED.items())
+def test_a_method_asks_few_names(method: str, most: tuple[int, int], tree: Tree) -> None:
+    names, modules = architecture_rules.own_imports(tree[f"secure_apfed.methods.{method}"])
+    assert names <= most[0]
+    assert modules <= most[1]
+
+
+def test_names_of_ours_are_counted_once_each() -> None:
+    source = "import numpy\nfrom S.data import x, y\nfrom P import z\nfrom numpy import a\n"
+    module = _planted(f"S.a: {source}def f():\n from S.data import x")["secure_apfed.a"]
+    assert architecture_rules.own_imports(module) == (3, 2)
 
 
 def test_the_reader_of_a_model_loads_nothing_that_trains(loaded: dict[str, set[str]]) -> None:

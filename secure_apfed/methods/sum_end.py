@@ -392,6 +392,8 @@ class ActiveSum:
 
     def _let_go(self, present: Sequence[str], step: int) -> None:
         """Go on with these from this step on."""
+        if present == self.present:
+            return
         leavers = [name for name in self.present if name not in present]
         self.left |= dict.fromkeys(leavers, step)
         self.present = list(present)
