@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from apfed_protocols.errors import LocalProtocolError
 from secure_apfed import BudgetExhaustedError, PrivateRelease
-from secure_apfed.errors import CheckpointError
+from secure_apfed.errors import CheckpointError, PromiseError
 
 ROWS = 24
 BATCH = 4
@@ -374,6 +375,16 @@ def test_a_whole_graph_is_refused_in_one_sentence() -> None:
         network(torch.zeros(BATCH, 3))
     assert type(refused.value).__name__ == "Unsupported"
     assert count_releases(guard) == 0
+
+
+def test_an_encoder_that_opacus_fixed_mixes_no_rows() -> None:
+    encoder = nn.Sequential(nn.Linear(3, 32), nn.BatchNorm1d(32))
+    guard = make_guard()
+    x = torch.randn(BATCH, 3)
+    with pytest.raises(PromiseError, match="GroupNorm"):
+        guard.check_encoder(encoder, x)
+    guard.check_encoder(ModuleValidator.fix(encoder), x)
+    assert f"measured on {BATCH} rows" in guard.report()
 
 
 class Guarded(Dataset[Tensor]):
