@@ -139,7 +139,7 @@ def test_an_attack_of_ones_own_is_swept_and_drawn(
         timeout=600,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    run = tmp_path / "runs" / "own-attack"
+    run = tmp_path / "runs"
     mounted = json.loads((run / "attacks.json").read_text())
     assert {found["attack"] for found in mounted} == {"nearest_neighbour"}
     assert all(found["advantage"] is not None for found in mounted)
