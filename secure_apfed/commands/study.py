@@ -51,6 +51,24 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each line.")]
 Output = Annotated[Path, typer.Option(help="Folder of the study.")]
 
 
+@app.callback()
+def choose_backend(
+    context: typer.Context,
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Where runs are computed: loky (this machine), dask (workers that start here), or "
+            "dask:ADDRESS of a cluster that runs. Written before the study's name.",
+        ),
+    ] = "loky",
+) -> None:
+    """Compare many runs: what help is worth, what it costs, what is read."""
+    if backend != "loky":
+        from apfed_experiments.backends import use_backend
+
+        context.with_resource(use_backend(backend))
+
+
 def _start_workers() -> AbstractContextManager[None]:
     """Import within what plays runs: the processes that play them import it at the same time."""
     from apfed_experiments.workers import start_workers
