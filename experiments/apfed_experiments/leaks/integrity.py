@@ -34,7 +34,9 @@ from secure_apfed.methods.alignment import positions_of
 
 _ADVERSARY = VICTIM
 _SEEDS = range(3)
-_METHODS = ("apfed_c", "split_nn_sum", "votes")
+_GRADIENT, _REPRESENTATION, _VOTE = "a gradient", "a summed representation", "a vote"
+_ANSWERS = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
+"""What a passive answers with, and the method in which it does."""
 _TARGET = 0
 _KNOWN = 20
 _EPOCHS = 10
@@ -50,15 +52,15 @@ def integrity() -> Iterator[Setting]:
     the target class, against the share among all other people.
     """
     harms: tuple[Harm, ...] = HARMS
-    for method in _METHODS:
-        for harm in harms if method != "votes" else ("backdoor",):
-            measure = partial(_measure_harm, method, harm)
-            yield Setting(columns={"method": method, "harm": harm}, measure=measure, seeds=_SEEDS)
+    for answer in _ANSWERS:
+        for harm in harms if answer != _VOTE else ("backdoor",):
+            measure = partial(_measure_harm, answer, harm)
+            yield Setting(columns={"answer": answer, "harm": harm}, measure=measure, seeds=_SEEDS)
 
 
-def _measure_harm(method: str, harm: Harm, seed: int) -> Row:
-    honest = _measure_predictions(method, None, seed)
-    harmed = _measure_predictions(method, harm, seed)
+def _measure_harm(answer: str, harm: Harm, seed: int) -> Row:
+    honest = _measure_predictions(answer, None, seed)
+    harmed = _measure_predictions(answer, harm, seed)
     row: Row = {"accuracy": harmed["accuracy"]}
     row["change"] = harmed["accuracy"] - honest["accuracy"]
     if harm == "backdoor":
@@ -69,11 +71,9 @@ def _measure_harm(method: str, harm: Harm, seed: int) -> Row:
 
 
 @cache
-def _measure_predictions(method: str, harm: Harm | None, seed: int) -> dict[str, float]:
+def _measure_predictions(answer: str, harm: Harm | None, seed: int) -> dict[str, float]:
     """Return the accuracy, and which shares are called the target class, in per cent."""
-    run = (
-        open_votes("digits", "votes", None, seed) if method == "votes" else _open_run(method, seed)
-    )
+    run = _open_run(answer, seed)
     chosen_N = _find_chosen(run)
     if harm is not None:
         _spoil_run(run, harm, chosen_N, seed)
@@ -96,11 +96,14 @@ def _percent(is_so: Tensor) -> float:
     return 100 * float(is_so.double().mean())
 
 
-def _open_run(method: str, seed: int) -> LiveRun | SummedRun:
+def _open_run(answer: str, seed: int) -> LiveSession[Any]:
+    method = _ANSWERS[answer]
+    if answer == _VOTE:
+        return open_votes("digits", method, None, seed)
     config = live_config("digits", method, seed=seed)
     few = config.data.model_copy(update={"limit": _PEOPLE})
     config = config.model_copy(update={"data": few})
-    return SummedRun(config) if method == "split_nn_sum" else LiveRun(config)
+    return SummedRun(config) if answer == _REPRESENTATION else LiveRun(config)
 
 
 def _find_chosen(run: LiveSession[Any]) -> Tensor:
