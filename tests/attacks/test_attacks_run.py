@@ -365,7 +365,7 @@ def test_the_printed_attack_finds_a_planted_leak(
     tmp_path: Path, make_recording: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = program_of("docs/add-an-attack.md", tmp_path, at=0).NearestMean
-    monkeypatch.setattr(apfed_attacks.table, "ATTACKS", {**ATTACKS, kind.name: kind})
+    monkeypatch.setitem(ATTACKS, kind.name, kind)
     choice = [AttackChoice(name="nearest_mean", options={"labels_per_class": 10})]
     leaking = apfed_attacks.run.run_attacks(make_recording("labels"), choice, seed=0)
     quiet = apfed_attacks.run.run_attacks(make_recording("nothing"), choice, seed=0)

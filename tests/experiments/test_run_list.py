@@ -313,7 +313,7 @@ def test_single_view_and_tvfl_have_reports_too(tmp_path: Path) -> None:
     assert json.loads((alone / "privacy.json").read_bytes())["accounting"]["audit"] is None
     ways = {"tvfl": 0.95, "tvfl_0": 0.6, "tvfl_a": 0.61, "tvfl_r": 0.1}
     text = text_of(write_run(tmp_path / "t", config_of("tvfl"), accuracy=ways))
-    assert "give the labels away" in text
+    assert "reveal the labels" in text
     assert "gradients that give labels away" in text
 
 

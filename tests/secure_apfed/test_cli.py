@@ -113,7 +113,9 @@ TEXTS = [
             "docs",
         )
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix not in {".gz", ".pdf", ".png", ".pyc", ".woff2"}
+        if path.is_file()
+        and path.suffix not in {".gz", ".pdf", ".png", ".pyc", ".woff2"}
+        and not any(part.endswith("_cache") for part in path.parts)
     ),
 ]
 

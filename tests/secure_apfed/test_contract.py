@@ -195,7 +195,7 @@ EACH_FOR_ITSELF = {
     "data": "dataset clients views active_view rows rows_per_class overlap aligned "
     "test_fraction split limit labelled folder columns active missing date_formats "
     "id_column label_column",
-    "data.parties": "file id_column numeric categorical ignore missing encoding date_formats",
+    "data.parties": "file rows id_column numeric categorical ignore missing encoding date_formats",
     "data.parties.database": "url query credentials",
     "data.parties.rare_categories": "most",
     "data.view_columns": "columns sequence",

@@ -71,8 +71,8 @@ def test_table_and_guide_say_the_same_of_a_defence(name: str) -> None:
 
 
 def test_table_and_settings_name_the_same_defences() -> None:
-    kinds = [cls.model_fields["kind"].default for cls in get_args(get_args(DefenceSettings)[0])]
-    assert kinds == list(DEFENCES)
+    defaults = [cls.model_fields["kind"].default for cls in get_args(get_args(DefenceSettings)[0])]
+    assert [kind for kind in defaults if isinstance(kind, str)] == list(DEFENCES)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
         for name in package.__all__:
             value = getattr(package, name)
             if not inspect.isclass(value):
-                yield name, value
+                if callable(value):
+                    yield name, value
                 continue
             yield name, value.__init__
             for part, member in inspect.getmembers(value, callable):
