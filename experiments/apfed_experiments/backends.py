@@ -53,8 +53,8 @@ def _connect_to_dask(address: str | None) -> Iterator[None]:
     """Connect to a scheduler, or start workers of this machine."""
     if find_spec("distributed") is None:
         raise ConfigError(
-            "--backend dask needs the package 'distributed', which is not installed: "
-            "python -m pip install distributed"
+            "--backend dask needs Dask's package 'distributed', which is not installed here; all "
+            "workers need it, too"
         )
     from distributed import Client
 
