@@ -24,7 +24,7 @@ def test_another_backend_is_refused(choice: str, message: str) -> None:
 def test_a_cluster_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apfed_experiments.backends.find_spec", lambda name: None)
     with (
-        pytest.raises(ConfigError, match="needs Dask's package 'distributed'"),
+        pytest.raises(ConfigError, match="needs Dask's package"),
         use_backend("dask"),
     ):
         pytest.fail("it was taken")
