@@ -119,6 +119,7 @@ def poison_representations(run: SummedRun, passive: str, steering: Steering) -> 
     trigger_1D: list[Tensor] = []
 
     def forge_rows(step: int, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+        """Return what is sent for these rows; `0 * z_BD` keeps it in the autograd graph of z."""
         if steering.harm == "random":
             return steering.draw_directions(z_BD.detach(), step) + 0 * z_BD
         if steering.harm == "reversed":
