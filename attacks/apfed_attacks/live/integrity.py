@@ -111,9 +111,8 @@ def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
 def poison_representations(run: SummedRun, passive: str, steering: Steering) -> None:
     """Let a passive of a sum of representations send like this from now on.
 
-    A backdoor adds one direction to the rows of the chosen people and of those of the target class
-    while the active learns, and to the chosen people alone when it predicts. The passive's encoder
-    learns from honest rows only.
+    A backdoor sends one direction for the known people of the target class while the active learns,
+    and for the chosen people when it predicts. The passive's encoder learns from honest rows only.
     """
     first: list[Tensor] = []
     trigger_1D: list[Tensor] = []
