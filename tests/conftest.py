@@ -62,6 +62,28 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], file: Path) -> N
     items[:] = [item for item in items if item.nodeid not in passed]
 
 
+_PLUGIN_TABLES = {
+    "secure_apfed.labellers": "LABELLERS",
+    "secure_apfed.measures.tasks": "TASKS",
+    "secure_apfed.methods": "METHODS",
+    "secure_apfed.data.catalogue": "DATASETS",
+    "secure_apfed.privacy.defences": "DEFENCES",
+    "secure_apfed.privacy.guard": "GUARDS",
+    "apfed_attacks.table": "ATTACKS",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_plugins() -> Iterator[None]:
+    """Take out of our tables what the tests of a file took in: other files find ours alone."""
+    yield
+    for module, name in _PLUGIN_TABLES.items():
+        if module in sys.modules:
+            table = getattr(sys.modules[module], name)
+            for plugin in set(table) - set(table.ours):
+                del table[plugin]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quick_transfers() -> Iterator[None]:
     """Base transfers of `ot` cost 0.2 s a pair of parties; tests of them play the real ones."""

@@ -174,7 +174,7 @@ def expand_name(name: str, kind: PluginKind) -> str:
 class PluginTable(dict[str, _EntryT]):
     """A table of ours by name, and of the plug-ins that this process has taken in.
 
-    Only `take_name` imports anything; to look a name up never does.
+    Only `take_name` imports anything; to look a name up never does. `ours` are the names of ours.
 
     Args:
         ours: by name.
@@ -191,14 +191,14 @@ class PluginTable(dict[str, _EntryT]):
         prepare: Callable[[Any, str], _EntryT],
     ) -> None:
         super().__init__(ours)
-        self._ours = tuple(ours)
+        self.ours = tuple(ours)
         self._kind: PluginKind = kind
         self._prepare = prepare
 
     def list_names(self) -> tuple[str, ...]:
         """Return every name that a run may write here: ours, then those of installed packages."""
-        declared = sorted(set(list_declared(self._kind)) - set(self._ours))
-        return (*self._ours, *declared)
+        declared = sorted(set(list_declared(self._kind)) - set(self.ours))
+        return (*self.ours, *declared)
 
     def take_name(self, name: str, *, key: str) -> str:
         """Return the name under which the table holds an entry, importing it if it is code.

@@ -34,7 +34,9 @@ from secure_apfed.methods.alignment import positions_of
 
 _ADVERSARY = VICTIM
 _SEEDS = range(3)
-_GRADIENT, _REPRESENTATION, _VOTE = "a gradient", "a summed representation", "a vote"
+_GRADIENT = "a gradient"
+_REPRESENTATION = "a summed representation"
+_VOTE = "a vote"
 _ANSWERS = {_GRADIENT: "apfed_c", _REPRESENTATION: "split_nn_sum", _VOTE: "votes"}
 """What a passive answers with, and the method in which it does."""
 _TARGET = 0
