@@ -60,6 +60,7 @@ from secure_apfed.runs.outcome import (
 )
 from secure_apfed.runs.run import PastAlignment, run, share_alignments
 from secure_apfed.settings.data import DataSettings
+from secure_apfed.settings.plugins import list_noted_code, note_code
 from secure_apfed.settings.privacy import LabelSettings
 from secure_apfed.solo.interface import use_fit_store
 
@@ -420,13 +421,17 @@ def run_tasks(
     with warnings.catch_warnings():
         # A worker that has grown is replaced between two tasks, and no result is lost.
         warnings.filterwarnings("ignore", message="A worker stopped while some jobs")
-        for name, result in parallel(delayed(_run_task)(*task) for task in tasks):
+        # A worker has read no settings, and takes the code that the caller's own have named.
+        code = list_noted_code()
+        for name, result in parallel(delayed(_run_task)(*task, code=code) for task in tasks):
             results[name] = result
             on_done(len(results), total)
     return results
 
 
-def _run_task(name: str, task: Callable[[], _T]) -> tuple[str, _T]:
+def _run_task(name: str, task: Callable[[], _T], *, code: Iterable[str]) -> tuple[str, _T]:
+    for each in code:
+        note_code(each)
     return name, task()
 
 

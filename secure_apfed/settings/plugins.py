@@ -43,6 +43,7 @@ __all__ = [
     "import_code",
     "import_name",
     "list_declared",
+    "list_noted_code",
     "note_code",
     "reading_settings",
     "require_class",
@@ -115,6 +116,11 @@ def note_code(code: str) -> None:
     """Remember code that is imported later, if the settings that are read now are the party's."""
     if _is_own.get():
         _named.add(code)
+
+
+def list_noted_code() -> tuple[str, ...]:
+    """Return the code that settings of this party's own have named in this process."""
+    return tuple(sorted(_named))
 
 
 def require_owner(code: str, *, key: str, noted: bool = False) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from apfed_experiments.solo import solo_file
 from apfed_experiments.study import (
     Line,
     Point,
+    _run_task,
     base_config,
     centralise_data,
     finish_trial,
@@ -23,8 +25,9 @@ from apfed_experiments.study import (
 )
 from secure_apfed.config import Config
 from secure_apfed.data import load_data
-from secure_apfed.errors import CheckpointError, DataError
+from secure_apfed.errors import CheckpointError, ConfigError, DataError
 from secure_apfed.methods import method_settings
+from secure_apfed.settings import plugins
 from secure_apfed.settings.privacy import GuardSettings, LabelSettings
 from tests.experiments.run_folder import attacked, finished
 
@@ -265,3 +268,14 @@ def test_the_worst_attack_is_the_one_that_gains_most_on_average() -> None:
     assert line["features"] is None
     (cells,) = lines({"shop": 0.1, "bank": math.nan}, {"shop": 0.1, "once": 0.9}).cells
     assert cells[-3:] == ("0.900 (1 of 2 seeds)", "not attacked", "not attacked")
+
+
+def test_a_worker_takes_the_code_that_settings_of_the_caller_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins, "_named", set())  # as in a process that has read no settings
+    task = partial(plugins.require_owner, "their_attacks:Mine", key="attacks", noted=True)
+    with pytest.raises(ConfigError, match="only the party that runs code may name it"):
+        _run_task("trial", task, code=())
+    assert _run_task("trial", task, code=("their_attacks:Mine",)) == ("trial", None)
+    assert plugins.list_noted_code() == ("their_attacks:Mine",)
