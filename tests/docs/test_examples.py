@@ -54,7 +54,8 @@ def test_apfed_under_a_sum_is_apfed_and_the_guard_spends_its_epsilon(tmp_path: P
     assert figure("weights differ", secure) < 1e-3
     assert figure("epsilon", guarded) == 8
     assert "20 releases of the row" in guarded
-    assert len(attacks) > 20  # each is mounted, or says what it lacks
+    assert len([line for line in attacks if line.endswith("found")]) > 5
+    assert any(line.startswith("Not mounted, ") for line in attacks)
 
 
 CAT = ["cat_loop", "cat_parties"]
