@@ -79,11 +79,6 @@ ATTACKS: PluginTable[type[Attack]] = PluginTable(
 )
 
 
-def list_attacks() -> tuple[str, ...]:
-    """Return the names of all attacks that can be mounted here: ours, then those of packages."""
-    return ATTACKS.list_names()
-
-
 def find_attack(name: str) -> type[Attack]:
     """Return the attack of this name: ours, an installed package's, or package.module:Name.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 
 from apfed_experiments.columns import Table, write_text
 from apfed_experiments.report import write_report
@@ -99,10 +99,10 @@ def run_study(
     failed = {failure.trial for failure in measured.failures}
     reported = [trial for trial in study.reported if trial.name not in failed]
     # Written by the workers while this process compares.
-    with parallel_config(backend="loky"):  # beside the folder, wherever the runs were computed
-        pages = Parallel(n_jobs=jobs, return_as="generator")(
-            delayed(_write_trial_report)(trial) for trial in reported
-        )
+    # They stay on this machine, wherever the runs were computed.
+    pages = Parallel(n_jobs=jobs, backend="loky", return_as="generator")(
+        delayed(_write_trial_report)(trial) for trial in reported
+    )
     answer = Answer(study=study, measured=measured, parts=study.compare(measured))
     if folder is not None:
         sentences = list_failures(measured.failures)

@@ -62,7 +62,7 @@ def choose_backend(
         ),
     ] = "loky",
 ) -> None:
-    """Compare many runs: what help is worth, what it costs, what is read."""
+    """Choose where the runs of the study that follows are computed."""
     if backend != "loky":
         from apfed_experiments.backends import use_backend
 

@@ -46,6 +46,7 @@ from secure_apfed.runs.outcome import RunResult
 from secure_apfed.runs.run import run
 from secure_apfed.runs.solo import SoloModel, load_model
 from secure_apfed.settings.alignment import AlignmentSettings
+from secure_apfed.settings.promises import list_epsilons
 from secure_apfed.solo.interface import cache_fits
 
 if TYPE_CHECKING:
@@ -169,11 +170,7 @@ class FramesResult:
     @property
     def epsilon(self) -> dict[str, float]:
         """The epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
-        return {
-            promise.format_title(): promise.epsilon
-            for promise in self.run.promises
-            if promise.epsilon is not None
-        }
+        return list_epsilons(self.run.promises)
 
     @property
     def wire_bytes(self) -> int:

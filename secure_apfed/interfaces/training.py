@@ -55,6 +55,7 @@ from secure_apfed.runs.folder import RunFolder
 from secure_apfed.runs.outcome import Recording, RunResult, load_recording
 from secure_apfed.runs.run import run_in_memory
 from secure_apfed.settings.data import TABLES
+from secure_apfed.settings.promises import list_epsilons
 from secure_apfed.settings.training import ModelSettings
 
 if TYPE_CHECKING:
@@ -274,11 +275,7 @@ class TrainingResult:
     @property
     def epsilon(self) -> dict[str, float]:
         """The epsilon spent, by what it protects; infinite: no guarantee."""
-        return {
-            promise.format_title(): promise.epsilon
-            for promise in self.run.promises
-            if promise.epsilon is not None
-        }
+        return list_epsilons(self.run.promises)
 
     @property
     def report(self) -> str:

@@ -143,12 +143,26 @@ class VoteSettings(MethodSettings):
     def find_noise(self, config: RunSettings) -> NoiseSettings | None:
         return None if self.epsilon is None else NoiseSettings(epsilon=self.epsilon)
 
-    def _needs_epsilon(self) -> None:
+
+class NoisedVoteSettings(VoteSettings):
+    """The settings of votes that each name one class, and that noise protects one by one; see
+    `VoteSettings`.
+    """
+
+    takes_pairwise = True
+
+    @model_validator(mode="after")
+    def _is_noised(self) -> Self:
         if self.epsilon is None:
             raise ValueError(
                 f"epsilon: method {self.name} protects each vote by noise; say how much a vote may "
                 f"cost, as method: {{name: {self.name}, epsilon: 4}}"
             )
+        return self
+
+    @property
+    def answers(self) -> Literal["soft", "hard"]:
+        return "hard"
 
 
 class VotesSettings(FormSettings, VoteSettings):

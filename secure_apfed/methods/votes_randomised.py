@@ -10,11 +10,10 @@ Letters: U rows to vote on, n of them labelled, B rows at once, M passives, K cl
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from apfed_protocols.errors import RemoteProtocolError
@@ -24,14 +23,14 @@ from secure_apfed.learning.votes import Floats, Integers
 from secure_apfed.methods.ballots import ASK
 from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, VoteAgreement
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, open_vote_ledger
 from secure_apfed.privacy.randomised_response import VoteResponse
 
 _SEEDED = bytes(8)  # for every ballot alike, so that experiments repeat with the seed
 
 
-class RandomisedVotesSettings(VoteSettings):
+class RandomisedVotesSettings(NoisedVoteSettings):
     """The settings of votes that every passive answers for itself, always hard; see
     `VoteSettings`.
     """
@@ -40,17 +39,7 @@ class RandomisedVotesSettings(VoteSettings):
 
     title = "votes, randomised"
     opens_votes = "randomised"
-    takes_pairwise = True
     tasks = ("classification", "regression")
-
-    @model_validator(mode="after")
-    def _is_noised(self) -> Self:
-        self._needs_epsilon()
-        return self
-
-    @property
-    def answers(self) -> Literal["soft", "hard"]:
-        return "hard"
 
 
 class RandomisedVotesActive(VotesActive):

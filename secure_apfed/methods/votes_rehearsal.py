@@ -12,11 +12,10 @@ Letters: U rows to vote on, n of them labelled, K classes.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 from torch import Tensor
 
 from secure_apfed.contract import Contract
@@ -33,7 +32,7 @@ from secure_apfed.methods.method import (
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import weigh_votes
-from secure_apfed.methods.votes import VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VoteSettings, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.solo.interface import cache_fits
@@ -42,7 +41,7 @@ _STEPS = 1024
 """Of fixed point, of one row."""
 
 
-class RehearsalSettings(VoteSettings):
+class RehearsalSettings(NoisedVoteSettings):
     """The settings of a rehearsal of votes. See `VoteSettings`.
 
     epsilon: what the number may cost a person at a passive, the labeller held fixed.
@@ -52,16 +51,6 @@ class RehearsalSettings(VoteSettings):
 
     title = "rehearsal of votes"
     opens_votes = "count"
-    takes_pairwise = True
-
-    @model_validator(mode="after")
-    def _is_noised(self) -> Self:
-        self._needs_epsilon()
-        return self
-
-    @property
-    def answers(self) -> Literal["soft", "hard"]:
-        return "hard"
 
 
 class _Terms(VoteTerms):

@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -79,20 +79,7 @@ PluginKind: TypeAlias = Literal[
     "objectives",
     "tasks",
 ]
-GROUPS: Mapping[PluginKind, str] = {
-    kind: f"secure_apfed.{kind}"
-    for kind in (
-        "attacks",
-        "datasets",
-        "defences",
-        "guards",
-        "labellers",
-        "methods",
-        "networks",
-        "objectives",
-        "tasks",
-    )
-}
+GROUPS: Mapping[PluginKind, str] = {kind: f"secure_apfed.{kind}" for kind in get_args(PluginKind)}
 """The group of entry points under which an installed package declares plug-ins of a kind."""
 
 _VARIABLE = "SECURE_APFED_CODE"

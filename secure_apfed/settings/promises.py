@@ -29,6 +29,7 @@ __all__ = [
     "describe_epsilon",
     "epsilon_words",
     "figure_title",
+    "list_epsilons",
     "promise_of_account",
     "promise_of_party",
     "promises_of",
@@ -161,6 +162,15 @@ def epsilon_words(epsilon: float | None) -> str:
     if epsilon is None:
         return NOTHING_SENT
     return NO_GUARANTEE if math.isinf(epsilon) else f"{epsilon:.3g}"
+
+
+def list_epsilons(promises: Iterable[Promise]) -> dict[str, float]:
+    """Return the epsilon spent, by what it protects; infinite: no guarantee; absent: not sent."""
+    return {
+        promise.format_title(): promise.epsilon
+        for promise in promises
+        if promise.epsilon is not None
+    }
 
 
 def describe_epsilon(figure: str, epsilon: float | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 from apfed_attacks import ATTACKS
 from apfed_attacks.interface import Attack
 from apfed_attacks.run import prepare_attack
-from apfed_attacks.table import find_attack, list_attacks
+from apfed_attacks.table import find_attack
 from apfed_experiments.finished import mount_attacks
 from secure_apfed.config import AttackChoice
 from secure_apfed.errors import ConfigError, PromiseError
@@ -57,7 +57,7 @@ def test_an_installed_package_declares_attacks(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: attacks-of-mine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[secure_apfed.attacks]\nown = attacks_of_mine:Mine\n")
     monkeypatch.syspath_prepend(beside)
-    assert list_attacks()[-1] == "own"
+    assert ATTACKS.list_names()[-1] == "own"
     assert prepare_attack(AttackChoice(name="own")).name == "mine"
     with pytest.raises(ConfigError, match="did you mean 'own'"):
         prepare_attack(AttackChoice(name="owm"))

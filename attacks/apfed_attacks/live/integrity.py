@@ -59,33 +59,54 @@ class Steering:
 
 
 @dataclass(kw_only=True)
-class _ForgedAnswers:
-    """What a passive of APFed answers; `honest` is (step, rows (B,), z (B, D)) -> gradient."""
+class _Forger:
+    """The harms that are alike in all answers, and those of a backdoor."""
 
     steering: Steering
-    honest: Callable[[int, Tensor, Tensor], Tensor]
     _first: Tensor | None = None
+
+    def forge_rows(
+        self, step: int, honest_BD: Tensor, open_backdoor: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return what is answered in the place of honest rows, (B, D), and in their graph."""
+        harm = self.steering.harm
+        if harm == "random":
+            forged_BD = self.steering.draw_directions(honest_BD.detach().cpu(), step)
+            return _keep_graph(forged_BD, honest_BD)
+        if harm == "reversed":
+            return -honest_BD
+        if harm == "replayed":
+            return _keep_graph(self._replay_rows(honest_BD.detach()), honest_BD)
+        return open_backdoor()
+
+    def _replay_rows(self, honest_BD: Tensor) -> Tensor:
+        """Return the rows of the first step, whoever is asked about now."""
+        if self._first is None:
+            self._first = honest_BD.clone()
+        return self._first[torch.arange(len(honest_BD)) % len(self._first)]
+
+
+def _keep_graph(forged_BD: Tensor, honest_BD: Tensor) -> Tensor:
+    """Return forged rows in the autograd graph of the honest ones, which get no gradient."""
+    forged_BD = forged_BD.to(honest_BD)
+    return forged_BD + 0 * honest_BD if honest_BD.requires_grad else forged_BD
+
+
+@dataclass(kw_only=True)
+class _ForgedAnswers(_Forger):
+    """What a passive of APFed answers; `honest` is (step, rows (B,), z (B, D)) -> gradient."""
+
+    honest: Callable[[int, Tensor, Tensor], Tensor]
     _target_mean: Tensor | None = None
 
     def forge_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
         gradient_BD = self.honest(step, rows_B, z_BD).to(z_BD)
-        steering = self.steering
-        if steering.harm == "random":
-            return steering.draw_directions(z_BD.cpu(), step).to(z_BD)
-        if steering.harm == "reversed":
-            return -gradient_BD
-        if steering.harm == "replayed":
-            return self._replay_rows(gradient_BD)
-        return self._open_backdoor(rows_B, z_BD, gradient_BD)
+        return self.forge_rows(
+            step, gradient_BD, lambda: self._open_backdoor(rows_B, z_BD, gradient_BD)
+        )
 
     def collect_notes(self) -> dict[str, Tensor]:
         return {}
-
-    def _replay_rows(self, gradient_BD: Tensor) -> Tensor:
-        """Return the rows of the first step, whoever is asked about now."""
-        if self._first is None:
-            self._first = gradient_BD.clone()
-        return self._first[torch.arange(len(gradient_BD)) % len(self._first)]
 
     def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, gradient_BD: Tensor) -> Tensor:
         """Return the gradient that moves the chosen people towards the mean of the target class.
@@ -102,6 +123,27 @@ class _ForgedAnswers:
         return torch.where(is_chosen_B[:, None], forged_BD, gradient_BD)
 
 
+@dataclass(kw_only=True)
+class _ForgedRepresentations(_Forger):
+    """What a passive of a sum of representations sends.
+
+    A backdoor sends one direction for the known people of the target class while the active learns,
+    and for the chosen people when it predicts. The passive's encoder learns from honest rows only.
+    """
+
+    _trigger: Tensor | None = None
+
+    def forge_representations(self, step: int, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+        return self.forge_rows(step, z_BD, lambda: self._open_backdoor(rows_B, z_BD, learn))
+
+    def _open_backdoor(self, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
+        if self._trigger is None:
+            self._trigger = self.steering.draw_directions(z_BD.detach()[:1], 0)
+        steering = self.steering
+        is_moved_B = steering.target[rows_B] if learn else steering.chosen[rows_B]
+        return torch.where(is_moved_B[:, None], _keep_graph(self._trigger, z_BD), z_BD)
+
+
 def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
     """Let a passive of APFed answer like this from now on; its own objective goes on learning."""
     honest = run.get_gradient_function(passive)
@@ -109,27 +151,5 @@ def poison_gradients(run: LiveRun, passive: str, steering: Steering) -> None:
 
 
 def poison_representations(run: SummedRun, passive: str, steering: Steering) -> None:
-    """Let a passive of a sum of representations send like this from now on.
-
-    A backdoor sends one direction for the known people of the target class while the active learns,
-    and for the chosen people when it predicts. The passive's encoder learns from honest rows only.
-    """
-    first: list[Tensor] = []
-    trigger_1D: list[Tensor] = []
-
-    def forge_rows(step: int, rows_B: Tensor, z_BD: Tensor, learn: bool) -> Tensor:
-        """Return what is sent for these rows; `0 * z_BD` keeps it in the autograd graph of z."""
-        if steering.harm == "random":
-            return steering.draw_directions(z_BD.detach(), step) + 0 * z_BD
-        if steering.harm == "reversed":
-            return -z_BD
-        if steering.harm == "replayed":
-            if not first:
-                first.append(z_BD.detach().clone())
-            return first[0][torch.arange(len(z_BD)) % len(first[0])] + 0 * z_BD
-        if not trigger_1D:
-            trigger_1D.append(steering.draw_directions(z_BD.detach()[:1], 0))
-        is_moved_B = steering.target[rows_B] if learn else steering.chosen[rows_B]
-        return torch.where(is_moved_B[:, None], trigger_1D[0] + 0 * z_BD, z_BD)
-
-    run.hand_over(passive, forge_rows)
+    """Let a passive of a sum of representations send like this from now on."""
+    run.hand_over(passive, _ForgedRepresentations(steering=steering).forge_representations)

@@ -69,11 +69,9 @@ from apfed_protocols.conversation import Conversation
 from apfed_protocols.errors import LocalProtocolError, RemoteProtocolError
 from apfed_protocols.psi.interface import (
     POSITION_BYTES,
-    Admit,
     Aligner,
     Guesses,
     Inbox,
-    IntersectionAgreement,
     Output,
     Progress,
     ResumableIntersection,
@@ -219,6 +217,7 @@ class EcdhIntersection(ResumableIntersection):
     name: ClassVar[str] = "ecdh"
     needs_dealer: ClassVar[bool] = False
     pairwise: ClassVar[bool] = True
+    shows_sizes: ClassVar[bool] = True
     outputs: ClassVar[frozenset[Output]] = frozenset({Output.ROWS, Output.HUB_ROWS, Output.SIZE})
     leaks: ClassVar[tuple[str, ...]] = (
         "The hub learns its pairwise intersection with every member, even when it is refused.",
@@ -229,29 +228,6 @@ class EcdhIntersection(ResumableIntersection):
     def most_guesses(maximum_ids: int) -> Guesses:
         """Return the guesses: each list has as many points as were announced, each of one ID."""
         return Guesses(hub=maximum_ids, member=maximum_ids)
-
-    def __init__(
-        self,
-        agreement: IntersectionAgreement,
-        *,
-        threads: int | None = None,
-        progress: Callable[[Progress], None] | None = None,
-        admit: Admit | None = None,
-        secret: bytes | None = None,
-        expected_sizes: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(
-            agreement,
-            threads=threads,
-            progress=progress,
-            admit=admit,
-            secret=secret,
-            expected_sizes=expected_sizes,
-        )
-        if agreement.sizes:
-            raise LocalProtocolError(
-                "ecdh shows the true sizes of sets; ot, vole, opprf and circuit take agreed sizes"
-            )
 
     @staticmethod
     def longest_message(ids: int) -> int:

@@ -785,7 +785,15 @@ class ResumableIntersection(SetIntersection):
             first attempt: else a mask would serve twice. None: it is fresh.
         expected_sizes: the number of IDs that a peer must announce, by name. A peer that is not
             named may announce any number up to the agreed one.
+
+    Attributes:
+        shows_sizes: whether the sizes of sets show, whatever was agreed.
+
+    Raises:
+        LocalProtocolError: sizes are agreed, and they show.
     """
+
+    shows_sizes: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -798,6 +806,11 @@ class ResumableIntersection(SetIntersection):
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
+        if agreement.sizes and self.shows_sizes:
+            raise LocalProtocolError(
+                f"{self.name} shows the true sizes of sets; ot, vole, opprf and circuit take "
+                "agreed sizes"
+            )
         self.secret = secret
         self._expected_sizes = expected_sizes or {}
 
