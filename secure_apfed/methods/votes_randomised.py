@@ -23,7 +23,7 @@ from secure_apfed.learning.votes import Floats, Integers
 from secure_apfed.methods.ballots import ASK
 from secure_apfed.methods.method import FOR_AN_ANSWER, ActiveRole, HelperRole, VoteAgreement
 from secure_apfed.methods.party import PartyContext
-from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, open_vote_ledger
 from secure_apfed.privacy.randomised_response import VoteResponse
 
@@ -138,7 +138,7 @@ class RandomisedVotes(VotesMethod):
 
 def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
     (classes,) = contract.passives[own.passives[0]].representation.shape
-    epsilon = VoteSettings.from_run_settings(own.config).epsilon
+    epsilon = RandomisedVotesSettings.from_run_settings(own.config).epsilon
     assert epsilon is not None
     return VoteResponse(epsilon=epsilon, classes=classes)
 

@@ -32,7 +32,7 @@ from secure_apfed.methods.method import (
 )
 from secure_apfed.methods.party import PartyContext
 from secure_apfed.methods.student import weigh_votes
-from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VoteSettings, VotesMethod
+from secure_apfed.methods.votes import NoisedVoteSettings, VotesActive, VotesMethod
 from secure_apfed.methods.votes_counted import CountingPassive, VoteTerms
 from secure_apfed.privacy.contributions import SummedRelease
 from secure_apfed.solo.interface import cache_fits
@@ -67,7 +67,7 @@ class _Terms(VoteTerms):
         def make_release(deviation: int) -> SummedRelease:
             return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
 
-        votes = VoteSettings.from_run_settings(self.own.config)
+        votes = RehearsalSettings.from_run_settings(self.own.config)
         labeller = self.own.make_labeller(votes.labeller, votes.weights_epsilon)
         return self.calibrate_release(labeller, make_release)
 
