@@ -31,6 +31,9 @@ def require_name(noun: str, name: object) -> None:
 
 
 def require_names(noun: str, session: object, parties: Sequence[object]) -> None:
+    """Raise LocalProtocolError unless the session and all parties have valid names, the parties
+    different ones.
+    """
     for name in (session, *parties):
         require_name(noun, name)
     if len(set(parties)) != len(parties):
@@ -40,6 +43,9 @@ def require_names(noun: str, session: object, parties: Sequence[object]) -> None
 
 
 def require_type(holder: object, kind: type, *fields: str) -> None:
+    """Raise LocalProtocolError unless these attributes of `holder` are exactly of this type: a bool
+    is no int here.
+    """
     for field in fields:
         value = getattr(holder, field)
         if type(value) is not kind:
@@ -50,6 +56,9 @@ def require_type(holder: object, kind: type, *fields: str) -> None:
 
 
 def require_ranges(holder: object, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raise LocalProtocolError unless these attributes of `holder` are integers within
+    (low, high).
+    """
     for name, (low, high) in ranges.items():
         value = getattr(holder, name)
         if type(value) is not int or not low <= value <= high:

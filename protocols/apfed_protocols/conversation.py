@@ -43,7 +43,7 @@ class Conversation(Protocol):
 
     @property
     def is_finished(self) -> bool:
-        """True once this role needs no further message."""
+        """Return True once this role needs no further message."""
         ...
 
 
@@ -134,6 +134,7 @@ def _send_outbox(
     send: Callable[[str, bytes], None],
     failures: list[BaseException],
 ) -> None:
+    """Send messages as they come until None; append what `send` raises to `failures`."""
     try:
         while (out := outbox.get()) is not None:
             send(out.receiver, out.body)
@@ -142,7 +143,9 @@ def _send_outbox(
 
 
 def _raise_failure(error: BaseException) -> NoReturn:
-    """Raise it; a link that broke is a peer that fell silent."""
+    """Raise a failure of a link: one that broke becomes a RemoteProtocolError, anything else is
+    raised as it is.
+    """
     if not isinstance(error, OSError | EOFError):
         raise error
     reason = str(error) or type(error).__name__

@@ -51,6 +51,7 @@ def parse_date(text: str, formats: Sequence[str]) -> date | None:
 
 @lru_cache
 def _compile_formats(formats: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Return one pattern for each date format."""
     return tuple(
         re.compile("".join(_DIGITS.get(part) or re.escape(part) for part in _FIELD.split(form)))
         for form in formats

@@ -145,10 +145,12 @@ def _clip_leaves(
 
 
 def _count_numbers(leaf: Any) -> int:
+    """Return how many numbers a leaf has."""
     return int(getattr(leaf, "size", 1))
 
 
 def _requires_gradient(leaf: Any) -> bool:
+    """Return whether a leaf is a tensor that requires a gradient while torch records them."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(leaf, torch.Tensor):
         return False
@@ -156,11 +158,13 @@ def _requires_gradient(leaf: Any) -> bool:
 
 
 def _is_dual(torch: Any, leaf: Any) -> bool:
+    """Return whether a tensor carries a forward-mode tangent."""
     forward = torch.autograd.forward_ad
     return forward._current_level >= 0 and forward.unpack_dual(leaf).tangent is not None
 
 
 def _describe_form(torch: Any, form: Any) -> str:
+    """Return the type of an array in words, for errors."""
     if isinstance(form, torch.Tensor):
         return f"a tensor of {form.dtype}"
     return f"a {type(form).__name__}"

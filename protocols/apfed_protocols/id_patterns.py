@@ -187,6 +187,7 @@ def find_unmatched_patterns(
 
 
 def _pattern_of_part(part: str) -> str:
+    """Return the pattern of one column of an ID; a number with leading zeros is written 09."""
     padded = _PADDED.fullmatch(part)
     if padded:
         before = _RUN.sub(_mark_of, padded["name"] + padded["between"])
@@ -195,6 +196,7 @@ def _pattern_of_part(part: str) -> str:
 
 
 def _mark_of(run: re.Match[str]) -> str:
+    """Return the mark of one run of letters and digits: some of A, a and 9."""
     text = run.group()
     marks = ""
     if any(letter.isalpha() and not letter.islower() for letter in text):
@@ -207,16 +209,18 @@ def _mark_of(run: re.Match[str]) -> str:
 
 
 def _escape_invisible(text: str) -> str:
-    """Show characters that nobody sees by their number."""
+    """Return the text with characters that do not print as their code points."""
     return "".join(letter if letter.isprintable() else f"U+{ord(letter):04X}" for letter in text)
 
 
 def _sample_of(texts: Sequence[str]) -> Sequence[str]:
+    """Return at most `_SAMPLE` texts, spread evenly."""
     step = -(-len(texts) // _SAMPLE) or 1
     return texts[::step]
 
 
 def _format_percent(count: int, total: int) -> str:
+    """Return a share in whole per cent."""
     share = 100 * count / total
     return f"{share:.0f} %" if share >= 1 else "< 1 %"
 

@@ -156,6 +156,7 @@ class _RefusedError(Exception):
 
 
 def _format_integer(value: Any, bits: int) -> str:
+    """Write an integer in decimal; refuse one that Python itself refuses to write."""
     number = int(value)
     if abs(number) >= _HUGE:
         raise _RefusedError("digits")
@@ -163,6 +164,9 @@ def _format_integer(value: Any, bits: int) -> str:
 
 
 def _format_float(value: Any, bits: int) -> str:
+    """Write a float that is a whole number as an integer; refuse what is missing, infinite,
+    fractional, or beyond the integers that `bits` represent exactly.
+    """
     if value != value:
         raise _RefusedError("nobody")
     if value in (np.inf, -np.inf):
@@ -177,6 +181,7 @@ def _format_float(value: Any, bits: int) -> str:
 
 
 def _format_decimal(value: Any, bits: int) -> str:
+    """Write a decimal number that is whole as an integer; refuse all others."""
     if value.is_nan():
         raise _RefusedError("nobody")
     if value.is_infinite():
@@ -189,10 +194,12 @@ def _format_decimal(value: Any, bits: int) -> str:
 
 
 def _format_text(value: Any, bits: int) -> str:
+    """Return a text as it is, whatever its subclass makes of `str`."""
     return str.__str__(value)
 
 
 def _decode_bytes(value: Any, bits: int) -> str:
+    """Read bytes as UTF-8."""
     try:
         return bytes(value).decode()
     except UnicodeDecodeError:
@@ -200,10 +207,12 @@ def _decode_bytes(value: Any, bits: int) -> str:
 
 
 def _format_date(value: Any, bits: int) -> str:
+    """Write a date as 2026-01-31."""
     return str(value.isoformat())
 
 
 def _format_datetime(value: Any, bits: int) -> str:
+    """Write a moment with its time as 2026-01-31 12:00:00, in UTC if it has a time zone."""
     try:
         if value.utcoffset() is not None:
             value = value.astimezone(UTC)
@@ -213,6 +222,9 @@ def _format_datetime(value: Any, bits: int) -> str:
 
 
 def _numpy_moment(value: Any, bits: int) -> str:
+    """Write a NumPy datetime: the date alone where its unit is a day or longer, else date and time,
+    with 6 or 9 digits of a second where it has a fraction.
+    """
     if np.isnat(value):
         raise _RefusedError("nobody")
     if np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D"):
@@ -224,6 +236,8 @@ def _numpy_moment(value: Any, bits: int) -> str:
 
 
 def _make_refusal(reason: str) -> Callable[[Any, int], str]:
+    """Return a formatter that refuses every value, with this key of `REFUSALS`."""
+
     def refuse_value(value: Any, bits: int) -> str:
         raise _RefusedError(reason)
 
@@ -231,6 +245,7 @@ def _make_refusal(reason: str) -> Callable[[Any, int], str]:
 
 
 def _is_valid(text: str) -> bool:
+    """Return whether a text can be encoded in UTF-8; lone surrogates cannot."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -297,6 +312,9 @@ _OF_TYPE = {value_type: kind.text for kind in KINDS for value_type in kind.types
 
 
 def _format_other(value: Any, bits: int) -> str:
+    """Write a value of a type that `KINDS` does not list: a scalar of pyarrow, or anything that is
+    an integer by `__index__`; refuse all else.
+    """
     if hasattr(value, "as_py"):  # a scalar of pyarrow
         bits = _bits_of(value.type)
         try:
@@ -312,6 +330,7 @@ def _format_other(value: Any, bits: int) -> str:
 
 @cache
 def _text_of(kind: type) -> Callable[[Any, int], str]:
+    """Return the formatter for a type, looked up along its base classes."""
     if kind.__name__ in _ABSENT:
         return _make_refusal("nobody")
     return next((_OF_TYPE[base] for base in kind.__mro__ if base in _OF_TYPE), _format_other)
@@ -339,6 +358,7 @@ class IdReader:
         rows: bool = False,
         key: str = "",
     ) -> None:
+        """Make a reader that has read no row yet."""
         self._subject = whose
         self._place = place
         self._strip = strip
@@ -357,11 +377,15 @@ class IdReader:
         return [text for piece in self.convert_pieces(column) for text in piece]
 
     def convert_pieces(self, column: Iterable[object]) -> Iterator[list[str]]:
+        """Yield the texts of a column, some thousand rows at a time."""
         values, bits = _list_values(column, self._subject)
         for start in range(0, len(values), _ROWS_OF_A_PIECE):
             yield self._convert_piece(values[start : start + _ROWS_OF_A_PIECE], bits)
 
     def _convert_piece(self, values: list[Any], bits: int) -> list[str]:
+        """Return the texts of some rows: column by column where all cells are of one simple kind,
+        else cell by cell.
+        """
         first = self._rows_read
         self._rows_read = self._rows_read + len(values)
         wide = self._rows and {*map(type, values)} <= {tuple, list}
@@ -390,9 +414,13 @@ class IdReader:
 
     @property
     def all_taken(self) -> bool:
+        """Return whether no row was refused so far."""
         return not self._refused
 
     def require_no_refusals(self) -> None:
+        """Raise DataError if cells were refused: one sentence for each reason, with rows and
+        remedy.
+        """
         if not self._refused:
             return
         sentences = []
@@ -407,12 +435,16 @@ class IdReader:
         raise DataError(f"{self._subject} {'. It '.join(sentences)}")
 
     def _describe_places(self, rows: Sequence[int]) -> str:
+        """Return where the first few refused rows are, in words."""
         first_rows = rows[:_ROWS_SHOWN]
         if self._place:
             return ", ".join(map(self._place, first_rows))
         return f"row{'s' if len(first_rows) > 1 else ''} {', '.join(map(str, first_rows))} (from 0)"
 
     def _convert_row(self, value: Any, bits: int, row: int) -> str:
+        """Return the text of one row, its columns joined; record a refusal and return "" where
+        there is none.
+        """
         try:
             if not (self._rows and isinstance(value, tuple | list) and value):
                 return self._convert_cell(value, bits, part=self._part)
@@ -424,6 +456,9 @@ class IdReader:
             return ""
 
     def _convert_cell(self, value: Any, bits: int, *, part: bool) -> str:
+        """Return the text of one cell; refuse what is empty, no valid Unicode, or contains the
+        joint.
+        """
         text = _text_of(value.__class__)(value, bits)
         bare = text.strip()
         if bare in _NOBODY:
@@ -493,6 +528,7 @@ def require_one_column_order(ids_by_party: Mapping[str, Any]) -> None:
 
 
 def _split_columns(ids: Any) -> list[tuple[str, Any]] | None:
+    """Return names and columns of a pandas, polars or pyarrow frame; None for anything else."""
     if hasattr(ids, "itertuples"):  # pandas
         return [(str(name), column) for name, column in ids.items()]
     if hasattr(ids, "get_columns"):  # polars
@@ -570,6 +606,7 @@ def _split_levels(ids: Any) -> list[Any] | None:
 
 
 def _narrow_floats(values: list[Any], bits: int) -> list[Any]:
+    """Return floats in the type that their column had, so that too large ones are noticed."""
     narrow = {11: np.float16, 24: np.float32}.get(bits)
     if narrow is None:
         return values
@@ -644,6 +681,7 @@ def require_comparable(texts: Mapping[str, Iterable[str]]) -> None:
 
 
 def _classify_parts(text: str) -> tuple[str, ...]:
+    """Return the form of each part of an ID, by the first pattern of `FORMS` that matches."""
     return tuple(
         next(name for name, form in FORMS.items() if form.fullmatch(part))
         for part in text.split(JOINT)
@@ -653,6 +691,9 @@ def _classify_parts(text: str) -> tuple[str, ...]:
 def _refuse_to_compare(
     first: str, first_looks: set[tuple[str, ...]], party: str, party_looks: set[tuple[str, ...]]
 ) -> None:
+    """Raise DataError for two parties whose IDs have no form in common, with the advice
+    that fits.
+    """
     names = {name for look in first_looks | party_looks for name in look}
     remedy = next((advice for kinds, advice in _COMPARED if names <= kinds), _COMPARED_ELSE)
     if {len(look) for look in first_looks}.isdisjoint(len(look) for look in party_looks):
@@ -665,6 +706,7 @@ def _refuse_to_compare(
 
 
 def _describe_looks(looks: set[tuple[str, ...]]) -> str:
+    """Return up to three forms in words."""
     return " or ".join(sorted(" and ".join(look) for look in looks)[:3])
 
 
@@ -715,6 +757,7 @@ class IdNormalisation:
     drop_punctuation: bool = False
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError for a rule that is no bool, or an ambiguous date format."""
         for rule in ("unicode_nfc", "case_fold", "strip", "whole_numbers", "drop_punctuation"):
             if type(value := getattr(self, rule)) is not bool:
                 raise LocalProtocolError(f"{rule}: expected True or False, got {value!r}")
@@ -733,7 +776,7 @@ class IdNormalisation:
 
     @property
     def encoding(self) -> str:
-        """The canonical text that parties agree on as `IntersectionAgreement.encoding`."""
+        """Return the canonical text that parties agree on as `IntersectionAgreement.encoding`."""
         agreed = asdict(self)
         if not self.drop_punctuation:  # who does not use the rule agrees with those who lack it
             del agreed["drop_punctuation"]
@@ -741,7 +784,8 @@ class IdNormalisation:
         return f"ids v1 {rules}"
 
     def normalise_batch(self, texts: list[str]) -> list[str] | None:
-        """Return what `text` gives for each, all at once; None where each must be read alone.
+        """Return what `normalise_text` gives for each, all at once; None where each must be read
+        alone.
 
         Each must be read alone where one is not ASCII or has several columns, and where rules for
         numbers, dates or punctuation apply.
@@ -754,6 +798,7 @@ class IdNormalisation:
         return list(map(str.strip, texts)) if self.strip else texts
 
     def normalise_text(self, text: str) -> str:
+        """Return the text of an ID after all rules, each of its columns by itself."""
         if self.case_fold:
             # Unicode 3.13, D145: folding looks at letters taken apart
             text = (unicodedata.normalize("NFD", text) if self.unicode_nfc else text).casefold()
@@ -831,6 +876,7 @@ def encode_pieces(
 
 
 def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
+    """Raise DataError, which names rows, if an ID has a column of which the rules leave nothing."""
     empty = [row for row, text in enumerate(texts, first) if not all(text.split(JOINT))]
     if empty:
         raise DataError(
@@ -841,10 +887,12 @@ def _refuse_empty(party: str, texts: Sequence[str], first: int) -> None:
 
 
 def _encode_head(size: int) -> bytes:
+    """Return the bytes before a text of `size` bytes in an ID of one column."""
     return b"\0\1" + size.to_bytes(4, "big")
 
 
 def _frame_id(party: str, row: int, text: str) -> bytes:
+    """Return the bytes of one ID: number of columns, then length and bytes of each."""
     parts = text.encode().split(b"\x1f")
     if len(parts) == 1:
         return _encode_head(len(parts[0])) + parts[0]
@@ -860,6 +908,7 @@ def _frame_id(party: str, row: int, text: str) -> bytes:
 
 
 def text_of(identity: bytes) -> str:
+    """Return the text of an encoded ID, its columns joined; the inverse of `encode_ids`."""
     parts = []
     start = 2
     while start < len(identity):
@@ -906,5 +955,6 @@ def check_ids(me: str, ids: Sequence[bytes], maximum_ids: int) -> None:
 
 
 def _format_first_rows(rows: Sequence[int]) -> str:
+    """Return the first few row numbers."""
     text = ", ".join(map(str, rows[:_ROWS_SHOWN]))
     return text + ", ..." if len(rows) > _ROWS_SHOWN else text

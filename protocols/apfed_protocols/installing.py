@@ -68,6 +68,7 @@ def _packages_of(extra: str, distribution: str) -> list[str]:
 
 
 def _list_requirements(distribution: str) -> list[str]:
+    """Return the requirements of an installed distribution; none if it runs from its sources."""
     try:
         return metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:  # imported from its sources
@@ -75,5 +76,6 @@ def _list_requirements(distribution: str) -> list[str]:
 
 
 def _normalise_name(requirement: str) -> str:
+    """Return the name of a requirement as package indexes compare names."""
     name = _NAME.match(requirement.strip())
     return re.sub(r"[-_.]+", "-", name.group()).lower() if name else ""

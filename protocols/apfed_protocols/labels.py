@@ -123,7 +123,7 @@ def refuse_ambiguous_index(
 
 
 def column_names(values: Any) -> tuple[str, ...] | None:
-    """Return the names of a frame's columns as texts, in order; None of what has none."""
+    """Return the names of a frame's columns as texts, in order; None for what has none."""
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
     names = getattr(values, "column_names", None)  # of pyarrow
@@ -134,6 +134,7 @@ def column_names(values: Any) -> tuple[str, ...] | None:
 
 
 def _row_index(values: Any, what: str) -> Any:
+    """Return the index of a pandas frame or series; None if the values have none."""
     if isinstance(values, np.ndarray | Mapping | Sequence):
         return None
     if hasattr(values, "dims") and getattr(values, "indexes", None):
@@ -188,5 +189,6 @@ def _convert_label(label: Any) -> Any:
 
 
 def _format_names(names: Sequence[Any]) -> str:
+    """Return the first few names, for errors."""
     text = ", ".join(str(name)[:40] for name in list(names)[:_SHOWN])
     return f"{text}, ..." if len(names) > _SHOWN else text

@@ -63,6 +63,7 @@ Flags = NDArray[np.bool_]
 
 
 def largest_noise(deviation: int) -> int:
+    """Return the largest magnitude that noise of this deviation reaches."""
     return math.ceil(_TAIL_DEVIATIONS * deviation)
 
 
@@ -105,6 +106,7 @@ class _Bits:
         self._block = 0
 
     def draw_words(self, count: int) -> NDArray[np.uint64]:
+        """Return `count` fresh random words of 64 bits; no two calls share any."""
         block = self._block
         self._block = self._block + 1
         stream = keystream(self._key, block.to_bytes(8, "big"), length=8 * count)
@@ -160,6 +162,7 @@ class _Bins:
 
 @lru_cache(maxsize=64)
 def _make_bins(deviation: int) -> _Bins:
+    """Return the table for one deviation, indexed by the first 12 bits of a word."""
     thresholds = np.array(_compute_thresholds(deviation, _WORD_BITS), dtype=np.uint64)
     cells = np.arange(2**_CELL_BITS, dtype=np.uint64) << np.uint64(_WORD_BITS - _CELL_BITS)
     last_words = cells | np.uint64(2 ** (_WORD_BITS - _CELL_BITS) - 1)
@@ -325,6 +328,7 @@ def _exp_minus(bits: _Bits, numerator_n: Integers, denominator: int) -> Flags:
 
 
 def _exp_minus_one(bits: _Bits, count: int) -> Flags:
+    """Toss coins that fall heads with probability exp(-1)."""
     return _exp_minus_fraction(bits, np.ones(count, dtype=np.int64), 1)
 
 

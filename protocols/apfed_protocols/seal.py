@@ -81,6 +81,7 @@ class Identity:
 
 
 def fresh_identity() -> Identity:
+    """Generate a party's long-term key pair."""
     key = Ed25519PrivateKey.generate()
     return Identity(key.public_key().public_bytes_raw(), key)
 
@@ -88,7 +89,9 @@ def fresh_identity() -> Identity:
 def verify_signature(
     public: bytes, signature: bytes, purpose: bytes, *parts: bytes, signer: str
 ) -> None:
-    """Return where the holder of `public` signed these parts for this purpose."""
+    """Raise RemoteProtocolError unless the holder of `public` signed these parts for
+    this purpose.
+    """
     try:
         # Under a key of small order one signature fits every message, and binds to none.
         if not crypto_core_ed25519_is_valid_point(public):
@@ -102,6 +105,7 @@ def verify_signature(
 
 
 def _frame_parts(purpose: bytes, parts: tuple[bytes, ...]) -> bytes:
+    """Return purpose and parts as bytes, each preceded by its length."""
     return b"".join(
         len(part).to_bytes(8, "big") + part for part in (b"secure-apfed " + purpose, *parts)
     )
@@ -116,6 +120,9 @@ class RunKey:
 
     @classmethod
     def from_secret_bytes(cls, private: bytes) -> "RunKey":
+        """Restore the key pair from its 32 secret bytes. Raises LocalProtocolError: another number
+        of bytes.
+        """
         if len(private) != _KEY_BYTES:
             raise LocalProtocolError(
                 f"an X25519 private key has {_KEY_BYTES} bytes, got {len(private)}"
@@ -144,6 +151,7 @@ class RunKey:
 
 
 def fresh_run_key() -> RunKey:
+    """Generate a party's key pair for one session."""
     private = X25519PrivateKey.generate()
     return RunKey(private.public_key().public_bytes_raw(), private)
 
@@ -168,6 +176,7 @@ class SealedLink:
     """
 
     def __init__(self, *, me: str, peer: str, run_key: RunKey, contract_hash: bytes) -> None:
+        """Make this party's end, which has no keys before `agree`."""
         if me == peer:
             raise LocalProtocolError(f"{me!r} has no link to itself")
         if type(contract_hash) is not bytes or len(contract_hash) != _HASH_BYTES:
@@ -216,6 +225,7 @@ class SealedLink:
     def _make_cipher(
         self, peer_public: bytes, sender: tuple[str, bytes], receiver: tuple[str, bytes]
     ) -> AESGCM:
+        """Return AES-256-GCM for one direction; its key depends on both names and both hellos."""
         ends = b"".join(
             len(name.encode()).to_bytes(2, "big") + name.encode() + hello
             for name, hello in (sender, receiver)
@@ -230,6 +240,9 @@ class SealedLink:
         return self._ciphers is not None
 
     def _require_keys(self) -> tuple[AESGCM, AESGCM]:
+        """Return the ciphers of both directions. Raises LocalProtocolError: no keys are agreed, or
+        this is a forked process.
+        """
         self._fork_check.require_own_process()
         if self._ciphers is None:
             raise LocalProtocolError(
@@ -243,6 +256,7 @@ class SealedLink:
 
     @property
     def next_sequence(self) -> int:
+        """Return the sequence number of the next message that this end seals."""
         return self._sent
 
     def seal(self, plaintext: bytes, *, sequence: int, associated: bytes) -> bytes:

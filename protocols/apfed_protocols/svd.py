@@ -100,6 +100,9 @@ class SvdAgreement:
     most_rows: int
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError unless parties, features and numbers of vectors and rows fit
+        together.
+        """
         take_numpy_integers(self)
         if type(self.owners) is not tuple or type(self.features) is not tuple:
             raise LocalProtocolError("owners and features are tuples, of names and of numbers")
@@ -124,14 +127,19 @@ class SvdAgreement:
 
     @property
     def columns(self) -> int:
+        """Return F, the features of all owners together."""
         return sum(self.features)
 
     @cached_property
     def digest(self) -> bytes:
+        """Return SHA-256 over all fields."""
         canonical = json.dumps(asdict(self), sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed svd agreement v1" + canonical).digest()
 
     def find_position(self, me: str) -> int:
+        """Return an owner's position. Raises LocalProtocolError: nobody of that name
+        holds a table.
+        """
         if me not in self.owners:
             raise LocalProtocolError(
                 f"{me!r} holds no table of this decomposition; owners are {', '.join(self.owners)}"
@@ -139,6 +147,7 @@ class SvdAgreement:
         return self.owners.index(me)
 
     def columns_of(self, owner: str) -> slice:
+        """Return the columns of an owner in the joint table."""
         place = self.find_position(owner)
         start = sum(self.features[:place])
         return slice(start, start + self.features[place])
@@ -160,6 +169,7 @@ def random_orthogonal(size: int, key: bytes, *context: bytes) -> Floats:
 
 
 def block_sizes(rows: int, most: int) -> tuple[int, ...]:
+    """Return the sizes of the blocks of the row mask: equal up to one row, at most `most` each."""
     count = -(-rows // most)
     size, larger = divmod(rows, count)
     return (size + 1,) * larger + (size,) * (count - larger)
@@ -172,6 +182,7 @@ def mask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: 
 
 
 def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_rows: int) -> Floats:
+    """Return P^T X for the mask P that this seed gives for these people."""
     blocks = _make_mask_blocks(len(table_NF), seed, people, mask_rows)
     return np.concatenate([mask_bb.T @ table_NF[rows] for rows, mask_bb in blocks])
 
@@ -179,6 +190,7 @@ def _unmask_table_rows(table_NF: Floats, seed: bytes, people: bytes, *, mask_row
 def _make_mask_blocks(
     rows: int, seed: bytes, people: bytes, mask_rows: int
 ) -> Iterator[tuple[slice, Floats]]:
+    """Yield each block of the row mask P with the rows that it covers."""
     start = 0
     for block, size in enumerate(block_sizes(rows, mask_rows)):
         mask_bb = random_orthogonal(size, seed, b"rows", people, block.to_bytes(8, "big"))
@@ -199,6 +211,7 @@ class MessageKind(IntEnum):
 
 
 def _is_bounded(matrix: Floats) -> bool:
+    """Return whether all numbers are small enough that their sums and squares are finite."""
     return bool((np.abs(matrix) <= _LARGEST).all())
 
 
@@ -226,9 +239,13 @@ class SvdFrames:
         people: bytes = _NOBODY,
         seed: bytes = b"",
     ) -> bytes:
+        """Frame a matrix of float64: header, the seed where masks are dealt, the numbers."""
         return self._pack_header(kind, owner, people) + seed + matrix.astype("<f8").tobytes()
 
     def open_frame(self, frame: bytes, kind: MessageKind, sender: str, *, owner: str) -> SvdMessage:
+        """Parse a frame of this kind. Raises RemoteProtocolError: another kind, agreement or size,
+        or numbers that are not finite or too large.
+        """
         if type(frame) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a decomposition is bytes, got {type(frame).__name__} from {sender}"
@@ -240,6 +257,9 @@ class SvdFrames:
         return SvdMessage(people, frame[_HEADER.size : start], matrix)
 
     def _check_header(self, frame: bytes, kind: MessageKind, sender: str, owner: str) -> None:
+        """Raise RemoteProtocolError, which names the field, unless the header is the
+        expected one.
+        """
         if len(frame) < _HEADER.size:
             raise RemoteProtocolError(
                 f"{sender} sent {len(frame)} bytes, too few for {kind.name}; it was cut"
@@ -255,6 +275,7 @@ class SvdFrames:
                 )
 
     def _parse_matrix(self, body: bytes, kind: MessageKind, sender: str, owner: str) -> Floats:
+        """Return the matrix of a body; the kind decides how many rows and columns it may have."""
         agreed = self._agreement
         columns = agreed.vectors if kind is MessageKind.VECTORS else agreed.columns
         rows, beyond = divmod(len(body), _NUMBER * columns)
@@ -275,6 +296,7 @@ class SvdFrames:
         return matrix
 
     def _pack_header(self, kind: MessageKind, owner: str, people: bytes) -> bytes:
+        """Return the header of a frame about one owner."""
         agreed = self._agreement
         place = agreed.find_position(owner)
         return _HEADER.pack(_MAGIC, _VERSION, kind, place, agreed.digest, people)
@@ -282,6 +304,7 @@ class SvdFrames:
 
 class _SvdRole(KeepsSecrets):
     def __init__(self, agreement: SvdAgreement, me: str) -> None:
+        """Make one party's role; it can be used once."""
         self.agreement = agreement
         self.me = me
         self._frames = SvdFrames(agreement)
@@ -289,6 +312,9 @@ class _SvdRole(KeepsSecrets):
         self._is_used = False
 
     def _require_first_use(self) -> None:
+        """Mark the role as used. Raises LocalProtocolError: it was used before, or this is a forked
+        process.
+        """
         self._fork_check.require_own_process()
         if self._is_used:
             raise LocalProtocolError(
@@ -305,10 +331,12 @@ class SvdDealer(_SvdRole):
         super().__init__(agreement, agreement.dealer)
 
     def deal_masks(self) -> Iterator[Outgoing]:
+        """Draw fresh masks and return one message for each owner; once."""
         self._require_first_use()
         return self._make_messages(fresh_key(), fresh_key())
 
     def _make_messages(self, rows_seed: bytes, columns_key: bytes) -> Iterator[Outgoing]:
+        """Yield each owner's seed of P and its rows of Q."""
         agreed = self.agreement
         mask_FF = random_orthogonal(agreed.columns, columns_key, b"columns")
         for owner in agreed.owners:
@@ -328,6 +356,9 @@ class SvdOwner(_SvdRole):
         self._masks: SvdMessage | None = None
 
     def take_masks(self, dealt: bytes) -> None:
+        """Take this owner's masks. Raises RemoteProtocolError: its rows of Q are not
+        orthonormal.
+        """
         agreed = self.agreement
         if self._masks is not None:
             raise LocalProtocolError(f"{self.me} holds its masks already")
@@ -365,6 +396,7 @@ class SvdOwner(_SvdRole):
         return self._frames.pack_matrix(MessageKind.TABLE, masked_NF, owner=self.me, people=people)
 
     def _require_masks(self) -> SvdMessage:
+        """Return the masks. Raises LocalProtocolError: none arrived yet."""
         self._fork_check.require_own_process()
         if self._masks is None:
             raise LocalProtocolError(f"{self.me} was dealt no masks yet")
@@ -400,6 +432,7 @@ class SvdServer(_SvdRole):
         )
 
     def _open_table(self, frame: bytes, owner: str) -> SvdMessage:
+        """Parse the masked table of one owner."""
         return self._frames.open_frame(frame, MessageKind.TABLE, owner, owner=owner)
 
     def _compute_vectors(self, masked_NF: Floats) -> Floats:
@@ -453,6 +486,7 @@ class SvdReceiver(SvdOwner):
 
 
 def _require_orthonormal(vectors: Floats, sender: str) -> None:
+    """Raise RemoteProtocolError unless the columns are orthonormal to within 1e-8."""
     deviation = np.abs(vectors.T @ vectors - np.eye(vectors.shape[1]))
     if not (deviation < _SLACK).all():
         raise RemoteProtocolError(

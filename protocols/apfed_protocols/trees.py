@@ -112,6 +112,9 @@ class _Leaf:
         return self.values.shape
 
     def restore_leaf(self, values: NDArray[Any], off: float) -> Any:
+        """Return values in this leaf's type. Raises LocalProtocolError: integers that are off by up
+        to a half, or numbers beyond the range of the type.
+        """
         if self.whole and off >= 0.5:
             raise LocalProtocolError(
                 f"{self.path} is of integers, and a sum is off by up to {off:.3g}; take more bits "
@@ -190,6 +193,9 @@ def rebuild_tree(node: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _make_leaf(node: Any, path: str) -> _Leaf:
+    """Return one array or number as a leaf. Raises LocalProtocolError, which names the place: it is
+    no array of floats or integers.
+    """
     path = f"leaf {path}" if path else "a contribution"
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(node, torch.Tensor):
@@ -238,6 +244,7 @@ def _like_frame(node: Any, labels: Labels, dtype: Any, values: NDArray[Any]) -> 
 
 
 def _torch_leaf(torch: Any, node: Any, path: str) -> _Leaf:
+    """Return a tensor as a leaf; the way back restores device and type."""
     dtype = node.dtype
     device = node.device
     whole = str(dtype).startswith(("torch.int", "torch.uint"))
@@ -264,4 +271,5 @@ def _cast_floats(values: NDArray[Any]) -> Matrix:
 
 
 def _describe_kind(node: Any) -> str:
+    """Return the type of a value in words, for errors."""
     return "None" if node is None else f"a {type(node).__name__}"

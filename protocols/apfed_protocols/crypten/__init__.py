@@ -70,6 +70,10 @@ def load_crypten() -> Any:
 
 
 def _import_with_stand_in() -> ModuleType:
+    """Import CrypTen with an empty ONNX converter in place of its own. Raises LocalProtocolError,
+    with the command to run: CrypTen or a requirement is missing, or it does not load with this
+    torch.
+    """
     before = set(sys.modules)
     sys.modules[_CONVERTER] = _stand_in()
     try:
@@ -94,12 +98,14 @@ def _import_with_stand_in() -> ModuleType:
 
 
 def _unload_modules(before: set[str]) -> None:
+    """Remove modules of a failed import of CrypTen, so that the next attempt starts afresh."""
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == _CRYPTEN:
             del sys.modules[name]
 
 
 def _stand_in() -> ModuleType:
+    """Return a module in place of CrypTen's ONNX converter; its functions refuse."""
     converter = ModuleType(_CONVERTER, "Stands in for CrypTen's converter of ONNX models.")
     for name in ("from_onnx", "from_pytorch", "from_tensorflow"):
         setattr(converter, name, _refuse_conversion)
@@ -145,6 +151,9 @@ def use_seat(seat: Seat) -> Iterator[None]:
 
 
 def _turn_lookups(crypten: Any) -> None:
+    """Make CrypTen look up communicator and triple provider in this thread's `Seat`, if it has one;
+    done once.
+    """
     communicator = crypten.communicator
     mpc = crypten.mpc
     if hasattr(mpc, _TURNED):
@@ -176,6 +185,7 @@ def draw_share(key: bytes, shape: tuple[int, ...]) -> Shares:
 
 
 def compute_last_share(values: Integers, other_shares: Sequence[Shares]) -> Shares:
+    """Return the share that, added to the others modulo 2^64, gives the values."""
     last = values.astype(np.int64).view(_WORD).copy()
     for share in other_shares:
         last -= share
@@ -183,6 +193,7 @@ def compute_last_share(values: Integers, other_shares: Sequence[Shares]) -> Shar
 
 
 def reconstruct_sum(shares: Sequence[Shares]) -> Integers:
+    """Add all shares modulo 2^64 and return signed integers."""
     summed = shares[0].copy()
     for share in shares[1:]:
         summed += share
@@ -199,6 +210,7 @@ def add_shares(shares: Sequence[Shares]) -> Shares:
 
 
 def _wrap_share(share: Shares) -> Any:
+    """Return a share as CrypTen's arithmetic tensor, without its fixed-point encoder."""
     import torch
     from crypten.mpc.primitives import ArithmeticSharedTensor
 
@@ -208,5 +220,6 @@ def _wrap_share(share: Shares) -> Any:
 
 
 def _unwrap_words(tensor: Any) -> Shares:
+    """Return the words of a tensor of int64."""
     words: Shares = tensor.numpy().view(_WORD)
     return words

@@ -23,6 +23,7 @@ Take = Callable[[tuple[int, ...]], _Triple]
 
 
 def wrap_bits(words: Words) -> Any:
+    """Return shared words as CrypTen's binary tensor."""
     from crypten.mpc.primitives import BinarySharedTensor
 
     # torch takes no memory that it must not write to.
@@ -31,6 +32,7 @@ def wrap_bits(words: Words) -> Any:
 
 
 def bits_of(tensor: torch.Tensor) -> Words:
+    """Return the words of a tensor of int64."""
     words: Words = tensor.numpy().view(np.uint64)
     return words
 
@@ -54,6 +56,7 @@ class DealtTriples:
         return wrap_bits(a), wrap_bits(b), wrap_bits(c)
 
     def __getattr__(self, name: str) -> Any:
+        """Raise LocalProtocolError if CrypTen asks for another kind of triple."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise LocalProtocolError(
@@ -75,12 +78,16 @@ class CryptenAnd:
     def __init__(
         self, x: Words, y: Words, triple: tuple[Words, Words, Words], *, leads: bool
     ) -> None:
+        """Take this party's shares of x, y and one triple; exactly one party leads."""
         self._x = wrap_bits(x)
         self._y = wrap_bits(y)
         self._leads = leads
         self._triple = DealtTriples(lambda _: triple)
 
     def mask_inputs(self) -> Words:
+        """Return this party's shares of d and e: run CrypTen's AND up to its opening, where it
+        breaks off.
+        """
         opening = _Opening(leads=self._leads)
         try:
             self._run_gate(opening)
@@ -92,6 +99,7 @@ class CryptenAnd:
         return bits_of(self._run_gate(_Opening(leads=self._leads, answer=opened)).share)
 
     def _run_gate(self, opening: "_Opening") -> Any:
+        """Run CrypTen's AND with this opening as the communicator."""
         from crypten.mpc.primitives import beaver
 
         with use_seat(Seat(opening, self._triple)):
@@ -114,6 +122,9 @@ class _Opening:
         return self._rank
 
     def all_reduce(self, shares: list[Any], op: Any, batched: bool) -> list[Any]:
+        """Store what this party sends for the opening; return the opened d and e, or break off
+        without them.
+        """
         if op != ReduceOp.BXOR or not batched or len(shares) != _OPENED:
             raise LocalProtocolError("CrypTen's AND opens d and e at once in release 0.4.1")
         self.sent = list(shares)

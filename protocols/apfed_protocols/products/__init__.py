@@ -126,7 +126,9 @@ class SumOfProducts(DescribedSum):
 
     @property
     def label_bytes(self) -> int:
-        """The memory of one encrypted label at a passive, as values at roots (`LabelValues`)."""
+        """Return the memory of one encrypted label at a passive, as values at roots
+        (`LabelValues`).
+        """
         headroom = self.headroom
         powers = headroom.stride + headroom.folds * self.products.columns
         return headroom.rows // 2 * len(headroom.widths) * powers * _COMPLEX_BYTES
@@ -146,6 +148,7 @@ class SumOfProducts(DescribedSum):
 
     @cached_property
     def headroom(self) -> ProductHeadroom:
+        """Return the secure parameters that fit the agreement."""
         return solve_products(self.products)
 
     @cached_property
@@ -154,13 +157,18 @@ class SumOfProducts(DescribedSum):
 
     @property
     def block_rows(self) -> int:
+        """Return the people of a full block."""
         return self.headroom.ciphertexts * self.headroom.rows
 
     @property
     def blocks(self) -> int:
+        """Return the number of blocks that all people take."""
         return -(-self.products.people // self.block_rows)
 
     def people_of(self, block: int) -> range:
+        """Return the people of one block, as a range of rows. Raises LocalProtocolError: no such
+        block.
+        """
         if not is_whole(block) or not 0 <= block < self.blocks:
             raise LocalProtocolError(
                 f"blocks of {self.products.people} people go from 0 to {self.blocks - 1}, got "
@@ -170,6 +178,7 @@ class SumOfProducts(DescribedSum):
         return range(first, min(first + self.block_rows, self.products.people))
 
     def list_parameters(self) -> Mapping[str, object]:
+        """Return the public parameters, for the contract and the report."""
         headroom = self.headroom
         agreed = self.products
         return {
@@ -188,11 +197,13 @@ class SumOfProducts(DescribedSum):
         }
 
     def compute_rounding_error(self) -> float:
+        """Return the largest rounding error of one product: one step's for each label."""
         return self.fixed_point.rounding * self.products.labelled
 
     @property
     def readable_bits(self) -> float:
-        """The bits of one person that an active with chosen labels and a proper key reads, at most.
+        """Return the bits of one person that an active with chosen labels and a proper key reads,
+        at most.
 
         K numbers modulo q = 2^k, each under smudging noise that is uniform on 2^h integers, and
         under the noise of all passives, which lies on whole steps of q / t: what an active encrypts
@@ -210,13 +221,15 @@ class SumOfProducts(DescribedSum):
 
     @property
     def answer_bits(self) -> int:
-        """The bits of the combined answer about one person: no active reads more by any message."""
+        """Return the bits of the combined answer about one person: no active reads more by any
+        message.
+        """
         headroom = self.headroom
         return (self.products.columns + headroom.stride) * headroom.kept_bits
 
     @property
     def malicious(self) -> str:
-        """A sentence for reports: what an active that breaks the protocol reads."""
+        """Return a sentence for reports: what an active that breaks the protocol reads."""
         one_person = (
             "Labels of one person alone give that person's column, summed over the passives, and "
             "no single passive's. "
@@ -237,6 +250,7 @@ class SumOfProducts(DescribedSum):
 
     @property
     def word_bytes(self) -> int:
+        """Return the bytes of one number of an answer."""
         return self.headroom.kept_bits // 8
 
     def count_words(self, block: int) -> Sequence[int]:
@@ -247,6 +261,7 @@ class SumOfProducts(DescribedSum):
         return [count * self.products.columns + self.ring.degree for count in counts]
 
     def make_binding(self, block: int, request_digest: bytes) -> StepBinding:
+        """Return the binding of a block's answers to its people and to the encrypted labels."""
         people = self.people_of(block)
         rows = f"people {people.start} to {people.stop}".encode()
         return StepBinding(
@@ -257,12 +272,16 @@ class SumOfProducts(DescribedSum):
         )
 
     def pack_words(self, words: Words, block: int) -> list[bytes]:
+        """Split a block's numbers into one blob for each c0 and c1, `word_bytes` a number."""
         octets = words.astype(_WORD, copy=False).view(np.uint8).reshape(-1, _WORD.itemsize)
         stops = np.cumsum(self.count_words(block))
         parts = np.split(octets[:, : self.word_bytes], stops[:-1])
         return [part.tobytes() for part in parts]
 
     def parse_words(self, frame: Frame, block: int, *, sender: str) -> Words:
+        """Return the numbers of a block from the blobs of a frame. Raises RemoteProtocolError:
+        another block, shape or size.
+        """
         people = len(self.people_of(block))
         counts = self.count_words(block)
         if (frame.step, frame.shape) != (block, (people, self.products.columns)):
@@ -286,13 +305,18 @@ class SumOfProducts(DescribedSum):
 
     @cached_property
     def _empty_request(self) -> Frame:
+        """Return the frame of a request without its blobs."""
         shape = self.products.labelled, self.products.columns
         return self.make_frames().make_frame(FrameKind.REQUEST, shape)
 
     def pack_request(self, blobs: Sequence[bytes]) -> bytes:
+        """Frame the parts of a request."""
         return replace(self._empty_request, blobs=tuple(blobs)).pack()
 
     def open_request(self, request: bytes, count: int) -> tuple[bytes, ...]:
+        """Return the `count` parts of a request. Raises RemoteProtocolError: another shape or
+        agreement.
+        """
         due = self._empty_request
         sender = self.agreement.receiver
         frame = Frame.parse(request, sender=sender)
@@ -315,6 +339,7 @@ class SumOfProducts(DescribedSum):
 
 
 def _expand_key(ring: Ring, seed: bytes) -> Digits:
+    """Return a, the uniform half of the public key."""
     return ring.expand_seed(seed, b"products key")
 
 
@@ -324,6 +349,7 @@ def expand_label(ring: Ring, seed: bytes, place: int) -> Digits:
 
 
 def _secret_of(described: SumOfProducts, root: bytes) -> IntArray:
+    """Return the ternary secret key that follows from a root."""
     return ternary(described.ring.degree, derive_key(root, b"products secret"))
 
 
@@ -434,7 +460,12 @@ def _multiply_by_power(numbers_LN: Digits, power: int) -> Digits:
 
 
 class Candidates(KeepsSecrets):
+    """The active's requests of which all but one are opened (steps 1 and 3 above)."""
+
     def __init__(self, described: SumOfProducts, frames: AgreedFrames, classes_n: IntArray) -> None:
+        """Draw the secret bytes of each candidate and commit to the hashes of all their
+        requests.
+        """
         self._described = described
         self._frames = frames
         self._classes_n = classes_n
@@ -464,9 +495,12 @@ class Candidates(KeepsSecrets):
 
 
 class PublicCoin(KeepsSecrets):
+    """One passive's end of the coin toss that names the request to keep (step 2 above)."""
+
     def __init__(
         self, me: str, described: SumOfProducts, frames: AgreedFrames, commitment: bytes
     ) -> None:
+        """Read the active's hashes and draw this party's part of the coin."""
         agreed = described.products
         (self.hashes,) = described.open_request(commitment, 1)
         if len(self.hashes) != _BYTES * (agreed.candidates or 0):
@@ -482,9 +516,13 @@ class PublicCoin(KeepsSecrets):
         self._promised: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
+        """Send every other passive the hash of this party's part."""
         return self._to_all(self._hash_promise(self.me, self._coins[self.me]))
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take a hash or, from a party that promised already, its part of the coin. Raises
+        RemoteProtocolError: a message out of turn, or a part that does not match its hash.
+        """
         if sender not in self._names or sender == self.me or sender in self._coins:
             raise RemoteProtocolError(f"{sender} sent {self.me} a message of a coin out of turn")
         frame = self._frames.open_own_setup(body, sender, self.me)
@@ -510,6 +548,9 @@ class PublicCoin(KeepsSecrets):
 
     @property
     def chosen_candidate(self) -> int:
+        """Return the number of the request to keep. Raises LocalProtocolError: the toss is not
+        finished.
+        """
         if not self.is_finished:
             raise LocalProtocolError(f"{self.me} tosses a coin still; finish that conversation")
         coins = b"".join(self._coins[name] for name in self._names)
@@ -517,19 +558,25 @@ class PublicCoin(KeepsSecrets):
         return int.from_bytes(number, "big") % self._candidates
 
     def pack_challenge(self) -> bytes:
+        """Frame the outcome of the toss for the active."""
         return self._frames.pack_setup(_encode_challenge(self.chosen_candidate, self.hashes))
 
     def _hash_promise(self, name: str, coin: bytes) -> bytes:
+        """Return the hash that binds a party to its part, and to the active's hashes."""
         parts = (b"products promise", name.encode(), self.hashes, coin)
         framed = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return hashlib.sha256(framed).digest()
 
     def _to_all(self, coin: bytes) -> Sequence[Outgoing]:
+        """Return one message for each other passive."""
         message = self._frames.pack_setup(coin)
         return tuple(Outgoing(name, message) for name in self._names if name != self.me)
 
 
 def _audit_request(described: SumOfProducts, coin: PublicCoin, request: bytes) -> LabelValues:
+    """Make every opened request again and compare hashes (step 4); return the values of the kept
+    one. Raises RemoteProtocolError: the active cheated, or sent other sizes.
+    """
     agreed = described.products
     chosen = coin.chosen_candidate
     parts = described.open_request(request, 4 + agreed.labelled)
@@ -563,22 +610,28 @@ def _classes_of(described: SumOfProducts, root: bytes) -> IntArray:
 
 
 def _hash_of(described: SumOfProducts, root: bytes) -> bytes:
+    """Return the hash of the request that follows from a candidate's secret bytes."""
     bits_nK = np.eye(described.products.columns, dtype=np.int64)[_classes_of(described, root)]
     blobs = encrypt_labels(described, root, bits_nK)
     return _hash_request(described.pack_request(blobs))
 
 
 def _hash_request(request: bytes) -> bytes:
+    """Return the hash by which the active commits to a request."""
     return hashlib.sha256(b"products candidate" + request).digest()
 
 
 def _encode_challenge(chosen: int, hashes: bytes) -> bytes:
+    """Return the bytes that name the chosen candidate, and the hashes that it was chosen among."""
     return chosen.to_bytes(2, "big") + hashlib.sha256(hashes).digest()
 
 
 def _parse_challenges(
     described: SumOfProducts, frames: AgreedFrames, challenges: Mapping[str, bytes], hashes: bytes
 ) -> int:
+    """Return the candidate that all passives name. Raises RemoteProtocolError: one is missing, or
+    they name different ones.
+    """
     agreed = described.products
     if set(challenges) != set(agreed.contributors):
         raise RemoteProtocolError(
@@ -607,6 +660,9 @@ class ProductReceiver(SumReceiver):
     _sum: SumOfProducts
 
     def __init__(self, described: SumOfProducts, labels_nK: NDArray[Any]) -> None:
+        """Encrypt the labels, or with candidates commit to requests. Raises LocalProtocolError:
+        labels that are no bits, or of another shape.
+        """
         frames = described.make_frames()
         super().__init__(described, frames, NoSetup())
         self._secret: NDArray[np.complex128] | None = None
@@ -639,11 +695,13 @@ class ProductReceiver(SumReceiver):
         return self._request
 
     def _require_candidates(self) -> Candidates:
+        """Return the candidates. Raises LocalProtocolError: the agreement has none."""
         if self._candidates is None:
             raise LocalProtocolError("this agreement has no candidates: request the labels")
         return self._candidates
 
     def _store_request(self, request: bytes, secret_N: IntArray) -> None:
+        """Keep the request and the transformed secret key."""
         self._request = request
         self._secret = transform_polynomials(secret_N)
         self._digest = hashlib.sha256(request).digest()
@@ -656,6 +714,9 @@ class ProductReceiver(SumReceiver):
         return self.decode(combined, shape, described.make_binding(block, self._digest))
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt one block: c0 + c1 s, rounded to steps of q / t; return real numbers, (people,
+        K).
+        """
         described = self._sum
         headroom = self._sum.headroom
         columns = described.products.columns
@@ -707,6 +768,7 @@ class ProductReceiver(SumReceiver):
         return np.where(integers == half, -half, integers)
 
     def _require_range(self, integers_BK: IntArray, binding: StepBinding) -> None:
+        """Raise RemoteProtocolError if a sum lies beyond what honest passives can add up to."""
         described = self._sum
         noise = described.fixed_point.largest - described.fixed_point.levels
         limit = len(described.agreement.contributors) * (row_limit(described.products) + noise)
@@ -719,6 +781,7 @@ class ProductReceiver(SumReceiver):
 
 class ProductContributor(Role):
     def __init__(self, described: SumOfProducts, me: str) -> None:
+        """Make a passive's role, which agrees one mask seed with each other passive."""
         frames = described.make_frames()
         others = [name for name in described.agreement.contributors if name != me]
         described.agreement.find_position(me)
@@ -746,6 +809,7 @@ class ProductContributor(Role):
         return self._require_coin().pack_challenge()
 
     def _require_coin(self) -> PublicCoin:
+        """Return the coin. Raises LocalProtocolError: none was tossed yet."""
         if self._coin is None:
             raise LocalProtocolError(f"{self.me} has tossed no coin yet")
         return self._coin
@@ -795,6 +859,7 @@ class ProductContributor(Role):
     def answer_blocks(
         self, rows_Un: FloatArray, noise_UK: IntArray | None = None
     ) -> Iterator[bytes]:
+        """Yield the answer to each block, from the rows and the noise of all people."""
         for block in range(self._products.blocks):
             people = self._products.people_of(block)
             taken = slice(people.start, people.stop)
@@ -803,6 +868,9 @@ class ProductContributor(Role):
             )
 
     def _quantise_rows(self, rows_Bn: FloatArray, people: int) -> IntArray:
+        """Return a block's rows in fixed point, (people, n). Raises LocalProtocolError: another
+        shape, or a row beyond `row_bound`.
+        """
         agreed = self._products.products
         levels = self._products.fixed_point.levels
         if check_matrix(rows_Bn).shape != (people, agreed.labelled):
@@ -860,6 +928,9 @@ class ProductContributor(Role):
     def _round_to_words(
         self, c0_LCUK: Digits, c1_LCN: Digits, noise_BK: IntArray | None, shape: tuple[int, int]
     ) -> Words:
+        """Round a block's ciphertexts to `kept_bits`, add the noise for privacy, and join c0 and c1
+        of each.
+        """
         headroom = self._products.headroom
         ring = self._products.ring
         c0_BK = ring.round_digits(c0_LCUK, headroom.kept_bits).reshape(-1, shape[1])[: shape[0]]
@@ -892,6 +963,9 @@ class ProductCombiner(Role):
 
 
 def _check_bits(labels_nK: object, agreement: ProductAgreement) -> IntArray:
+    """Return the labels as integers, (n, K). Raises LocalProtocolError: another shape, numbers
+    other than 0 and 1, or with candidates rows that are not one-hot.
+    """
     shape = agreement.labelled, agreement.columns
     if type(labels_nK) is not np.ndarray or labels_nK.shape != shape:
         raise LocalProtocolError(

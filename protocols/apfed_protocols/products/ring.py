@@ -63,18 +63,22 @@ class Ring:
 
     @cached_property
     def bits(self) -> int:
+        """Return k, the bits of the modulus."""
         return sum(self.widths)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
+        """Return the place of each digit's lowest bit."""
         return tuple(sum(self.widths[:place]) for place in range(len(self.widths)))
 
     @property
     def size(self) -> int:
+        """Return the bytes of one polynomial."""
         return self.degree * self._octets
 
     @property
     def _octets(self) -> int:
+        """Return the bytes of one coefficient."""
         return -(-self.bits // 8)
 
     def expand_seed(self, seed: bytes, *context: bytes) -> Digits:
@@ -85,6 +89,9 @@ class Ring:
         return self._split_digits(octets_CO)
 
     def parse_digits(self, blob: bytes, *, sender: str) -> Digits:
+        """Read a polynomial as digits, (L, N). Raises RemoteProtocolError: another size, or
+        coefficients beyond the modulus.
+        """
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a polynomial from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -97,6 +104,7 @@ class Ring:
         return self._split_digits(octets_CO)
 
     def pack_digits(self, numbers_LC: Digits) -> bytes:
+        """Write one polynomial, its coefficients reduced modulo 2^k."""
         words_CW = np.zeros((self.degree, -(-self.bits // 64) + 1), dtype=_WORD)
         for digit_C, offset in zip(self.carry_digits(numbers_LC), self.offsets, strict=True):
             word, shift = divmod(offset, 64)
@@ -106,6 +114,7 @@ class Ring:
         return words_CW.view(np.uint8)[:, : self._octets].tobytes()
 
     def _split_digits(self, octets_CO: NDArray[np.uint8]) -> Digits:
+        """Return the digits, (L, N), of coefficients that lie in bytes, (N, octets)."""
         padded = np.zeros((len(octets_CO), 8 * (-(-self.bits // 64) + 1)), dtype=np.uint8)
         padded[:, : self._octets] = octets_CO
         words_CW = padded.view(_WORD)
@@ -248,6 +257,7 @@ class ProductAgreement:
     allow_single: bool = False
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError for fields of another type or out of range."""
         take_numpy_integers(self)
         for name, largest in _MOST.items():
             value = getattr(self, name)
@@ -270,7 +280,9 @@ class ProductAgreement:
 
     @cached_property
     def blocks_sum(self) -> SumAgreement:
-        """The products as the aggregator sees them: one sum of (people, columns) for each block."""
+        """Return the products as the aggregator sees them: one sum of (people, columns) for each
+        block.
+        """
         return SumAgreement(
             session=self.session,
             receiver=self.receiver,
@@ -340,6 +352,7 @@ class ProductHeadroom:
 
     @property
     def rows(self) -> int:
+        """Return U, the people of one ciphertext."""
         return self.degree // self.stride
 
 
@@ -349,6 +362,9 @@ def row_limit(agreement: ProductAgreement) -> int:
 
 
 def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
+    """Return the parameters of the smallest ring degree that fits. Raises LocalProtocolError: none
+    does.
+    """
     for degree in _DEGREES:
         headroom = _fit_degree(agreement, degree)
         if headroom is not None:
@@ -361,6 +377,9 @@ def solve_products(agreement: ProductAgreement) -> ProductHeadroom:
 
 
 def _fit_degree(agreement: ProductAgreement, degree: int) -> ProductHeadroom | None:
+    """Return the parameters for one ring degree by bounds 1 to 5 above; None if they
+    leave no room.
+    """
     folds = 2 if agreement.candidates else 1
     stride = 1 << (folds * agreement.columns - 1).bit_length()
     rows = degree // stride

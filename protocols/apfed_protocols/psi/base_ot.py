@@ -80,6 +80,9 @@ class Sender:
         ]
 
     def _compute_key(self, number: int, choice: int, pair: _Pair, receiver: str) -> bytes:
+        """Return the key of one choice of one transfer (step 3). Raises RemoteProtocolError: the
+        receiver sent no point, or one of low order.
+        """
         hashed = _hash_to_point(self._session, number, choice, pair[1 - choice])
         try:
             moved = crypto_core_ed25519_add(pair[choice], hashed)
@@ -103,6 +106,7 @@ class Receiver:
     """
 
     def __init__(self, choices: Sequence[int], seed: bytes, *, session: bytes) -> None:
+        """Draw the scalars and make the two points of each transfer (step 2)."""
         self._choices = choices
         self._session = session
         count = len(choices)
@@ -116,6 +120,9 @@ class Receiver:
         self.message = b"".join(map(b"".join, self._pairs))
 
     def _make_pair(self, number: int, other_scalar: bytes, signs: bytes) -> _Pair:
+        """Return R_0 and R_1 of one transfer: the unchosen one is random, the chosen one follows
+        from it.
+        """
         choice = self._choices[number]
         own = _multiply_base(self._scalars[number], signs[0])
         other = _multiply_base(other_scalar, signs[1])
@@ -145,10 +152,12 @@ class Receiver:
 
 
 def _split_items(items: bytes) -> list[bytes]:
+    """Cut bytes into points of 32 bytes."""
     return [items[start : start + POINT_BYTES] for start in range(0, len(items), POINT_BYTES)]
 
 
 def _split_pairs(points: bytes) -> list[_Pair]:
+    """Cut bytes into the two points of each transfer."""
     items = _split_items(points)
     return list(zip(items[::2], items[1::2], strict=True))
 
@@ -160,6 +169,7 @@ def _multiply_base(scalar: bytes, sign: int) -> bytes:
 
 
 def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> bytes:
+    """Return H(number, choice, point), a point on edwards25519."""
     digest = derive_key(session, b"base ot point", _pack_number(number), bytes([choice]), point)
     return crypto_core_ed25519_from_uniform(digest)
 
@@ -167,6 +177,9 @@ def _hash_to_point(session: bytes, number: int, choice: int, point: bytes) -> by
 def _derive_transfer_key(
     session: bytes, number: int, choice: int, point: bytes, pair: _Pair, secret: bytes
 ) -> bytes:
+    """Return the key of one choice: a hash of the transfer's number, all messages and the shared
+    point.
+    """
     transcript = hashlib.sha256(b"".join((point, *pair))).digest()
     place = _pack_number(number) + bytes([choice])
     return derive_key(session, b"base ot key", place, transcript, secret)

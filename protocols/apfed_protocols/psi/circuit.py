@@ -205,15 +205,18 @@ class CircuitIntersection(DealtIntersection):
 
     @classmethod
     def _count_slot_bytes(cls, members: int) -> int:
+        """Return the bytes of memory that one slot of 64 bins takes while it is compared."""
         return _SLOT_BYTES + _FURTHER_SLOT_BYTES * (members - 1)
 
     def _load_gate(self) -> type[And]:
+        """Return the implementation of AND on shared words."""
         return BeaverAnd
 
     def _make_desk(self, me: str) -> Desk:
         return Desk(me, self.agreement, self.progress, version=self.version)
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+        """Return the dealer's side, which hands out triples, counts common IDs and holds no IDs."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own=0, members=len(members))
@@ -222,6 +225,9 @@ class CircuitIntersection(DealtIntersection):
         )
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+        """Play the hub: agree on bins, compare each chunk of bins with every member, AND over all
+        members, and open (steps 1 to 4 of the module's docstring).
+        """
         desk = self._make_desk(me)
         gate = self._load_gate()
         meeting = yield from _meet_as_hub(desk, self, members, ids)
@@ -258,6 +264,9 @@ class CircuitIntersection(DealtIntersection):
         return (yield from _open_at_hub(desk, members, meeting, ids, share))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+        """Play a member: agree on bins, compare each chunk of bins with the hub, AND over all
+        members, and open (steps 1 to 4 of the module's docstring).
+        """
         desk = self._make_desk(me)
         gate = self._load_gate()
         meeting = yield from _meet_as_member(desk, self, hub, ids)
@@ -290,6 +299,7 @@ class CircuitIntersection(DealtIntersection):
 
     @classmethod
     def count_slots(cls, member_size: int, bins: int) -> int:
+        """Return K, the slots that one bin of a member with so many IDs needs."""
         return hashing.slots_for(member_size, bins)
 
     def make_table(self, prints: Words, bins_of: Rows, bins: int, slots: int) -> Words | None:
@@ -298,7 +308,7 @@ class CircuitIntersection(DealtIntersection):
 
     @property
     def longest(self) -> int:
-        """The bytes of the longest message.
+        """Return the bytes of the longest message.
 
         A chunk takes 64 bits a slot, an intersection one token an ID. The hub adds what it repeats
         of each member; a message counts at most 2^16 of them.
@@ -345,6 +355,10 @@ class CircuitIntersection(DealtIntersection):
     def _fill_order(
         self, desk: Desk, hub: str, members: Sequence[str], inbox: Inbox
     ) -> tuple[int, Turn]:
+        """Answer the hub's order for one chunk: deal triples to hub and members. Returns the words
+        of the chunk and the turn that sends them. Raises RemoteProtocolError: the chunk is too
+        large or empty.
+        """
         order = desk.parse_message(inbox, hub, Kind.DEAL, 4 * (1 + len(members)))
         words, *slots = struct.unpack(f">{1 + len(members)}I", order)
         # the smallest table has fewest bins, where a large set takes many slots
@@ -375,6 +389,7 @@ class CryptenCircuitIntersection(CircuitIntersection):
         super().__init__(agreement, **choices)
 
     def _load_gate(self) -> type[And]:
+        """Return the AND that CrypTen computes."""
         # torch takes a second to load, and only here is it needed
         from apfed_protocols.crypten.tensors import CryptenAnd
 
@@ -384,6 +399,9 @@ class CryptenCircuitIntersection(CircuitIntersection):
 def _meet_as_hub(
     desk: Desk, backend: CircuitIntersection, members: Sequence[str], ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
+    """Play step 1 at the hub: commit, collect the members' key parts and sizes, reveal, and fill
+    the bins under a key that fits at all parties.
+    """
     own_part = fresh_key()
     count = len(members)
     size = desk.agreement.compute_announced_size(desk.me, len(ids))
@@ -445,6 +463,9 @@ def _fill_bins(
 def _meet_as_member(
     desk: Desk, backend: CircuitIntersection, hub: str, ids: Sequence[bytes]
 ) -> Generator[Turn, Inbox, Meeting]:
+    """Play step 1 at a member: check the hub's commitment, and fill the slots under a key that fits
+    at all parties. Raises RemoteProtocolError: the hub repeats sizes or parts wrongly.
+    """
     inbox = yield Turn((), [hub])
     commit = desk.parse_message(inbox, hub, Kind.COMMIT, _COMMIT.size)
     commitment, hub_size, count, place = _COMMIT.unpack(commit)
@@ -475,7 +496,9 @@ def _meet_as_member(
     keys = [_derive_attempt_key(desk, hub_part, parts, attempt) for attempt in range(_ATTEMPTS)]
 
     def fill_table(key: bytes) -> _Filled | None:
-        """Return the fingerprints and the tags (K, B); None where this key does not do."""
+        """Return the fingerprints and the tags (K, B); None if the IDs do not fit under
+        this key.
+        """
         prints, bins_of, tokens = hashing.fingerprints(ids, key, bins)
         table = backend.make_table(prints, bins_of, bins, slots[place])
         return None if table is None else ((prints, bins_of, tokens), table)
@@ -522,6 +545,7 @@ def _fill_slots(
 
 
 def _derive_attempt_key(desk: Desk, hub_part: bytes, parts: bytes, attempt: int) -> bytes:
+    """Return the hash key of one attempt, from the parts of hub and members."""
     return derive_key(hub_part, desk.agreement.digest, parts, attempt.to_bytes(4, "big"))
 
 
@@ -595,6 +619,9 @@ def _all_members_agree(
 def _open_at_hub(
     desk: Desk, members: Sequence[str], meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
+    """Play steps 3 and 4 at the hub: let the dealer count, combine the members' shares of the bins,
+    and return the common rows in a random order.
+    """
     row_of_bin = meeting.row_of_bin
     opened = yield from _request_count(desk, meeting, len(ids), share, row_of_bin)
     if opened is not None:
@@ -618,6 +645,9 @@ def _open_at_hub(
 def _open_at_member(
     desk: Desk, hub: str, meeting: Meeting, ids: Sequence[bytes], share: Words
 ) -> Script:
+    """Play steps 3 and 4 at a member: let the dealer count, send the own share, and find the opened
+    tokens among the own IDs, unless the hub alone is to know.
+    """
     opened = yield from _request_count(desk, meeting, len(ids), share, None)
     if opened is not None:
         return opened
@@ -630,6 +660,9 @@ def _open_at_member(
 
 
 def _rows_of(desk: Desk, hub: str, meeting: Meeting, body: bytes) -> Rows:
+    """Return the own rows of the tokens that the hub opened, in the hub's order. Raises
+    RemoteProtocolError: a token is unknown or repeated, or they are fewer than agreed.
+    """
     whole = len(body) // TOKEN_BYTES
     tokens = np.frombuffer(body[: whole * TOKEN_BYTES], np.uint8).reshape(whole, TOKEN_BYTES)
     place = vole.match_tags(meeting.tokens, tokens, sender=hub)
@@ -680,16 +713,21 @@ def _request_count(
 
 
 def _unpack_bits(words: Words) -> NDArray[np.bool_]:
+    """Return the bits of words, lowest first."""
     return np.unpackbits(words.astype(WORD).view(np.uint8), bitorder="little").astype(np.bool_)
 
 
 def deal_request(words: int, slots: Sequence[int]) -> bytes:
+    """Pack the hub's order to the dealer: words of a chunk, then the slots of each member."""
     return struct.pack(f">{1 + len(slots)}I", words, *slots)
 
 
 def _count_bits(
     desk: Desk, hub: str, members: Sequence[str], inbox: Inbox, words: int
 ) -> Generator[Turn, Inbox, bytes]:
+    """Combine the masked shares of all bins at the dealer, and return the verdict, packed: too few
+    common IDs, enough, or their number where the size is the output.
+    """
     bits = desk.parse_words(inbox, hub, Kind.COUNT, (words,))
     inbox = yield Turn((), members)
     for member in members:
@@ -767,6 +805,7 @@ class OpprfIntersection(CircuitIntersection):
 
     @property
     def longest(self) -> int:
+        """Return the bytes of the longest message: of the hints, what is dealt, or the circuit."""
         largest = self.agreement.largest_size
         hints = PLACES * WORD.itemsize * vole.vector_elements(largest)
         dealt_bytes = message_bytes(max(hints, vole.hub_dealt_bytes(bins_for(largest))))
@@ -791,6 +830,9 @@ class OpprfIntersection(CircuitIntersection):
     def tag_hub_bins(
         self, desk: Desk, members: Sequence[str], meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
+        """Play steps 1 and 3 at the hub: send the masked vector P, and decode each member's hints
+        to one tag a bin, (M, B); bins without an ID get random tags.
+        """
         hub_size, *sizes = meeting.sizes
         inbox = yield _CORRELATING.make_order(desk, hub_size)
         shares = yield from _CORRELATING.hub_shares(desk, hub_size, members, inbox)
@@ -815,6 +857,9 @@ class OpprfIntersection(CircuitIntersection):
     def tag_member_bins(
         self, desk: Desk, hub: str, meeting: Meeting
     ) -> Generator[Turn, Inbox, Words]:
+        """Play step 2 at a member: draw a tag for each bin and send the store that leads the hub's
+        common IDs to them. Returns the tags, (1, B).
+        """
         hub_size = meeting.sizes[0]
         size = meeting.sizes[1 + meeting.place]
         # what takes no message of others is done while it comes
@@ -838,11 +883,15 @@ class OpprfIntersection(CircuitIntersection):
     def run_dealer(
         self, desk: Desk, hub: str, members: Sequence[str], *, hub_size: int | None = None
     ) -> Script:
+        """Deal the vector OLEs, then play the circuit's dealer."""
         hub_size = yield from _CORRELATING.deal_shares(desk, hub, members)
         return (yield from super().run_dealer(desk, hub, members, hub_size=hub_size))
 
 
 def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
+    """Return the hub's bins that hold an ID, the row in each, and which of the row's three bins it
+    is.
+    """
     used = np.flatnonzero(meeting.row_of_bin >= 0)
     own_rows = meeting.row_of_bin[used]
     bins_of = meeting.bins_of.take(own_rows, axis=0)
@@ -851,7 +900,7 @@ def _place_rows(meeting: Meeting) -> tuple[Rows, Rows, Rows]:
 
 
 def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
-    """Return the digests that give the rows of IDs, in stores of any size."""
+    """Return the digests from which the rows of IDs follow, in stores of any size."""
     of_rows = derive_key(key, b"opprf rows")
     elements = tokens.view(WORD)
     digests = np.empty((len(elements), _BLOCKS, 2), np.uint64)
@@ -864,4 +913,5 @@ def _hash_tokens(tokens: NDArray[np.uint8], key: bytes) -> store.Digests:
 
 
 def _evaluate_prf(values: store.Elements, key: bytes) -> Words:
+    """Return the OPRF's output of 64 bits for each element."""
     return vole.hash_elements(values, derive_key(key, b"opprf function"))[:, 0]

@@ -151,6 +151,7 @@ class _EcdhRole(Aligner, ABC):
     def __init__(
         self, me: str, peers: Sequence[str], ids: Sequence[bytes], backend: "EcdhIntersection"
     ) -> None:
+        """Digest the IDs and make one blinding for each peer."""
         agreement = backend.agreement
         self._backend = backend
         self._desk = Desk(me, agreement)
@@ -165,6 +166,9 @@ class _EcdhRole(Aligner, ABC):
         """Play the role from the first message to the last."""
 
     def _make_blinding(self, me: str, peer: str) -> _Blinding:
+        """Return scalar and order for one peer: fresh, or derived from the backend's secret so that
+        a resumed attempt repeats the same messages.
+        """
         secret = self._backend.secret
         if secret is None:
             return _Blinding(fresh_key(), random_permutation(self._size))
@@ -183,6 +187,9 @@ class _EcdhRole(Aligner, ABC):
         return self._desk.make_turn(Kind.BLINDED, bodies, awaited)
 
     def _compute_tags(self, inbox: Inbox, sender: str) -> NDArray[np.uint8]:
+        """Return the tags, (n, 16), of the blinded IDs of `sender` under this party's scalar.
+        Raises RemoteProtocolError: bytes that are no points, or one ID blinded in two ways.
+        """
         points = self._desk.parse_message(inbox, sender, Kind.BLINDED)
         self._backend.require_expected_size(sender, len(points) // POINT_BYTES)
         check_points(sender, points)
@@ -196,6 +203,7 @@ class _EcdhRole(Aligner, ABC):
         return np.frombuffer(tags, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES]
 
     def _map_blocks(self, what: str, work: Callable[[bytes], bytes], blocks: bytes) -> bytes:
+        """Apply `work` to 32-byte blocks in threads, and report progress as `what`."""
         backend = self._backend
         total = len(blocks) // POINT_BYTES
 
@@ -238,6 +246,9 @@ class EcdhIntersection(ResumableIntersection):
         return self.longest_message(self.agreement.maximum_ids)
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> "EcdhHub":
+        """Return the active's side. Raises LocalProtocolError: only the size is to open, of more
+        than two parties.
+        """
         check_parties(me, members)
         if self.agreement.output is Output.SIZE and len(members) > 1:
             raise LocalProtocolError(
@@ -262,15 +273,21 @@ class EcdhHub(_EcdhRole):
     def __init__(
         self, me: str, members: Sequence[str], ids: Sequence[bytes], backend: EcdhIntersection
     ) -> None:
+        """Make the hub's role; it collects each member's places."""
         super().__init__(me, members, ids, backend)
         self._places: dict[str, Rows] = {}
 
     @property
     def overlaps(self) -> dict[str, Rows]:
-        """The own rows shared with each member, ascending: known to the hub whatever is opened."""
+        """Return the own rows shared with each member, ascending: the hub learns them whatever is
+        opened.
+        """
         return {member: np.flatnonzero(place >= 0) for member, place in self._places.items()}
 
     def _run_role(self) -> Script:
+        """Send the blinded IDs, tag those of each member, match the tags that members return, and
+        open.
+        """
         own_tags = {}
         members = list(self._blindings)
         yield self._blind_ids()
@@ -304,6 +321,9 @@ class EcdhMember(_EcdhRole):
         self._hub = hub
 
     def _run_role(self) -> Script:
+        """Blind the own IDs, return the tags of the hub's (shuffled where only the size opens), and
+        read what the hub opens.
+        """
         inbox = yield self._blind_ids([self._hub])
         tags = self._compute_tags(inbox, self._hub)
         if self._output is Output.SIZE:
@@ -376,10 +396,12 @@ def to_curve(digests: bytes) -> list[bytes]:
 
 
 def blind_digests(scalar: bytes, digests: bytes) -> bytes:
+    """Map digests to the curve and multiply them by the scalar."""
     return b"".join([crypto_scalarmult(scalar, point) for point in to_curve(digests)])
 
 
 def multiply_points(scalar: bytes, points: bytes) -> bytes:
+    """Multiply each point by the scalar."""
     return b"".join([crypto_scalarmult(scalar, point) for point in split_points(points)])
 
 
@@ -412,6 +434,7 @@ def map_in_threads(
 def _report_results(
     results: Iterable[bytes], report: Callable[[int], None] | None
 ) -> Iterator[bytes]:
+    """Yield the results, and report after each how many blocks are done."""
     blocks_done = 0
     for result in results:
         yield result

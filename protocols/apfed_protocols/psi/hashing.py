@@ -72,6 +72,7 @@ def slots_for(member_size: int, bins: int) -> int:
     mean = member_size * share
 
     def is_large_enough(slots: int) -> bool:
+        """Return whether the union bound for more than `slots` IDs in a bin is below 2^-40."""
         k = slots + 1
         ways = math.lgamma(member_size + 1) - math.lgamma(k + 1) - math.lgamma(member_size - k + 1)
         term = ways + k * math.log(share) + (member_size - k) * math.log1p(-share)
@@ -126,6 +127,7 @@ def cuckoo_table(bins_n3: Rows, bins: int) -> Rows | None:
 
 
 def hub_tags(tags_n: Words, row_of_bin: Rows) -> Words:
+    """Return the tag in each bin, (B,); empty bins get a tag that no member has."""
     tags_B = np.full(len(row_of_bin), _HUB_DUMMY)
     used = row_of_bin >= 0
     tags_B[used] = tags_n[row_of_bin[used]]
@@ -153,6 +155,7 @@ def member_table(tags_n: Words, bins_n3: Rows, bins: int, slots: int) -> Words |
 
 
 def _twice_in_a_bin(tags_n: Words, bins_n3: Rows) -> bool:
+    """Return whether two IDs with one tag share a bin, where they would cancel by XOR."""
     order = np.argsort(tags_n)
     is_equal = tags_n[order[1:]] == tags_n[order[:-1]]
     first = bins_n3[order[:-1][is_equal]]
@@ -203,6 +206,9 @@ class TripleShares:
 
     @classmethod
     def from_seed(cls, seed: bytes, count: int, correction: bytes | None = None) -> "TripleShares":
+        """Expand one party's shares of `count` words; `correction` is the last party's
+        share of c.
+        """
         a = random_words(seed, b"a", count)
         b = random_words(seed, b"b", count)
         c = (
@@ -213,6 +219,7 @@ class TripleShares:
         return cls((a, b, c))
 
     def take_triple(self, shape: tuple[int, ...]) -> Triple:
+        """Return the next unused words of a, b and c, in this shape."""
         start = self.used
         self.used = self.used + int(np.prod(shape))
         a, b, c = (words[start : self.used].reshape(shape) for words in self.words)
@@ -254,6 +261,7 @@ class BeaverAnd:
     """The same on arrays of words; satisfies `And`."""
 
     def __init__(self, x: Words, y: Words, triple: Triple, *, leads: bool) -> None:
+        """Take this party's shares of x, y and one triple."""
         self._x = x
         self._y = y
         self._triple = triple
@@ -264,6 +272,7 @@ class BeaverAnd:
         return np.stack([self._x ^ a, self._y ^ b])
 
     def compute_share(self, opened: Words) -> Words:
+        """Return c ^ (d & b) ^ (e & a), and d & e at the party that leads (Beaver 1991)."""
         a, b, c = self._triple
         d, e = opened
         share: Words = c ^ (d & b) ^ (e & a)

@@ -80,6 +80,9 @@ class IntersectionTooSmallError(LocalProtocolError):
 
     @classmethod
     def for_party(cls, me: str, minimum_rows: int, detail: str = "") -> "IntersectionTooSmallError":
+        """Return the error of one party, with the agreed minimum; `detail` continues its first
+        clause.
+        """
         return cls(
             f"{me}: the parties share fewer IDs than the agreed minimum of {minimum_rows}{detail}; "
             "nothing was opened. Check that all parties use the same ID column and the same "
@@ -165,6 +168,7 @@ class IntersectionAgreement:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError unless session, limits and sizes are in their ranges."""
         take_numpy_integers(self)
         if not self.session:
             raise LocalProtocolError("an intersection needs a session name")
@@ -181,7 +185,7 @@ class IntersectionAgreement:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over all fields, each with its length."""
+        """Return SHA-256 over all fields, each preceded by its length."""
         numbers = (self.minimum_rows.to_bytes(4, "big"), self.maximum_ids.to_bytes(4, "big"))
         # the empty text stands where a field was, so that the digests of sessions stay
         texts = [self.session, self.encoding, self.dealer, self.output.value, ""]
@@ -192,6 +196,7 @@ class IntersectionAgreement:
 
     @property
     def largest_size(self) -> int:
+        """Return the largest agreed size or, without agreed sizes, the largest that is accepted."""
         return max(self.sizes.values(), default=self.maximum_ids)
 
     def size_of(self, party: str) -> int:
@@ -283,6 +288,7 @@ class Aligner:
     def __init__(
         self, me: str, peers: Collection[str], output: Output, script: Script, *, longest: int
     ) -> None:
+        """Wrap a script that talks to `peers`; `longest` bounds a message in bytes."""
         self._me = me
         self._output = output
         self._outcome: IntersectionResult | IntersectionTooSmallError | None = None
@@ -294,6 +300,7 @@ class Aligner:
         self._started = self._failed = False
 
     def start(self) -> Iterable[Outgoing]:
+        """Run the script to its first turn and return its messages; called once."""
         self._fork_check.require_own_process()
         if self._started:
             raise LocalProtocolError(f"{self._me}: an intersection is started once")
@@ -301,6 +308,9 @@ class Aligner:
         return self._run_turn(None)
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Queue one message, and resume the script once all awaited peers have answered. Raises
+        RemoteProtocolError: a stranger, a message that is too long, or too many in advance.
+        """
         self._fork_check.require_own_process()
         if not self._started:
             raise LocalProtocolError(f"{self._me}: call start before receive")
@@ -322,17 +332,24 @@ class Aligner:
         return self._run_turn(self._pop_messages())
 
     def _pop_messages(self) -> Mapping[str, bytes]:
+        """Return the next message of each awaited peer."""
         return {peer: self._inbox[peer].popleft() for peer in self._awaited}
 
     def _run_turn(self, messages: Mapping[str, bytes] | None) -> Iterable[Outgoing]:
-        """Play up to the next turn at once; do what need not wait as the messages are read."""
+        """Run up to the next turn at once; run further turns lazily, as the caller reads the
+        messages.
+        """
         return itertools.chain(self._resume_script(messages), self._run_rest())
 
     def _run_rest(self) -> Iterator[Outgoing]:
+        """Yield the messages of further turns while all their awaited messages are here already."""
         while not self.is_finished and all(self._inbox[peer] for peer in self._awaited):
             yield from self._resume_script(self._pop_messages())
 
     def _resume_script(self, messages: Mapping[str, bytes] | None) -> Sequence[Outgoing]:
+        """Run the script to its next turn or its end; return the messages to send. A script that
+        raises leaves the role failed.
+        """
         self._failed = True  # unless the script gets to its next turn or its end
         try:
             turn = next(self._script) if messages is None else self._script.send(messages)
@@ -349,7 +366,7 @@ class Aligner:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Positions in this party's own ID list, in the order that all parties share.
+        """Return positions in this party's own ID list, in the order that all parties share.
 
         `rows[k]` of every party belongs to the same ID, for each k of the intersection.
         """
@@ -360,7 +377,7 @@ class Aligner:
 
     @property
     def size(self) -> int:
-        """The number of IDs that all parties share."""
+        """Return the number of IDs that all parties share."""
         opened = self._require_result()
         if opened.size is not None:
             return opened.size
@@ -370,7 +387,7 @@ class Aligner:
 
     @property
     def membership(self) -> Membership:
-        """This party's shares of which IDs are common."""
+        """Return this party's shares of which IDs are common."""
         membership = self._require_result().membership
         if membership is None:
             raise self._make_output_error("shared membership")
@@ -378,7 +395,9 @@ class Aligner:
 
     @property
     def places(self) -> Mapping[str, NDArray[np.int64]]:
-        """Where each of `rows` is in each member's list; known to a hub that compares lists."""
+        """Return where each of `rows` is in each member's list; known to a hub that
+        compares lists.
+        """
         places = self._require_result().places
         if places is None:
             raise self._make_output_error("places in lists of members")
@@ -386,13 +405,16 @@ class Aligner:
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """A member's own row at each place of the list that the hub compared."""
+        """Return a member's own row at each place of the list that the hub compared."""
         order = self._require_result().order
         if order is None:
             raise self._make_output_error("order of its list")
         return order
 
     def _require_result(self) -> IntersectionResult:
+        """Return what this party learned. Raises LocalProtocolError before the end, and
+        IntersectionTooSmallError below the agreed minimum.
+        """
         if self._outcome is None:
             raise LocalProtocolError(f"{self._me}: the intersection is not finished")
         if isinstance(self._outcome, IntersectionTooSmallError):
@@ -400,6 +422,7 @@ class Aligner:
         return self._outcome
 
     def _make_output_error(self, what: str) -> LocalProtocolError:
+        """Return the error for an output that the parties did not agree on; `what` names it."""
         return LocalProtocolError(
             f"{self._me} has no {what} of this intersection; the parties agreed on the output "
             f"{self._output.value!r}"
@@ -426,6 +449,7 @@ class Desk(Generic[_Kind]):
         *,
         version: int | None = None,
     ) -> None:
+        """Make one party's desk; `version` replaces that of the class."""
         self.me = me
         self.agreement = agreement
         self._progress = progress
@@ -434,14 +458,17 @@ class Desk(Generic[_Kind]):
         self._most_ids = agreement.maximum_ids if self.item_bytes else 2**32 - 1
 
     def report_progress(self, done: int, total: int) -> None:
+        """Call the progress callback, if there is one."""
         if self._progress is not None:
             self._progress(Progress(self.me, self.work, done, total))
 
     def make_turn(self, kind: _Kind, bodies: Mapping[str, bytes], awaited: Collection[str]) -> Turn:
+        """Frame the bodies by receiver, and wait for a message of each of `awaited`."""
         packed = {party: self._pack_message(kind, body) for party, body in bodies.items()}
         return Turn([Outgoing(party, body) for party, body in packed.items()], awaited)
 
     def kind_of(self, inbox: Inbox, sender: str) -> _Kind:
+        """Return the kind of the message of `sender`."""
         return self.kinds(self._unpack_message(sender, inbox[sender])[0])
 
     def parse_message(
@@ -463,10 +490,14 @@ class Desk(Generic[_Kind]):
     def parse_words(
         self, inbox: Inbox, sender: str, kind: _Kind, shape: tuple[int, ...]
     ) -> NDArray[np.uint64]:
+        """Return the 64-bit words of this shape in the message of `sender`."""
         body = self.parse_message(inbox, sender, kind, 8 * int(np.prod(shape)))
         return np.frombuffer(body, "<u8").reshape(shape)
 
     def _pack_message(self, kind: int, items: bytes) -> bytes:
+        """Frame a body: version, kind, digest of the agreement, number of items. Raises
+        LocalProtocolError: more items than a message holds.
+        """
         count = len(items) // self._items[kind] if items else 0
         if count > self._most_ids:
             raise LocalProtocolError(
@@ -477,6 +508,9 @@ class Desk(Generic[_Kind]):
         return _HEADER.pack(self._version, kind, digest, count) + items
 
     def _unpack_message(self, sender: str, message: bytes) -> tuple[int, bytes]:
+        """Return kind and body of a message. Raises RemoteProtocolError: another version, agreement
+        or size.
+        """
         if len(message) < _HEADER.size:
             raise RemoteProtocolError(f"{sender} sent {len(message)} bytes, too few for a header")
         version, kind, digest, count = _HEADER.unpack_from(message)
@@ -505,6 +539,7 @@ class Desk(Generic[_Kind]):
 
 
 def message_bytes(size: int) -> int:
+    """Return the bytes of a framed message whose body has `size` bytes."""
     return _HEADER.size + size
 
 
@@ -560,6 +595,9 @@ def _common_rows(
 
 
 def _check_places(sender: str, items: bytes, *, minimum: int, own_size: int, hub_size: int) -> Rows:
+    """Parse the positions in the own list that the hub opened. Raises RemoteProtocolError: too few,
+    repeated, out of range, or more than the hub has IDs.
+    """
     if len(items) % POSITION_BYTES:
         raise RemoteProtocolError(f"{sender} opened rows in {len(items)} bytes, not whole places")
     places = np.frombuffer(items, ">u4").astype(np.int64)
@@ -658,6 +696,9 @@ class SetIntersection(ABC):
         progress: Callable[[Progress], None] | None = None,
         admit: Admit | None = None,
     ) -> None:
+        """Take one party's choices. Raises LocalProtocolError: an output that this backend cannot
+        give, no dealer where it needs one, or no thread.
+        """
         if threads is not None and threads < 1:
             raise LocalProtocolError(f"threads is at least 1, got {threads}")
         if agreement.output not in self.outputs:
@@ -676,13 +717,13 @@ class SetIntersection(ABC):
 
     @property
     def largest_announced_size(self) -> int:
-        """The most IDs that a peer may announce."""
+        """Return the most IDs that a peer may announce."""
         return self.agreement.largest_size
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The bytes of the longest message that its roles take."""
+        """Return the bytes of the longest message that its roles take."""
 
     @staticmethod
     @abstractmethod
@@ -750,12 +791,14 @@ class ScriptedIntersection(SetIntersection):
     """A backend whose roles are scripts."""
 
     def make_hub(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Aligner:
+        """Return the active's side; `_hub_script` says what it does."""
         helpers = self._list_helpers()
         check_parties(me, members, *helpers)
         self._check_inputs(me, members, ids)
         return self._make_aligner(me, [*members, *helpers], self._hub_script(me, members, ids))
 
     def make_member(self, me: str, hub: str, ids: Sequence[bytes]) -> Aligner:
+        """Return a passive's side; `_member_script` says what it does."""
         helpers = self._list_helpers()
         check_parties(hub, [me], *helpers)
         self._check_inputs(me, [hub], ids)
@@ -805,6 +848,7 @@ class ResumableIntersection(SetIntersection):
         secret: bytes | None = None,
         expected_sizes: Mapping[str, int] | None = None,
     ) -> None:
+        """Take one party's choices; see the class."""
         super().__init__(agreement, threads=threads, progress=progress, admit=admit)
         if agreement.sizes and self.shows_sizes:
             raise LocalProtocolError(
@@ -821,6 +865,9 @@ class ResumableIntersection(SetIntersection):
 
     @property
     def largest_announced_size(self) -> int:
+        """Return the most IDs that a peer may announce: the largest expected size, if
+        there is one.
+        """
         return max(self._expected_sizes.values(), default=self.agreement.largest_size)
 
     def require_expected_size(self, peer: str, size: int) -> None:

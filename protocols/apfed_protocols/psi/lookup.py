@@ -31,6 +31,7 @@ from apfed_protocols.randomness import fresh_key, random_permutation
 
 
 def _truncate_points(points: bytes) -> bytes:
+    """Return the first 16 bytes of each point, its tag."""
     return np.frombuffer(points, np.uint8).reshape(-1, POINT_BYTES)[:, :TAG_BYTES].tobytes()
 
 
@@ -47,6 +48,7 @@ class Holder:
     """
 
     def __init__(self, ids: Sequence[bytes], *, session: bytes) -> None:
+        """Blind the set once under a fresh scalar, in a random order."""
         self._scalar = fresh_key()
         self.order = random_permutation(len(ids))
         digests = np.frombuffer(digest_ids(ids, session=session), np.uint8)
@@ -79,6 +81,7 @@ class Asker:
     """
 
     def __init__(self, published: bytes, *, holder: str, session: bytes, most: int) -> None:
+        """Multiply the published points by a fresh scalar and index their tags."""
         if len(published) > most * POINT_BYTES:
             raise RemoteProtocolError(
                 f"{holder} sent {len(published) // POINT_BYTES} blinded IDs, more than the {most} "

@@ -190,6 +190,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         )
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+        """Play the hub: base OTs as the sender, one vector to each member, the proof, and the
+        comparison of tags (steps 1 to 5 of the module's docstring).
+        """
         desk = Desk(me, self.agreement, self.progress)
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
@@ -249,6 +252,9 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return (yield from open_rows(desk, places))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+        """Play a member: base OTs as the receiver, the check of the hub's vector, the own tags, and
+        what the hub opens (steps 1 to 5 of the module's docstring).
+        """
         desk = Desk(me, self.agreement, self.progress)
         agreement = self.agreement
         size = agreement.compute_announced_size(me, len(ids))
@@ -290,17 +296,21 @@ class OtIntersection(ScriptedIntersection, ResumableIntersection):
         return opened
 
     def _derive_secret(self, peer: str) -> bytes:
-        """Return the secret of what is played with a peer; of the own set alone if it is empty."""
+        """Return the secret for the messages with one peer; with "" that of this party's
+        own set.
+        """
         if self.secret is None:
             return fresh_key()
         return derive_key(self.secret, b"ot", self.agreement.digest, peer.encode())
 
     def _parse_size(self, desk: Desk, inbox: Inbox, member: str) -> int:
+        """Return the size that a member announces; checked."""
         (size,) = SIZE.unpack_from(desk.parse_message(inbox, member, Kind.CHOICES, CHOICES_BYTES))
         self._check_size(member, size)
         return int(size)
 
     def _check_size(self, peer: str, size: int) -> None:
+        """Raise RemoteProtocolError for a size other than agreed or expected."""
         self.agreement.check_announced_sizes(peer, [size], [peer])
         self.require_expected_size(peer, size)
 
@@ -323,10 +333,12 @@ def _add_random_rows(store: Elements, seed: bytes) -> Elements:
 
 
 def _base_session(agreement: IntersectionAgreement, hub: str, member: str) -> bytes:
+    """Return the 32 bytes that name the base OTs of one pair."""
     return derive_key(agreement.digest, b"ot base session", hub.encode(), member.encode())
 
 
 def _output_key(agreement: IntersectionAgreement, key: bytes, member: str) -> bytes:
+    """Return the key of the hash F for one member."""
     return derive_key(key, b"ot output", agreement.digest, member.encode())
 
 
@@ -379,6 +391,9 @@ class MemberExtension:
     """
 
     def __init__(self, keys: Sequence[bytes], choices: bytes) -> None:
+        """Turn the bits of s into one mask of 64 bits for each column: all ones where
+        the bit is 1.
+        """
         self._keys = keys
         self.choices = np.frombuffer(choices, "<u8")
         bits = np.unpackbits(self.choices.view(np.uint8), bitorder="little")
@@ -477,6 +492,7 @@ class Tagger:
         return np.concatenate(tags)
 
     def _hash(self, values: Elements, targets: Elements) -> Tags:
+        """Return the tags of rows of words, joined with their targets."""
         hashed = np.concatenate([values, targets], axis=1).astype("<u8", copy=False)
         blocks: list[bytes] = hashed.view(f"V{hashed.itemsize * hashed.shape[1]}")[:, 0].tolist()
         return digest_each(blocks, self._keyed)
@@ -488,6 +504,7 @@ def _split_evaluated(count: int) -> Iterator[slice]:
 
 
 def _split_blocks(rows: int) -> Iterator[slice]:
+    """Split the rows into blocks that are worked on and sent at once."""
     return (slice(start, min(start + _BLOCK, rows)) for start in range(0, rows, _BLOCK))
 
 

@@ -62,6 +62,7 @@ class DependentRowsError(ArithmeticError):
 
 
 def cells_for(ids: int) -> int:
+    """Return the sparse cells of a store for so many IDs."""
     return math.ceil(_EXPANSION * ids) + _LEAST
 
 
@@ -79,6 +80,7 @@ class Rows:
 
     @classmethod
     def from_digests(cls, digests: Digests, size: int) -> "Rows":
+        """Return the rows that follow from digests, in a store with `size` sparse cells."""
         narrow = np.int32 if size <= np.iinfo(np.int32).max else np.int64
         cells = np.empty((len(digests), _ONES), narrow)
         for chunk in _split_chunks(len(digests)):
@@ -89,6 +91,7 @@ class Rows:
         return Rows(cells=self.cells[chunk], dense=self.dense[chunk])
 
     def pick_rows(self, places: Places) -> "Rows":
+        """Return the rows at these places."""
         return Rows(cells=self.cells.take(places, axis=0), dense=self.dense.take(places, axis=0))
 
     def __len__(self) -> int:
@@ -96,16 +99,18 @@ class Rows:
 
 
 def digest_ids(ids: Sequence[bytes], key: bytes) -> Digests:
+    """Return the digest of each ID under a key, as six words."""
     keyed = hashlib.blake2b(key=key, digest_size=_DIGEST_BYTES, person=_PERSON)
     return digest_each(ids, keyed).view("<u8")
 
 
 def targets_of(digests: Digests) -> Elements:
-    """Return 128 bits of each ID, shape (n, 2), which `apfed_protocols.psi.vole` encodes."""
+    """Return 128 bits of each ID, shape (n, 2): the values that the intersections encode."""
     return np.ascontiguousarray(digests[:, _ONES + 1 :])
 
 
 def _split_chunks(rows: int) -> Iterator[slice]:
+    """Split so many rows into chunks that fit the cache."""
     return (slice(start, start + _CHUNK) for start in range(0, rows, _CHUNK))
 
 
@@ -119,6 +124,7 @@ def decode_rows(store: Elements, rows: Rows) -> Elements:
 
 
 def _sum_cells(store: Elements, dense: NDArray[np.uint64], rows: Rows) -> Elements:
+    """Return, for each row, the sum of its three sparse cells and of its dense cells."""
     sums = gather_sums(dense, rows.dense)
     for place in range(_ONES):
         sums ^= store.take(rows.cells[:, place], axis=0)
@@ -216,10 +222,12 @@ def _solve_cells(store: Elements, rows: Rows, values: Elements, unpeeled: Places
 
 
 def _as_int(element: NDArray[np.uint64]) -> int:
+    """Return the words of one value as a number, low word first."""
     return int.from_bytes(element.astype(_WORDS).tobytes(), "little")
 
 
 def _list_bits(pattern: int) -> list[int]:
+    """Return the positions of the set bits, lowest first."""
     bits = []
     while pattern:
         low = pattern & -pattern
@@ -229,10 +237,12 @@ def _list_bits(pattern: int) -> list[int]:
 
 
 def from_bytes(content: bytes | memoryview) -> Elements:
+    """Read elements, (n, 2), of 16 bytes each."""
     return np.frombuffer(content, _WORDS).reshape(-1, 2)
 
 
 def to_bytes(elements: Elements) -> bytes:
+    """Write elements as 16 bytes each."""
     return elements.astype(_WORDS, copy=False).tobytes()
 
 
@@ -242,6 +252,7 @@ def random_elements(seed: bytes, purpose: bytes, count: int) -> Elements:
 
 
 def _random_rows(seed: bytes, purpose: bytes, shape: tuple[int, int]) -> NDArray[np.uint64]:
+    """Expand a seed into random words of this shape."""
     rows = np.zeros(shape, _WORDS)
     add_random(rows, seed, purpose)
     return rows
@@ -264,6 +275,7 @@ class Multiplier:
     """
 
     def __init__(self, factor: bytes) -> None:
+        """Compute the factor times each power of x, and tables of all sums of eight of these."""
         power = int.from_bytes(factor, "little")
         powers = []
         for _ in range(8 * ELEMENT_BYTES):
@@ -273,6 +285,7 @@ class Multiplier:
         self._tables = subset_sums(from_bytes(content))
 
     def multiply_elements(self, elements: Elements) -> Elements:
+        """Return the product of each element with the factor, (n, 2)."""
         return gather_sums(self._tables, elements)
 
 

@@ -134,6 +134,9 @@ def align_with(
 
 
 def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], Any]]:
+    """Return the send and receive functions of a link or a pair. Raises LocalProtocolError: it has
+    none.
+    """
     names = ("send", "receive")
     pair: Any = link
     if not isinstance(link, tuple):
@@ -148,6 +151,9 @@ def _find_ends(link: Any) -> tuple[Callable[[bytes], object], Callable[[float], 
 
 
 def _bytes_of(body: object) -> bytes:
+    """Return a received message as bytes. Raises LocalProtocolError: the link returned something
+    else.
+    """
     if not isinstance(body, bytes | bytearray | memoryview):
         raise LocalProtocolError(
             f"receive of the link returned {type(body).__name__}, expected the bytes of a message; "
@@ -163,6 +169,7 @@ class _Terms:
     """
 
     def __init__(self, terms: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        """Take the terms to send and those of them that must be equal at both parties."""
         self._terms = terms
         self._shared = shared
         self.session = ""
@@ -176,6 +183,9 @@ class _Terms:
         return bool(self.session) or not self._terms["fit"]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Compare the peer's terms with the own ones, and derive the session from both messages.
+        Raises RemoteProtocolError: another peer, other terms, or unfit IDs at the peer.
+        """
         peer_terms = self._parse_terms(sender, body)
         me = self._terms["me"]
         if (peer_terms["me"], peer_terms["peer"]) != (sender, me):

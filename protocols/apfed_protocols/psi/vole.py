@@ -164,6 +164,9 @@ class VoleIntersection(DealtIntersection):
         return longest_message(self.agreement)
 
     def _hub_script(self, me: str, members: Sequence[str], ids: Sequence[bytes]) -> Script:
+        """Play the hub: name the key, order one vector OLE for each member, send the masked store,
+        and compare tags (steps 1 to 4 of the module's docstring).
+        """
         desk = Desk(me, self.agreement, self.progress)
         agreement = desk.agreement
         key = fresh_key()
@@ -206,6 +209,9 @@ class VoleIntersection(DealtIntersection):
         return (yield from open_rows(desk, places))
 
     def _member_script(self, me: str, hub: str, ids: Sequence[bytes]) -> Script:
+        """Play a member: commit to a key part, unmask the hub's store, send the own tags in a
+        random order, and read what the hub opens (steps 1 to 4 of the module's docstring).
+        """
         desk = Desk(me, self.agreement, self.progress)
         agreement = desk.agreement
         part = fresh_key()
@@ -241,6 +247,7 @@ class VoleIntersection(DealtIntersection):
         return opened
 
     def make_dealer(self, hub: str, members: Sequence[str]) -> Aligner:
+        """Return the dealer's side, which hears from the hub alone."""
         me = self.agreement.dealer
         check_parties(hub, members, me)
         self._require_memory(me, own=0, members=len(members))
@@ -249,6 +256,7 @@ class VoleIntersection(DealtIntersection):
         )
 
     def _dealer_script(self, desk: Desk, hub: str, members: Sequence[str]) -> Script:
+        """Deal one vector OLE for each member."""
         yield from _DEALING.deal_shares(desk, hub, members)
         return IntersectionResult()
 
@@ -268,16 +276,21 @@ class HubShare:
 
     @classmethod
     def from_message(cls, dealt: bytes | memoryview) -> "HubShare":
+        """Read what the dealer sent the hub for one member."""
         dealing, seed, c = _split_message(dealt)
         return cls(dealing, seed, from_bytes(c))
 
     def mask_vector(self, store: Elements, *, head: bytes = b"") -> bytes:
+        """Return the message with `head`, the dealing's name and A + P, which A hides."""
         vector = store.copy()
         add_random(vector, self.seed, b"a")
         return b"".join((head, self.dealing, vector.data.cast("B")))
 
 
 def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
+    """Return the key part that precedes a member's tags. Raises RemoteProtocolError: it is not the
+    one that the member committed to.
+    """
     part = body[:KEY_BYTES]
     if not hmac.compare_digest(hashlib.sha256(part).digest(), commitment):
         raise RemoteProtocolError(f"{member} showed another key part than it committed to")
@@ -285,6 +298,7 @@ def _parse_key_part(member: str, body: bytes, commitment: bytes) -> bytes:
 
 
 def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[Rows, Elements]:
+    """Return the rows of the hub's IDs and the store P in which each decodes to H(x)."""
     digests = digest_ids(ids, key)
     rows = Rows.from_digests(digests, cells)
     targets = targets_of(digests)
@@ -295,6 +309,9 @@ def _encode_ids(me: str, ids: Sequence[bytes], key: bytes, cells: int) -> tuple[
 def encode_values(
     me: str, encoder: Encoder, values: Elements, *, seed: bytes | None = None
 ) -> Elements:
+    """Return a store in which each row has its value. Raises LocalProtocolError: the rows are
+    linearly dependent under this key, which happens once in 2^47 intersections.
+    """
     try:
         return encoder.encode(values, seed=seed)
     except DependentRowsError as error:
@@ -314,6 +331,7 @@ def add_random_tags(tags: Tags, size: int, *, seed: bytes | None = None) -> Tags
 def _output_key(
     agreement: IntersectionAgreement, member: str, hub_part: bytes, member_part: bytes
 ) -> bytes:
+    """Return the key of the hash F for one member, from the key parts of both ends."""
     return derive_key(hub_part, b"vole output", member_part, agreement.digest, member.encode())
 
 
@@ -327,6 +345,9 @@ class MemberShare:
 
     @classmethod
     def from_message(cls, dealt: bytes, *, dealer: str) -> "MemberShare":
+        """Read what the dealer sent a member. Raises RemoteProtocolError: Delta is zero, so that
+        nothing would be hidden.
+        """
         dealing, seed, delta = _split_message(dealt)
         if not any(delta):
             raise RemoteProtocolError(
@@ -349,6 +370,7 @@ class MemberShare:
 
 
 def _split_message(dealt: bytes | memoryview) -> tuple[bytes, bytes, memoryview]:
+    """Return the dealing's name, the seed, and the rest (C at the hub, Delta at a member)."""
     content = memoryview(dealt)
     end = DEALING_BYTES + KEY_BYTES
     return bytes(content[:DEALING_BYTES]), bytes(content[DEALING_BYTES:end]), content[end:]
@@ -368,6 +390,9 @@ def deal_vector_ole(elements: int) -> tuple[bytes, bytes]:
 
 
 def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> int:
+    """Return for how many IDs the hub orders a vector. Raises RemoteProtocolError: not the agreed
+    number.
+    """
     (size,) = DEAL.unpack(order)
     sizes = agreement.sizes
     largest = agreement.size_of(hub) if sizes else agreement.maximum_ids
@@ -380,6 +405,7 @@ def _parse_order(agreement: IntersectionAgreement, hub: str, order: bytes) -> in
 
 
 def hash_values(values: Elements, key: bytes, length: int) -> Tags:
+    """Return the first `length` bytes of the hash of each value."""
     return np.ascontiguousarray(hash_elements(values, key).view(np.uint8)[:, :length])
 
 
@@ -421,6 +447,7 @@ def _member_tags(
     *,
     report: Callable[[int, int], None],
 ) -> Tags:
+    """Return the tag of each of a member's IDs: hash(Decode(K, y) + Delta H(y))."""
     count = len(digests)
     cells = len(store) - DENSE
     tags = np.empty((count, length), np.uint8)
@@ -447,6 +474,9 @@ def match_tags(own: Tags, theirs: Tags, *, sender: str) -> NDArray[np.int64]:
 
 
 def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
+    """Return the positions of the tags that belong to one of `parts` groups; a tag's first two
+    bytes decide, so that equal tags share a group.
+    """
     if parts == 1:
         return np.arange(len(tags))
     first = tags[:, 0].astype(np.uint16) << np.uint16(8) | tags[:, 1]
@@ -454,6 +484,9 @@ def _select_part(tags: Tags, part: int, parts: int) -> NDArray[np.int64]:
 
 
 def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
+    """Return where each own tag is among theirs, -1 for nowhere. Raises RemoteProtocolError:
+    `sender` sent a tag twice.
+    """
     words = from_bytes(_widen_tags(own) + _widen_tags(theirs))
     order = np.argsort(words[:, 0], kind="stable")
     begins_alike = words[order[1:], 0] == words[order[:-1], 0]
@@ -478,12 +511,14 @@ def _match_part(own: Tags, theirs: Tags, sender: str) -> NDArray[np.int64]:
 
 
 def _widen_tags(tags: Tags) -> bytes:
+    """Pad each tag with zeros to 16 bytes."""
     wide = np.zeros((len(tags), ELEMENT_BYTES), np.uint8)
     wide[:, : tags.shape[1]] = tags
     return wide.tobytes()
 
 
 def vector_elements(hub_size: int) -> int:
+    """Return the length of the vector for so many IDs: sparse and dense cells of a store."""
     return cells_for(hub_size) + DENSE
 
 
@@ -519,6 +554,7 @@ class Dealing(Generic[AnyKind]):
         return shares
 
     def member_share(self, desk: AnyDesk[AnyKind], inbox: Inbox) -> MemberShare:
+        """Read a member's share from the dealer's message."""
         dealer = desk.agreement.dealer
         dealing = desk.parse_message(inbox, dealer, self.dealt, member_dealt_bytes())
         return MemberShare.from_message(dealing, dealer=dealer)
@@ -563,14 +599,17 @@ def member_dealt_bytes() -> int:
 def tag_bytes(hub_size: int, member_size: int) -> int:
     """Return the bytes of a tag.
 
-    But with probability 2^-40 no ID of a member has the tag of another one of the hub, nor of
-    another one of the member, which would be refused.
+    They are so many that, except with probability 2^-40, no ID of a member has the tag of another
+    ID of the hub, nor of another ID of the member, which would be refused.
     """
     pairs = max(hub_size, member_size, 1) * max(member_size, 1)
     return max(_LEAST_TAG_BYTES, math.ceil((_FALSE_MATCH_BITS + math.log2(pairs)) / 8))
 
 
 def longest_message(agreement: IntersectionAgreement) -> int:
+    """Return the bytes of the longest message: of the tags, what is dealt to the hub, or the
+    vector.
+    """
     largest = agreement.largest_size
     tags = KEY_BYTES + tag_bytes(largest, largest) * largest
     elements = vector_elements(largest)

@@ -35,6 +35,9 @@ def choose_bits(make: Callable[[int], SecureSum]) -> int:
 
 
 def _value_bytes(make: Callable[[int], SecureSum], bits: int) -> float | None:
+    """Return the bytes on the wire of one value at so many bits; None if the sum does not carry
+    them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnsafeChoiceWarning)  # said once, of the sum that is made
         try:

@@ -107,6 +107,7 @@ class CryptenSum(SecureSum):
 
 class CryptenContributor(SumContributor):
     def __init__(self, described: CryptenSum, me: str) -> None:
+        """Make the role of `me`, with a seal for each other contributor and for the receiver."""
         agreement = described.agreement
         frames = described.make_frames()
         self._others = tuple(name for name in agreement.contributors if name != me)
@@ -148,6 +149,9 @@ class CryptenContributor(SumContributor):
         return self._frames.pack_answer(self.me, (sealed,))
 
     def _open_share(self, peer: str, sealed: bytes, frame: Frame, binding: StepBinding) -> Shares:
+        """Open the key that `peer` sealed for this step and expand it to its share, (B, D) modulo
+        2^64.
+        """
         key = self._seals.open(peer, binding, frame.shape, sealed)
         if len(key) != KEY_BYTES:
             raise RemoteProtocolError(f"{peer} sealed {len(key)} bytes, expected a key")
@@ -162,6 +166,7 @@ class CryptenCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
+        """Pass the sealed keys on: each contributor gets those that the others sealed for it."""
         frames = self._frames.open_contributions(contributions, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != len(self._names) - 1:
@@ -183,6 +188,9 @@ class CryptenCombiner(SumCombiner):
         }
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """Gather the contributors' shares of the sum, each sealed for the receiver, without adding
+        them.
+        """
         frames = self._frames.open_answers(bodies, self._names, binding_digest)
         for name, frame in zip(self._names, frames, strict=True):
             if len(frame.blobs) != 1:
@@ -194,12 +202,14 @@ class CryptenCombiner(SumCombiner):
 
 class CryptenReceiver(SumReceiver):
     def __init__(self, described: CryptenSum) -> None:
+        """Make the receiver's role, with a seal for each contributor."""
         agreement = described.agreement
         frames = described.make_frames()
         self._seals = StepSeals(agreement.receiver, agreement.contributors, frames)
         super().__init__(described, frames, self._seals)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Open all shares of the sum, add them modulo 2^64 and return real numbers."""
         agreement = self._sum.agreement
         self._seals.require_completion()
         if len(frame.blobs) != len(agreement.contributors):
@@ -217,6 +227,9 @@ class CryptenReceiver(SumReceiver):
 
     @staticmethod
     def _parse_share(name: str, body: bytes, shape: tuple[int, int]) -> Shares:
+        """Read a share of (rows, columns) words of 64 bits. Raises RemoteProtocolError: another
+        size.
+        """
         if len(body) != shape[0] * shape[1] * _WORD.itemsize:
             raise RemoteProtocolError(f"{name} sealed {len(body)} bytes of a share of {shape}")
         return np.frombuffer(body, _WORD).reshape(shape)

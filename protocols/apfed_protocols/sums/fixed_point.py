@@ -90,6 +90,7 @@ class Clipping:
     too_small: int = 0
 
     def count_rows(self, norm_B: NDArray[np.float64], clip_norm: float) -> None:
+        """Count rows by their norms before clipping, shape (B,), against the bound."""
         self.rows += len(norm_B)
         self.clipped += int(np.count_nonzero(norm_B > clip_norm))
         self.largest_norm = max(self.largest_norm, float(norm_B.max()))
@@ -182,6 +183,7 @@ class FixedPoint:
 
     @classmethod
     def from_agreement(cls, agreement: SumAgreement) -> "FixedPoint":
+        """Return the fixed point of an agreement's clip norm, bits, contributors and noise."""
         return cls(
             clip_norm=agreement.clip_norm,
             bits=agreement.bits,
@@ -190,17 +192,22 @@ class FixedPoint:
         )
 
     def replace_bits(self, bits: int) -> "FixedPoint":
+        """Return this fixed point with another number of bits; noise keeps its real size, rounded
+        up.
+        """
         levels = 2 ** (bits - 1) - 1
         return replace(self, bits=bits, noise=math.ceil(self.noise * levels / self.levels))
 
     @cached_property
     def levels(self) -> int:
-        """The largest magnitude of one quantised value, 2^(bits - 1) - 1."""
+        """Return the largest magnitude of one quantised value, 2^(bits - 1) - 1."""
         return int(2 ** (self.bits - 1) - 1)
 
     @cached_property
     def largest(self) -> int:
-        """The largest magnitude of one contributed value: levels, and the noise's tail."""
+        """Return the largest magnitude of one contributed value: levels plus the tail of
+        the noise.
+        """
         return self.levels + largest_noise(self.noise)
 
     @cached_property
@@ -209,17 +216,21 @@ class FixedPoint:
 
     @property
     def field_bits(self) -> int:
-        """W: signed bits that hold any sum, bits + ceil(log2 M) without noise."""
+        """Return W, the signed bits that hold any sum: bits + ceil(log2 M) without noise."""
         return self.largest.bit_length() + 1 + (self.contributors - 1).bit_length()
 
     @property
     def number_bits(self) -> int:
-        """Bits of one number of the sum, each of which a reaction to an altered sum may tell."""
+        """Return the bits of one number of the sum, each of which a reaction to an altered sum may
+        reveal.
+        """
         return count_number_bits(self.limit)
 
     @property
     def rounding(self) -> float:
-        """The largest error of one value of the sum, noise apart: half a step a contributor."""
+        """Return the largest error of one value of the sum, noise apart: half a step per
+        contributor.
+        """
         return self.contributors * self.clip_norm / self.levels / 2
 
     def quantise_rows(
@@ -246,6 +257,9 @@ class FixedPoint:
         return (levels_BD.astype(np.int64) + noise_BD).astype(width, copy=False)
 
     def check_noise(self, noise_BD: IntArray | None, shape: tuple[int, ...]) -> IntArray:
+        """Return the noise, contiguous, if it has the shape, type int64 and range of the
+        agreement's noise. Raises LocalProtocolError: it has not, or the agreement has no noise.
+        """
         if noise_BD is None or not self.noise:
             raise LocalProtocolError(
                 f"the agreement says noise of {self.noise} steps on each value, but "
@@ -267,6 +281,7 @@ class FixedPoint:
         return np.ascontiguousarray(noise_BD)
 
     def dequantise_sum(self, sum_BD: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """Return a sum of quantised values in real numbers, float64: one step is C / levels."""
         real_BD: NDArray[np.float64] = np.multiply(
             sum_BD, self.clip_norm / self.levels, dtype=np.float64
         )
@@ -291,6 +306,7 @@ class Packing:
     slots: int
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError if the fields do not fit the exact bits of a float64."""
         if self.fields not in (1, 2) or self.fields * self.field_bits > EXACT_FLOAT_BITS:
             raise LocalProtocolError(
                 f"{self.fields} field(s) of {self.field_bits} bits do not fit a float64 slot of "
@@ -298,9 +314,13 @@ class Packing:
             )
 
     def count_vectors(self, values: int) -> int:
+        """Return V, the slot vectors that so many values fill, the last one padded."""
         return -(-values // (self.fields * self.slots))
 
     def pack_fields(self, integers_BD: IntArray) -> IntArray:
+        """Place integers in slots, (V, S), one or two to a slot; the last vector is padded with
+        zeros.
+        """
         flat = integers_BD.reshape(-1)
         padded = np.zeros((self.count_vectors(flat.size) * self.slots, self.fields), dtype=np.int64)
         padded.reshape(-1)[: flat.size] = flat

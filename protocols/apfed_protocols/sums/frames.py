@@ -42,6 +42,7 @@ class FrameKind(IntEnum):
 
     @property
     def noun(self) -> str:
+        """Return this kind with its article, for error messages."""
         return ("an " if self is FrameKind.ANSWER else "a ") + self.name.lower()
 
 
@@ -77,6 +78,9 @@ class Frame:
         return self.rows, self.columns
 
     def pack(self) -> bytes:
+        """Return the frame's bytes: header, sizes of the blobs, blobs. Raises LocalProtocolError: a
+        field is out of range.
+        """
         name = self.name.encode("ascii")
         if not 0 < len(name) <= _NAME_BYTES or len(self.blobs) > _MAX_BLOBS:
             raise LocalProtocolError(
@@ -104,6 +108,9 @@ class Frame:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Frame":
+        """Parse bytes from `sender`; every size is checked before anything is copied. Raises
+        RemoteProtocolError: the bytes are no frame of this version.
+        """
         if type(data) is not bytes:
             raise LocalProtocolError(
                 f"a frame of a secure sum is bytes, got {type(data).__name__} from {sender}"
@@ -138,6 +145,7 @@ class Frame:
         )
 
     def require_blobs(self, sender: str, count: int) -> None:
+        """Raise RemoteProtocolError, which names the sender, unless the frame has `count` blobs."""
         if len(self.blobs) != count:
             raise RemoteProtocolError(
                 f"{sender} sent {len(self.blobs)} parts in {self.kind.noun}, expected {count}"
@@ -145,10 +153,16 @@ class Frame:
 
 
 def _make_frame_error(sender: str, what: str) -> RemoteProtocolError:
+    """Return the error for a malformed frame; `what` continues the sentence "a frame
+    from X ...".
+    """
     return RemoteProtocolError(f"a frame of a secure sum from {sender} {what}")
 
 
 def _parse_blobs(data: bytes, count: int, sender: str) -> tuple[bytes, ...]:
+    """Split the bytes after the header into `count` blobs. Raises RemoteProtocolError: their
+    announced sizes do not add up to the bytes that arrived.
+    """
     start = _HEADER.size + _SIZE.size * count
     if count > _MAX_BLOBS or start > len(data):
         raise _make_frame_error(sender, f"announces {count} blobs in {len(data)} bytes")
@@ -190,6 +204,9 @@ class AgreedFrames:
     def __init__(
         self, agreement: SumAgreement, name: str, fingerprint: bytes, least: int | None = None
     ) -> None:
+        """Make the frames of one role; `least` is the number of contributors that a sum needs, None
+        for all of them.
+        """
         contributors = len(agreement.contributors)
         if least is None and agreement.threshold not in (None, contributors):
             raise LocalProtocolError(
@@ -207,6 +224,9 @@ class AgreedFrames:
         self.require_own_process = ForkCheck(f"this role of {name}").require_own_process
 
     def begin_step(self, binding: StepBinding) -> None:
+        """Use the step of `binding`. Raises LocalProtocolError: another session, or a step that is
+        not above all former ones, so that no mask or nonce is used twice.
+        """
         self.require_here()
         if binding.session != self.agreement.session:
             raise LocalProtocolError(
@@ -221,21 +241,26 @@ class AgreedFrames:
         self._last_step = binding.step
 
     def require_here(self) -> None:
-        """Raise LocalProtocolError in a forked process, or of a role that was put away."""
+        """Raise LocalProtocolError in a forked process, or if the role was suspended
+        (`put_away`).
+        """
         self.require_own_process()
         if self._closed:
             raise LocalProtocolError(f"this role of {self.name} was put away; take it up first")
 
     def export_step(self) -> int:
-        """Close these frames and return their last step, for the role that goes on elsewhere."""
+        """Close these frames and return their last step, for the role that is resumed elsewhere."""
         self._closed = True
         return self._last_step
 
     def import_step(self, last_step: int) -> None:
+        """Continue after the last step that `export_step` returned."""
         self._last_step = last_step
 
     def next_binding(self, flat: Flattened) -> StepBinding:
-        """Return the binding of this party's next step, to what is added alone."""
+        """Return a binding to this party's next step and to the shape of its values, but to no
+        message.
+        """
         session = self.agreement.session
         return StepBinding.from_contents(
             session, self._last_step + 1, rows=flat.digest, message=b""
@@ -280,6 +305,9 @@ class AgreedFrames:
     def pack_contribution(
         self, me: str, binding: StepBinding, shape: tuple[int, int], blobs: Sequence[bytes]
     ) -> bytes:
+        """Pack a passive's protected values of `shape` (rows, columns), and remember the
+        contribution for a possible second round.
+        """
         self._underway = replace(
             self.make_frame(FrameKind.CONTRIBUTION, shape),
             party=self.agreement.find_position(me),
@@ -291,6 +319,16 @@ class AgreedFrames:
     def open_contributions(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
+        """Parse one contribution of each sender and use their step; return the frames in the
+        agreement's order.
+
+        Args: contributions: bytes by authenticated sender. binding_digest: what all must answer;
+        None where the aggregator does not know it, so that the contributions are only compared with
+        each other.
+
+        Raises RemoteProtocolError: a sender is missing or unknown, a frame is malformed, the frames
+        answer different messages (equivocation), or they are replayed.
+        """
         names = self._check_senders(contributions, self.agreement.contributors, "contribution")
         frames = []
         for name in names:
@@ -313,6 +351,7 @@ class AgreedFrames:
         return tuple(frames)
 
     def sum_of(self, frames: Sequence[Frame], blobs: Sequence[bytes]) -> bytes:
+        """Pack the sum of these contributions; the frame's party field says how many they are."""
         self._underway = None
         return replace(frames[0], kind=FrameKind.SUM, party=len(frames), blobs=tuple(blobs)).pack()
 
@@ -339,6 +378,7 @@ class AgreedFrames:
         return frame
 
     def pack_request(self, to: str, blobs: Sequence[bytes]) -> bytes:
+        """Pack the aggregator's second-round request to contributor `to` about the current step."""
         return self._about_underway(FrameKind.REQUEST, to, blobs)
 
     def open_request(self, request: bytes, me: str) -> Frame:
@@ -349,6 +389,9 @@ class AgreedFrames:
         return frame
 
     def pack_answer(self, me: str, blobs: Sequence[bytes]) -> bytes:
+        """Pack the answer of `me` to a second-round request, and forget the contribution: each is
+        answered once.
+        """
         self.require_own_process()
         body = self._about_underway(FrameKind.ANSWER, me, blobs)
         self._underway = None
@@ -357,6 +400,10 @@ class AgreedFrames:
     def open_answers(
         self, answers: Mapping[str, bytes], asked: Collection[str], binding_digest: bytes | None
     ) -> tuple[Frame, ...]:
+        """Parse one second-round answer of each party that was asked; return the frames in the
+        order of `asked`. Raises RemoteProtocolError: an answer is missing, or about another step or
+        message.
+        """
         names = self._check_senders(answers, asked, "answer")
         frames = tuple(Frame.parse(answers[name], sender=name) for name in names)
         for name, frame in zip(names, frames, strict=True):
@@ -371,6 +418,9 @@ class AgreedFrames:
     def _check_senders(
         self, bodies: Mapping[str, bytes], expected: Collection[str], what: str
     ) -> tuple[str, ...]:
+        """Return the expected senders that are present, in order. Raises RemoteProtocolError: fewer
+        than `least` of them, or a sender that is not expected; `what` names their message.
+        """
         present = tuple(filter(bodies.__contains__, expected))
         unknown = sorted(set(bodies) - set(expected))
         if unknown or len(present) < self.least:
@@ -383,6 +433,9 @@ class AgreedFrames:
         return present
 
     def _check_frame(self, frame: Frame, sender: str, kind: FrameKind, mark: bytes | None) -> None:
+        """Raise RemoteProtocolError unless the frame has this kind, this sum's name and, where
+        `mark` is given, this fingerprint.
+        """
         if (frame.kind, frame.name) != (kind, self.name):
             raise RemoteProtocolError(
                 f"{sender} sent {frame.kind.noun} of {frame.name}, expected {kind.noun} of "
@@ -395,6 +448,9 @@ class AgreedFrames:
             )
 
     def _check_one_message(self, frames: Sequence[Frame], binding_digest: bytes | None) -> None:
+        """Raise RemoteProtocolError unless all frames have one step, one shape and one binding
+        digest: that of the first frame where `binding_digest` is None.
+        """
         first = frames[0]
         agreed = self.agreement.contributors
         expected = first.binding if binding_digest is None else binding_digest
@@ -415,6 +471,9 @@ class AgreedFrames:
                 )
 
     def _require_underway(self) -> Frame:
+        """Return the contribution that waits for its second round. Raises LocalProtocolError: none
+        does.
+        """
         if self._underway is None:
             raise LocalProtocolError(
                 "no contribution waits for a second round; each step is answered once"
@@ -422,12 +481,18 @@ class AgreedFrames:
         return self._underway
 
     def _about_underway(self, kind: FrameKind, party: str, blobs: Sequence[bytes]) -> bytes:
+        """Pack a second-round frame to or from `party` about the contribution of the
+        current step.
+        """
         position = self.agreement.find_position(party)
         return replace(
             self._require_underway(), kind=kind, party=position, blobs=tuple(blobs)
         ).pack()
 
     def _check_about_underway(self, frame: Frame, sender: str, kind: FrameKind, party: str) -> None:
+        """Raise RemoteProtocolError unless a second-round frame is about the current step's
+        contribution and about `party`.
+        """
         underway = self._require_underway()
         position = self.agreement.find_position(party)
         self._check_frame(frame, sender, kind, self.fingerprint)

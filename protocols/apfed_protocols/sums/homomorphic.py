@@ -127,7 +127,7 @@ class HomomorphicSum(SecureSum, ABC):
     @cached_property
     @abstractmethod
     def headroom(self) -> Headroom:
-        """The parameters and the packing that fit the agreement."""
+        """Return the parameters and the packing that fit the agreement."""
 
     @cached_property
     def cipher(self) -> SealCipher:
@@ -139,14 +139,18 @@ class HomomorphicSum(SecureSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """The bytes of a value: two polynomials of residues, over the values in their slots."""
+        """Return the bytes per value: two polynomials of residues, over the values in
+        their slots.
+        """
         ciphertext = 2 * DEGREE * math.ceil(self.headroom.primes[0] / 8)
         return ciphertext / (self.packing.slots * self.packing.fields)
 
     def round_slots(self, slots: NDArray[Any]) -> NDArray[np.int64]:
+        """Return decrypted slots as integers; exact schemes decode integers already."""
         return slots.astype(np.int64, copy=False)
 
     def list_parameters(self) -> Mapping[str, object]:
+        """Return the public parameters: ring degree, primes and packing among them."""
         return {
             **super().list_parameters(),
             "poly_degree": DEGREE,
@@ -165,6 +169,7 @@ class HomomorphicSum(SecureSum, ABC):
         return CiphertextAdder(self)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+        """Add the contributors' ciphertexts, V of each, without any key."""
         names = self.agreement.contributors
         vectors = self.packing.count_vectors(frames[0].rows * frames[0].columns)
         return self.cipher.add_ciphertexts(
@@ -173,6 +178,9 @@ class HomomorphicSum(SecureSum, ABC):
 
 
 def _key_setup(frames: AgreedFrames, body: bytes, sender: str) -> Frame:
+    """Return the frame of a set-up message of the key holder. Raises RemoteProtocolError: another
+    party sent it.
+    """
     holder = frames.agreement.receiver
     if sender != holder:
         raise RemoteProtocolError(f"keys come from {holder}, but {sender} sent a message")
@@ -185,6 +193,7 @@ class KeyHolder(SumReceiver):
     _sum: HomomorphicSum
 
     def __init__(self, described: HomomorphicSum) -> None:
+        """Generate the key pair; the frames' fingerprint covers its public half."""
         context = described.cipher.key_pair()
         self._context: SealContext | None = context
         self._public_key = described.cipher.public_key(context)
@@ -192,6 +201,9 @@ class KeyHolder(SumReceiver):
         super().__init__(described, described.make_frames(self._public_key), NoSetup())
 
     def start(self) -> Sequence[Outgoing]:
+        """Send the public key to every contributor, and to the combiner the fingerprint alone.
+        Raises LocalProtocolError: called twice, or after a refused sum.
+        """
         self._require_no_refusal()
         if self._started:
             raise LocalProtocolError("the key of this sum was sent already; start is called once")
@@ -209,6 +221,9 @@ class KeyHolder(SumReceiver):
         return self._started
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Decrypt the sum and return real numbers. Raises RemoteProtocolError: the padding slots
+        are not zero, so that somebody altered the sum.
+        """
         described = self._sum
         values = frame.rows * frame.columns
         assert self._context is not None
@@ -231,6 +246,9 @@ class Encrypter(SumContributor):
     _sum: HomomorphicSum
 
     def __init__(self, described: HomomorphicSum, me: str) -> None:
+        """Make the role of `me`; under pairwise masks it also agrees a seed with each other
+        contributor.
+        """
         frames = described.make_frames()
         others = [name for name in described.agreement.contributors if name != me]
         masked = described.masks == "pairwise"
@@ -239,6 +257,9 @@ class Encrypter(SumContributor):
         super().__init__(described, me, frames, self._seeds or NoSetup())
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take the receiver's public key or, under masks, another contributor's mask key. Raises
+        RemoteProtocolError: a second key, or one that does not match its fingerprint.
+        """
         if self._seeds is not None and sender != self._sum.agreement.receiver:
             return self._seeds.receive(sender, body)
         if self._key is not None:
@@ -256,6 +277,7 @@ class Encrypter(SumContributor):
         return ()
 
     def _take_key(self, frames: AgreedFrames, public_key: bytes, sender: str) -> None:
+        """Adopt the public key of the receiver, and the frames whose fingerprint covers it."""
         context = self._sum.cipher.public_context(public_key, sender=sender)
         self._frames = frames
         self._key = context
@@ -266,6 +288,7 @@ class Encrypter(SumContributor):
         return {"key": public_key, "seeds": self._seeds and self._seeds.export_secrets()}
 
     def _import_secrets(self, state: Mapping[str, Any]) -> None:
+        """Restore the public key and the mask seeds of a suspended role."""
         if state["key"] is not None:
             public_key = bytes.fromhex(state["key"])
             self._take_key(self._sum.make_frames(public_key), public_key, self.me)
@@ -282,11 +305,13 @@ class Encrypter(SumContributor):
             self._seeds.require_completion()
 
     def _require_key(self) -> SealContext:
+        """Return the encryption context. Raises LocalProtocolError: no public key arrived yet."""
         if self._key is None:
             raise LocalProtocolError(f"{self.me} has no public key yet; run the setup first")
         return self._key
 
     def _protect_numbers(self, numbers_BD: NDArray[Any], binding: StepBinding) -> Sequence[bytes]:
+        """Pack the numbers into slots, add the masks where the sum has some, and encrypt."""
         context = self._require_key()
         slots_VS = self._sum.packing.pack_fields(numbers_BD)
         if self._seeds is not None:
@@ -301,6 +326,9 @@ class CiphertextAdder(OneRoundCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take the fingerprint of the receiver's key. Raises RemoteProtocolError: a second set-up
+        message, or one with a key in it, which the aggregator must not hold.
+        """
         if self._set_up:
             raise RemoteProtocolError(f"{sender} sent a second setup to the aggregator")
         frame = _key_setup(self._frames, body, sender)
@@ -346,6 +374,7 @@ def fresh_slot_noise(contributors: int) -> float:
 
 
 def _compute_peak(fixed_point: FixedPoint, fields: int) -> int:
+    """Return the largest magnitude of a slot of the sum: one field, or two side by side."""
     return fixed_point.limit * (1 + (2**fixed_point.field_bits if fields == 2 else 0))
 
 
@@ -372,9 +401,16 @@ def _find_headroom(
 
 
 def solve_ckks(fixed_point: FixedPoint) -> Headroom:
+    """Choose primes, scale and packing for CKKS so that the sum's slots neither overflow nor carry
+    noise of `ROUNDING_TOLERANCE`. Raises LocalProtocolError: nothing fits.
+    """
+
     def fit_headroom(
         fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
     ) -> Headroom | None:
+        """Return the headroom of so many fields a slot under these primes; None if it
+        does not fit.
+        """
         # No coefficient exceeds the largest slot.
         room = 2 ** (primes[0] - 1) / _MARGIN
         scale_bits = min(
@@ -509,6 +545,7 @@ class BfvCipher(SealCipher):
     slots = DEGREE
 
     def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        """Make the cipher; q = whole * t + rest * t splits q m / t into exact 64-bit arithmetic."""
         super().__init__(primes, bits)
         self._mask = (1 << bits) - 1
         self._half = 1 << (bits - 1)
@@ -538,6 +575,7 @@ class BfvCipher(SealCipher):
         return ((numbers + self._half) & self._mask) - self._half
 
     def encrypt(self, context: SealContext, slots_VS: NDArray[np.int64]) -> list[bytes]:
+        """Encrypt each row of N integers modulo t as one ciphertext of 2N residues."""
         fresh = self._encrypt_zeros(context, len(slots_VS))
         blobs = []
         for numbers, slots_S in zip(fresh, slots_VS, strict=True):
@@ -547,6 +585,7 @@ class BfvCipher(SealCipher):
         return blobs
 
     def _encrypt_zeros(self, context: SealContext, count: int) -> Numbers:
+        """Return `count` encryptions of zero, (count, 2N): (b u + e0, a u + e1) modulo q."""
         u_VN = ternary(count * self.slots).reshape(count, -1)
         numbers_VR = centred_binomial(2 * count * self.slots).reshape(count, -1)
         u = seal.Plaintext()
@@ -575,9 +614,16 @@ class BfvCipher(SealCipher):
 
 
 def solve_bfv(fixed_point: FixedPoint) -> Headroom:
+    """Choose prime, plain modulus and packing for BFV so that decryption is exact. Raises
+    LocalProtocolError: nothing fits.
+    """
+
     def fit_headroom(
         fixed_point: FixedPoint, fields: int, primes: tuple[int, ...]
     ) -> Headroom | None:
+        """Return the headroom of so many fields a coefficient under these primes; None if it does
+        not fit.
+        """
         # Decryption is exact while the noise of a coefficient, rounding of q m / t included
         # (1 or less for each addend), stays below q / 2t. (Fan and Vercauteren 2012, lemma 1.)
         contributors = fixed_point.contributors

@@ -89,6 +89,9 @@ class Hub:
         receive: Callable[[], tuple[str, bytes]],
         signer: "_Signer",
     ) -> None:
+        """Take the roles of one sum. Raises LocalProtocolError: they are not exactly the receiver's
+        and the combiner's, or the hub could read one contribution and nobody allowed it.
+        """
         ends = [role for role in roles.values() if not isinstance(role, SumCombiner)]
         agreement = ends[0].described.agreement if len(ends) == 1 else None
         if agreement is None or {*roles} != {agreement.receiver, agreement.combiner}:
@@ -110,6 +113,12 @@ class Hub:
             warn_of_unsigned_hub(ends[0].described, stacklevel=4)
 
     def set_up(self) -> None:
+        """Carry set-up messages between the hub's roles and the contributors until all roles are
+        finished.
+
+        Each round sends every contributor at most one packet and collects its answer. Raises
+        RemoteProtocolError: roles are unfinished when no message is left, or after `_MOST_ROUNDS`.
+        """
         packets = {name: _pack_parts(_START) for name in self._agreement.contributors}
         letters_waiting: list[tuple[str, str, bytes]] = []  # from, to, body
         for name, role in self._roles.items():
@@ -173,6 +182,7 @@ class Hub:
         return self._receiver.decode(self._combiner.combine(bodies, binding.digest), like, binding)
 
     def _collect_bodies(self, packets: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return each contributor's answer to a packet of one step, which must have one part."""
         answers = self._collect_answers(packets, _STEP)
         for sender, parts in answers.items():
             if len(parts) != 1:
@@ -182,6 +192,11 @@ class Hub:
     def _collect_answers(
         self, packets: Mapping[str, bytes], kind: bytes
     ) -> Mapping[str, Sequence[bytes]]:
+        """Send the packets and wait for one answer of each receiver; return their parts by sender.
+
+        In a step of a sum of two rounds a TimeoutError ends the waiting: who did not answer is left
+        out.
+        """
         for name, packet in packets.items():
             self._send(name, packet)
         answers: dict[str, Sequence[bytes]] = {}
@@ -261,6 +276,7 @@ class _Signer:
     """A signer of letters through the hub, which also opens them; without an identity neither."""
 
     def __init__(self, identity: Identity | None, peers: Mapping[str, bytes] | None) -> None:
+        """Sign and verify if both arguments are given, pass letters on unsigned if neither is."""
         if (identity is None) != (peers is None):
             raise LocalProtocolError("set-up is signed with `identity` and `peers` both, or not")
         self._identity = identity
@@ -273,15 +289,20 @@ class _Signer:
     def sign_letters(
         self, agreement: SumAgreement, me: str, outgoing: Iterable[Outgoing]
     ) -> list[tuple[str, str, bytes]]:
+        """Return (sender, receiver, letter) of every outgoing set-up message."""
         return [(me, out.receiver, self._sign_body(agreement, me, out)) for out in outgoing]
 
     def _sign_body(self, agreement: SumAgreement, me: str, out: Outgoing) -> bytes:
+        """Return the body behind its signature over agreement, sender, receiver and body."""
         if self._identity is None:
             return out.body
         names = agreement.digest, me.encode(), out.receiver.encode()
         return self._identity.sign(_PURPOSE, *names, out.body) + out.body
 
     def open_letter(self, agreement: SumAgreement, sender: str, me: str, letter: bytes) -> bytes:
+        """Return the body of a letter to `me`, after checking its signature. Raises
+        RemoteProtocolError: no key of the sender is known, or it is signed by another.
+        """
         if self._identity is None:
             return letter
         if sender not in self._peers:
@@ -294,10 +315,14 @@ class _Signer:
 
 
 def _pack_parts(*parts: bytes) -> bytes:
+    """Join parts to a packet, each preceded by its size in four bytes."""
     return b"".join(_SIZE.pack(len(part)) + part for part in parts)
 
 
 def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
+    """Return the parts of a packet. Raises RemoteProtocolError: it is empty, cut, or has too many
+    parts.
+    """
     if type(packet) is not bytes:
         raise LocalProtocolError(f"a packet is bytes, got {type(packet).__name__} from {sender}")
     parts: list[bytes] = []
@@ -312,6 +337,7 @@ def _split_packet(packet: bytes, sender: str) -> Sequence[bytes]:
 
 
 def _unpack_packet(packet: bytes, sender: str, expected: bytes) -> Sequence[bytes]:
+    """Return a packet's parts after the first, which must be the expected kind."""
     kind, *parts = _split_packet(packet, sender)
     if kind != expected:
         raise RemoteProtocolError(f"{sender} answered {kind!r:.20}, expected {expected!r}")

@@ -66,6 +66,9 @@ class SumAgreement:
     noise: int | None = None
 
     def __post_init__(self) -> None:
+        """Validate all fields; turn NumPy integers into int, contributors into a tuple, clip_norm
+        into a float, so that equal agreements have equal digests.
+        """
         take_numpy_integers(self)
         names: object = self.contributors
         if isinstance(names, str | bytes) or not isinstance(names, Iterable):
@@ -80,6 +83,9 @@ class SumAgreement:
         object.__setattr__(self, "clip_norm", float(self.clip_norm))
 
     def _require_parties(self) -> None:
+        """Raise LocalProtocolError unless all party names are valid and different and there are at
+        least two contributors (one with `allow_single`), at most 1024.
+        """
         ends = [self.receiver] if self.receiver == self.combiner else [self.receiver, self.combiner]
         parties = (*ends, *self.contributors)
         for name in (self.session, *parties):
@@ -101,6 +107,9 @@ class SumAgreement:
             )
 
     def _require_ranges(self) -> None:
+        """Raise LocalProtocolError if clip_norm, bits, threshold or noise lies outside
+        its range.
+        """
         number = isinstance(self.clip_norm, Real)
         if not number or not _MIN_CLIP_NORM <= self.clip_norm <= _MAX_CLIP_NORM:
             raise LocalProtocolError(
@@ -121,13 +130,15 @@ class SumAgreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all fields that are set."""
+        """Return SHA-256 over the canonical JSON of all fields that are set."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         canonical = json.dumps(fields, sort_keys=True).encode()
         return hashlib.sha256(b"secure-apfed sum agreement v1" + canonical).digest()
 
     def find_position(self, me: str) -> int:
-        """Return the place of this contributor. Raises LocalProtocolError: nobody has that name."""
+        """Return this contributor's position in the agreement. Raises LocalProtocolError: nobody
+        has that name.
+        """
         if me not in self.contributors:
             raise LocalProtocolError(
                 f"{me!r} contributes nothing; the contributors are {', '.join(self.contributors)}"
@@ -171,6 +182,9 @@ class StepBinding:
     message: bytes
 
     def __post_init__(self) -> None:
+        """Turn a NumPy step into int and raise LocalProtocolError unless step, session and both
+        digests have their type, range and length.
+        """
         step: object = self.step
         if isinstance(step, np.integer):
             object.__setattr__(self, "step", int(step))
@@ -196,7 +210,7 @@ class StepBinding:
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 over all fields, each with its length."""
+        """Return SHA-256 over all fields, each preceded by its length."""
         digest = hashlib.sha256(b"secure-apfed step v1")
         parts = self.session.encode(), self.step.to_bytes(8, "big"), self.rows, self.message
         for part in parts:
@@ -238,26 +252,27 @@ class SumLeaks:
 def count_number_bits(largest_sum: int) -> int:
     """Return ceil(log2(2 L + 1)), the bits of one number of a sum of at most L in magnitude.
 
-    Each reaction to an altered sum (it is taken, or refused) tells one of them.
+    Each reaction to an altered sum (it is accepted or refused) reveals one of these bits.
     """
     return (2 * largest_sum).bit_length()
 
 
 def count_telling_sessions(number_bits: int, *, steps: int, names_step: bool) -> int:
-    """Return in how many sessions reactions tell one number to whoever alters sums, at least.
+    """Return the least number of sessions whose reactions reveal one number to whoever alters sums.
 
-    A session ends with the first refusal, so its reactions tell log2(S + 1) bits: which of S steps
-    that was. They may all be about one number where what is sent names no step; else each is about
-    another one, and a session tells one bit of a number.
+    A session ends with the first refusal, so its reactions reveal log2(S + 1) bits: which of S
+    steps was refused. All of them may be about one number where messages do not name a step;
+    otherwise each is about another number, and a session reveals one bit of a number.
 
-    Args:
-        steps: S, of a session.
+    Args: steps: S, steps of a session. names_step: whether the messages are bound to one step.
     """
     return number_bits if names_step else math.ceil(number_bits / math.log2(steps + 1))
 
 
 def _count_example_sessions(bits: int, *, names_step: bool) -> int:
-    """Return the same of three contributors without noise, in sessions of a thousand steps."""
+    """Return `count_telling_sessions` for three contributors without noise and a thousand steps a
+    session, for the sentences below.
+    """
     number_bits = count_number_bits(3 * (2 ** (bits - 1) - 1))
     return count_telling_sessions(number_bits, steps=1000, names_step=names_step)
 
@@ -280,5 +295,7 @@ ALTERED_CIPHERTEXT = (
 
 
 def format_sum_name(scheme: str, masks: str) -> str:
-    """Return the one name of a pair: "bfv + pairwise masks", and "bfv" without masks."""
+    """Return the one name of a scheme under masks: "bfv + pairwise masks", or "bfv"
+    without masks.
+    """
     return scheme if masks == "none" else f"{scheme} + {masks} masks"

@@ -68,6 +68,9 @@ class PairwiseSeeds(KeepsSecrets):
     """
 
     def __init__(self, me: str, peers: Sequence[str], frames: AgreedFrames) -> None:
+        """Make a fresh key for this sum; `start` and `receive` then agree one seed with each of
+        `peers`.
+        """
         self.me = me
         self._peers = tuple(peers)
         self._frames = frames
@@ -76,10 +79,14 @@ class PairwiseSeeds(KeepsSecrets):
         self._seeds: dict[str, bytes] = {}
 
     def start(self) -> Sequence[Outgoing]:
+        """Return this party's public key, to be sent to each peer."""
         message = self._frames.pack_setup(self._own_key().public)
         return tuple(Outgoing(peer, message) for peer in self._peers)
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Derive the seed shared with `sender` from its public key. Raises RemoteProtocolError: a
+        stranger, a second key, or bytes that are no key.
+        """
         self._fork_check.require_own_process()
         if sender not in self._peers or sender in self._seeds:
             raise RemoteProtocolError(
@@ -101,6 +108,7 @@ class PairwiseSeeds(KeepsSecrets):
         return len(self._seeds) == len(self._peers)
 
     def require_completion(self) -> None:
+        """Raise LocalProtocolError, which names the peers, while a peer's key is missing."""
         if self._key is None:
             self._own_key()  # which says why there is none
         if len(self._seeds) < len(self._peers):
@@ -141,6 +149,9 @@ class PairwiseSeeds(KeepsSecrets):
         add_keystream(total, self._seeds[peer], binding.digest, sign=sign)
 
     def _own_key(self) -> RunKey:
+        """Return this party's key. Raises LocalProtocolError: a forked process, or the key was
+        destroyed.
+        """
         self._fork_check.require_own_process()
         if self._key is None:
             raise LocalProtocolError(f"{self.me} threw its mask key away; set up a new session")
@@ -160,6 +171,9 @@ class StepSeals(PairwiseSeeds):
         self._last = dict.fromkeys(peers, -1)
 
     def seal(self, peer: str, binding: StepBinding, shape: tuple[int, int], text: bytes) -> bytes:
+        """Encrypt `text` for `peer`, bound to step, message and shape. Raises LocalProtocolError: a
+        step that is not above the last one, since the step is the nonce.
+        """
         if binding.step <= self._last[peer]:
             raise LocalProtocolError(
                 f"{self.me}: step {binding.step} comes after step {self._last[peer]} of what was "
@@ -170,6 +184,9 @@ class StepSeals(PairwiseSeeds):
         return self._make_cipher(self.me, peer).encrypt(_make_nonce(binding), text, associated)
 
     def open(self, peer: str, binding: StepBinding, shape: tuple[int, int], sealed: bytes) -> bytes:
+        """Decrypt what `peer` sealed for this step, message and shape. Raises RemoteProtocolError:
+        it does not authenticate.
+        """
         associated = self._make_associated_data(peer, self.me, binding, shape)
         try:
             return self._make_cipher(peer, self.me).decrypt(
@@ -183,6 +200,7 @@ class StepSeals(PairwiseSeeds):
             ) from error
 
     def _make_cipher(self, sender: str, recipient: str) -> AESGCM:
+        """Return AES-256-GCM under the key of one direction, derived from the pair's seed."""
         peer = recipient if sender == self.me else sender
         names = (sender.encode(), recipient.encode())
         self._fork_check.require_own_process()
@@ -191,6 +209,9 @@ class StepSeals(PairwiseSeeds):
     def _make_associated_data(
         self, sender: str, recipient: str, binding: StepBinding, shape: tuple[int, int]
     ) -> bytes:
+        """Return the bytes that a seal authenticates beside its text: fingerprint, binding, shape
+        and both names, each preceded by its length.
+        """
         sizes = (size.to_bytes(8, "big") for size in shape)
         names = (sender, recipient)
         parts = self._frames.fingerprint, binding.digest, *sizes, *map(str.encode, names)
@@ -198,6 +219,7 @@ class StepSeals(PairwiseSeeds):
 
 
 def _make_nonce(binding: StepBinding) -> bytes:
+    """Return the step as a nonce of 12 bytes."""
     return binding.step.to_bytes(_NONCE_BYTES, "big")
 
 
@@ -263,6 +285,9 @@ class MaskedSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError if a sum of all contributions needs more bits than
+        the ring has.
+        """
         super().__post_init__()
         if self.fixed_point.field_bits > self.ring_bits:
             raise LocalProtocolError(
@@ -297,12 +322,16 @@ class MaskedSum(SecureSum):
         noise_BD: IntArray | None,
         clipping: Clipping | None = None,
     ) -> Elements:
+        """Return clipped and quantised rows plus noise as elements of the ring."""
         # Of 32 bits, since adding them may wrap around: the ring is at least as wide.
         narrow_BD = self.fixed_point.quantise_rows(values_BD, noise_BD, np.int32, clipping)
         fits = narrow_BD.dtype.itemsize == self.word.itemsize
         return narrow_BD.view(self.word) if fits else narrow_BD.astype(self.word)
 
     def add_frames(self, frames: Sequence[Frame]) -> Sequence[bytes]:
+        """Return the sum of all contributions as one blob, still under the masks shared with the
+        receiver.
+        """
         for frame in frames:
             frame.require_blobs(self.agreement.contributors[frame.party], 1)
         return (self.add_elements(frames).tobytes(),)
@@ -330,6 +359,7 @@ class MaskedSum(SecureSum):
 
 class _MaskedContributor(SumContributor):
     def __init__(self, masked: MaskedSum, me: str) -> None:
+        """Agree one seed with each other contributor and one with the receiver."""
         agreement = masked.agreement
         frames = masked.make_frames()
         others = [name for name in agreement.contributors if name != me]
@@ -354,12 +384,16 @@ class MaskedReceiver(SumReceiver):
     _sum: MaskedSum
 
     def __init__(self, masked: MaskedSum) -> None:
+        """Agree one seed with each contributor."""
         agreement = masked.agreement
         frames = masked.make_frames()
         self._seeds = PairwiseSeeds(agreement.receiver, agreement.contributors, frames)
         super().__init__(masked, frames, self._seeds)
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Subtract the mask shared with each contributor in the frame; return the sum in real
+        numbers.
+        """
         self._seeds.require_completion()
         total_BD = self._sum.parse_elements(frame, self._sum.agreement.combiner).copy()
         for peer in self._list_contributors(frame):
@@ -369,6 +403,9 @@ class MaskedReceiver(SumReceiver):
         )
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
+        """Return whose contributions are in the sum: all of them; a sum that may lack some
+        overrides this.
+        """
         frame.require_blobs(self._sum.agreement.combiner, 1)
         return self._sum.agreement.contributors
 

@@ -68,6 +68,7 @@ class PlainSum(SecureSum):
     )
 
     def __post_init__(self) -> None:
+        """Warn that nothing is protected. Raises LocalProtocolError: noise without `quantise`."""
         super().__post_init__()
         if self.agreement.noise and not self.quantise:
             raise LocalProtocolError(
@@ -165,6 +166,7 @@ class PlainReceiver(SumReceiver):
     _sum: PlainSum
 
     def _open(self, frame: Frame, binding: StepBinding) -> FloatArray:
+        """Return the sum in real numbers, in this machine's byte order."""
         agreement = self._sum.agreement
         total_BD = self._sum.parse_values(
             frame, agreement.combiner, addends=len(agreement.contributors)

@@ -174,6 +174,7 @@ def _open_book(book: Book, me: str, *, create: bool) -> Iterator[sqlite3.Connect
 
 
 def _create_table(opened: sqlite3.Connection) -> sqlite3.Connection:
+    """Create the table of sealed roles where it is missing: role, times sealed, times resumed."""
     opened.execute(
         "CREATE TABLE IF NOT EXISTS sealed (role TEXT PRIMARY KEY, times INTEGER, taken INTEGER)"
     )
@@ -181,6 +182,7 @@ def _create_table(opened: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _make_book_error(me: str) -> LocalProtocolError:
+    """Return the error for a role that the book does not list."""
     return LocalProtocolError(
         f"{me}: the book does not list this role, so it is another book, or an older copy, and "
         "nobody knows whether the role was taken up: put the book back, or set up a new session"
@@ -188,10 +190,12 @@ def _make_book_error(me: str) -> LocalProtocolError:
 
 
 def _make_cipher(key: bytes, me: str) -> AESGCM:
+    """Return AES-256-GCM under the owner's key. Raises LocalProtocolError: it has not 32 bytes."""
     if type(key) is not bytes or len(key) != KEY_BYTES:
         raise LocalProtocolError(f"{me}: a key that seals a role is {KEY_BYTES} secret bytes")
     return AESGCM(key)
 
 
 def _make_associated_data(described: DescribedSum, me: str) -> bytes:
+    """Return the bytes that bind a sealed role to its sum and its party."""
     return b"secure-apfed role v1" + described.make_frames().fingerprint + me.encode()

@@ -108,6 +108,9 @@ def find_readers(
 def _find_ways(
     described: ReadableSum, victim: str, *, signed: bool
 ) -> Iterator[tuple[frozenset[str], str]]:
+    """Yield every set of parties that can read the victim's contribution, and how, as a clause; the
+    four ways stand in this module's docstring.
+    """
     agreement = described.agreement
     receiver = agreement.receiver
     combiner = agreement.combiner
@@ -152,6 +155,7 @@ def describe_readers(described: ReadableSum, *, hub: bool = False, signed: bool 
 
 
 def _name_parties(agreement: SumAgreement, readers: Readers) -> str:
+    """Return the parties in words; contributors only ever stand there all together."""
     ends = dict.fromkeys((agreement.receiver, agreement.combiner))
     names = [end for end in ends if end in readers.parties]
     rest = [name for name in readers.parties if name not in ends]
@@ -196,6 +200,7 @@ def require_no_single_reader(
 
 
 def _suggest_remedy(described: ReadableSum, *, hub: bool) -> str:
+    """Return the change of settings after which no single computer reads a contribution."""
     contributors = len(described.agreement.contributors)
     if described.least < contributors:
         return f"Leave threshold out, or say threshold={contributors}: all must answer then"

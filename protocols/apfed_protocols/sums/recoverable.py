@@ -111,6 +111,7 @@ class Announcement:
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "Announcement":
+        """Read an announcement of `sender`. Raises RemoteProtocolError: it has another size."""
         if len(data) != ANNOUNCEMENT_BYTES:
             raise RemoteProtocolError(
                 f"{sender} announced its keys in {len(data)} bytes, expected {ANNOUNCEMENT_BYTES}"
@@ -131,6 +132,9 @@ class HolderShares(KeepsSecrets):
 
     @classmethod
     def parse(cls, data: bytes, *, sender: str) -> "HolderShares":
+        """Read the shares that `sender` dealt. Raises RemoteProtocolError: they have
+        another size.
+        """
         if len(data) != _HELD_BYTES:
             raise RemoteProtocolError(
                 f"{sender} dealt shares in {len(data)} bytes, expected {_HELD_BYTES}"
@@ -143,6 +147,9 @@ class StepKeys(KeepsSecrets):
     """One passive's secrets of one step, and all shares of them."""
 
     def __init__(self, agreement: SumAgreement, threshold: int, owner: str) -> None:
+        """Draw the two secrets of one step and split each among all contributors (Bonawitz et al.
+        2017, figure 4, rounds 0 and 1).
+        """
         key_secret, seed_secret = (_pack_number(_draw_number()) for _ in range(2))
         self.key = _mask_key(key_secret, agreement, owner)
         self.seed = _self_mask_seed(seed_secret, agreement, owner)
@@ -153,9 +160,11 @@ class StepKeys(KeepsSecrets):
 
     @property
     def announcement(self) -> Announcement:
+        """Return the public part: the mask key and the commitment to the self-mask seed."""
         return Announcement(self.key.public, _commit_seed(self.seed))
 
     def pick_shares(self, holder: str) -> HolderShares:
+        """Return what `holder` gets: the public key, and its share of each of the two secrets."""
         position = self._agreement.find_position(holder)
         return HolderShares(
             self.key.public, self._key_shares[position], self._seed_shares[position]
@@ -165,6 +174,9 @@ class StepKeys(KeepsSecrets):
 def _rebuilt_key(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> RunKey:
+    """Rebuild the mask key of a passive that fell silent. Raises RemoteProtocolError: it is not the
+    key that its owner announced.
+    """
     key = _mask_key(join_shares(shares), agreement, owner)
     if key.public != announced.public:
         raise _false_shares(owner)
@@ -174,6 +186,9 @@ def _rebuilt_key(
 def rebuilt_seed(
     shares: Mapping[int, bytes], announced: Announcement, agreement: SumAgreement, owner: str
 ) -> bytes:
+    """Rebuild the self-mask seed of a passive that is counted. Raises RemoteProtocolError: it is
+    not the seed that its owner committed to.
+    """
     seed = _self_mask_seed(join_shares(shares), agreement, owner)
     if _commit_seed(seed) != announced.commitment:
         raise _false_shares(owner)
@@ -195,6 +210,7 @@ def split_secret(secret: bytes, *, threshold: int, holders: int) -> Sequence[byt
     polynomial = [_draw_number() for _ in range(threshold - 1)]  # the highest power first
 
     def evaluate_share(place: int) -> bytes:
+        """Return the polynomial's value at `place` (from 1), by Horner's rule."""
         value = 0
         for coefficient in (*polynomial, number):
             value = (value * place + coefficient) % _PRIME
@@ -222,6 +238,7 @@ def _compute_weights(holders: tuple[int, ...]) -> tuple[int, ...]:
     places = [holder + 1 for holder in holders]
 
     def compute_weight(place: int) -> int:
+        """Return the product of other / (other - place) over all other places, modulo the prime."""
         others = [other for other in places if other != place]
         above = below = 1
         for other in others:
@@ -242,25 +259,30 @@ def _pack_number(number: int) -> bytes:
 
 
 def _mask_key(secret: bytes, agreement: SumAgreement, owner: str) -> RunKey:
+    """Derive a step's X25519 key from its 16-byte secret."""
     return RunKey.from_secret_bytes(
         _derive_bytes(secret, agreement, b"mask key of " + owner.encode())
     )
 
 
 def _self_mask_seed(secret: bytes, agreement: SumAgreement, owner: str) -> bytes:
+    """Derive a step's self-mask seed from its 16-byte secret."""
     return _derive_bytes(secret, agreement, b"self mask of " + owner.encode())
 
 
 def _derive_bytes(secret: bytes, agreement: SumAgreement, use: bytes) -> bytes:
+    """Derive 32 bytes for one use from a secret (HKDF-SHA256, salted with the agreement)."""
     info = b"secure-apfed step keys v1 " + use
     return HKDF(algorithm=SHA256(), length=32, salt=agreement.digest, info=info).derive(secret)
 
 
 def _commit_seed(seed: bytes) -> bytes:
+    """Return the digest of a self-mask seed that its owner announces."""
     return hashlib.sha256(b"secure-apfed self mask v1" + seed).digest()
 
 
 def _false_shares(owner: str) -> RemoteProtocolError:
+    """Return the error for shares that do not give what their owner announced."""
     return RemoteProtocolError(
         f"the shares of {owner}'s secret do not give what {owner} announced: {owner} dealt false "
         "shares, or a passive answered with one; this step has no sum"
@@ -314,6 +336,7 @@ class RecoverableSum(MaskedSum):
     )
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError unless the threshold is above M / 2."""
         contributors = len(self.agreement.contributors)
         if 2 * self.threshold <= contributors:
             raise LocalProtocolError(
@@ -325,7 +348,7 @@ class RecoverableSum(MaskedSum):
 
     @cached_property
     def threshold(self) -> int:
-        """t: contributions and answers without which a step has no sum."""
+        """Return t, the contributions and answers without which a step has no sum."""
         contributors = len(self.agreement.contributors)
         usual = usual_threshold(contributors) if self.allow_single_reader else contributors
         return self.agreement.threshold or usual
@@ -345,7 +368,9 @@ class RecoverableSum(MaskedSum):
         new_book: bool = False,
         answered: "AnsweredCircles | None" = None,
     ) -> "RecoverableContributor":
-        """Return a passive's end, with a book of its own, or with one that remembers otherwise."""
+        """Return a contributor's role, which remembers answered questions in `answered`, or else in
+        a book.
+        """
         circles = answered or AnsweredCircles(book, new_book=new_book)
         return RecoverableContributor(self, me, circles)
 
@@ -392,6 +417,7 @@ class AnsweredCircles:
     """
 
     def __init__(self, book: str | PathLike[str] | None = None, *, new_book: bool = False) -> None:
+        """Open the book, or make it with `new_book`; without one remember in memory."""
         self._book = book
         self._circles: dict[str, tuple[str, ...]] = {}
         if book is not None:
@@ -410,6 +436,7 @@ class AnsweredCircles:
                 opened.execute(_CIRCLES_TABLE)
 
     def _find_circle(self, mark: str) -> tuple[str, ...] | None:
+        """Return the circle in which a question with this mark was answered; None: it never was."""
         if self._book is None:
             return self._circles.get(mark)
         with closing(sqlite3.connect(self._book)) as opened:
@@ -419,7 +446,9 @@ class AnsweredCircles:
     def require_same_circle(
         self, marks: Iterable[str], circle: Sequence[str], *, me: str, aggregator: str
     ) -> None:
-        """Raise RemoteProtocolError where one of these was answered in another circle."""
+        """Raise RemoteProtocolError if a question with one of these marks was answered in another
+        circle.
+        """
         for mark in marks:
             earlier = self._find_circle(mark) or tuple(circle)
             differing = sorted(set(earlier) ^ set(circle))
@@ -432,16 +461,20 @@ class AnsweredCircles:
                 )
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
-        """Say what to do where a question was answered in an earlier circle and comes in this."""
+        """Return the advice for a question that was answered in an earlier circle and now comes in
+        another.
+        """
         del earlier, circle
         return "Ask another question in a new session, or the same circle"
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the marks by which it knows a question, and its answer, again."""
+        """Return the marks by which a question, and its answer, are recognised."""
         return mark_question(values_BD, binding)
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Remember these; on return they are on the disk, and an answer may leave."""
+        """Record these marks with their circle; on return they are on the disk, and an answer may
+        leave.
+        """
         if self._book is None:
             for mark in marks:
                 self._circles.setdefault(mark, tuple(circle))
@@ -452,7 +485,7 @@ class AnsweredCircles:
 
 
 def mark_question(values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-    """Return the marks by which `AnsweredCircles` knows a question, and its answer, again."""
+    """Return the marks by which `AnsweredCircles` recognises a question, and its answer."""
     marks = []
     if binding.message != _NO_MESSAGE:
         question = hashlib.blake2b(binding.rows + binding.message, digest_size=_MARK_BYTES)
@@ -480,6 +513,9 @@ class RecoverableContributor(SumContributor):
     def __init__(
         self, described: RecoverableSum, me: str, answered: AnsweredCircles | None = None
     ) -> None:
+        """Make the role of `me`: a mask with the active, a sealed link to each other contributor,
+        and keys for the first step.
+        """
         agreement = described.agreement
         frames = described.make_frames()
         self._active = PairwiseSeeds(me, (agreement.receiver,), frames)
@@ -499,6 +535,9 @@ class RecoverableContributor(SumContributor):
         self._marks: tuple[str, ...] = ()
 
     def start(self) -> Sequence[Outgoing]:
+        """Send the mask key to the active, a link key to each contributor, and the announcement of
+        the first step's keys to the aggregator.
+        """
         assert self._ready is not None
         link = self._link_key.public
         announced = self._ready.keys.announcement.pack()
@@ -538,6 +577,9 @@ class RecoverableContributor(SumContributor):
         return self._active.is_finished and not self._awaited
 
     def _require_setup(self) -> None:
+        """Raise LocalProtocolError, which names the peers, until all keys and first shares have
+        arrived.
+        """
         self._active.require_completion()
         if self._awaited:
             raise LocalProtocolError(
@@ -583,6 +625,9 @@ class RecoverableContributor(SumContributor):
         self._active.add_stream(agreement.receiver, binding, total_BD, sign=1)
 
     def answer(self, request: bytes) -> bytes:
+        """Return one share of each passive of this step: of its self-mask seed if it is counted, of
+        its mask key if it fell silent. The step is over afterwards, also where this raises.
+        """
         waiting = self._waiting
         self._waiting = None
         if waiting is None:
@@ -610,6 +655,9 @@ class RecoverableContributor(SumContributor):
         return body
 
     def _parse_contributors(self, blobs: Sequence[bytes], step: _Step) -> Sequence[str]:
+        """Return who is counted by a request. Raises RemoteProtocolError: strangers, fewer than the
+        threshold, not this party, or another number of sealed shares.
+        """
         agreement = self._sum.agreement
         aggregator = agreement.combiner
         if not blobs:
@@ -632,6 +680,7 @@ class RecoverableContributor(SumContributor):
         return StepKeys(self._sum.agreement, self._frames.least, self.me)
 
     def _seal_parcel(self, peer: str, keys: StepKeys, bound: bytes) -> bytes:
+        """Seal for `peer` its shares of these keys; `bound` ties them to step and senders."""
         link = self._links[peer]
         packed = keys.pick_shares(peer).pack()
         return link.seal(packed, sequence=link.next_sequence, associated=bound)
@@ -655,6 +704,9 @@ class RecoverableContributor(SumContributor):
         return HolderShares.parse(opened, sender=peer)
 
     def _make_associated_data(self, step: _Step, binding_digest: bytes) -> bytes:
+        """Return the bytes that tie sealed shares to a step's message and to who could
+        contribute.
+        """
         return binding_digest + self._sum.agreement.pack_names([self.me, *step.shares])
 
 
@@ -676,6 +728,7 @@ class RecoverableCombiner(SumCombiner):
     """
 
     def __init__(self, described: RecoverableSum) -> None:
+        """Make the aggregator's role, which waits for every contributor's announcement."""
         super().__init__(described.make_frames(), NoSetup())
         self._sum = described
         self._announced: dict[str, Announcement] = {}
@@ -683,6 +736,7 @@ class RecoverableCombiner(SumCombiner):
         self._set_up = False
 
     def receive(self, sender: str, body: bytes) -> Sequence[Outgoing]:
+        """Take one contributor's announcement of its keys for the first step."""
         contributors = self._sum.agreement.contributors
         if sender not in contributors or self._set_up or sender in self._announced:
             raise RemoteProtocolError(
@@ -702,6 +756,9 @@ class RecoverableCombiner(SumCombiner):
     def ask(
         self, contributions: Mapping[str, bytes], binding_digest: bytes | None = None
     ) -> Mapping[str, bytes]:
+        """Add the contributions and return one request for each passive that contributed. Raises
+        RemoteProtocolError: a passive contributes that was silent in an earlier step.
+        """
         if not self._set_up:
             raise LocalProtocolError("the aggregator has no keys announced yet; run the setup")
         agreed = self._sum.agreement.contributors
@@ -720,6 +777,9 @@ class RecoverableCombiner(SumCombiner):
         return {name: self._pack_request(name, self._underway) for name in counted}
 
     def combine(self, bodies: Mapping[str, bytes], binding_digest: bytes | None = None) -> bytes:
+        """Rebuild self-mask seeds and silent passives' keys from the answers, subtract the masks
+        that do not cancel, and pack the sum with the names of those it counts.
+        """
         underway = self._underway
         agreement = self._sum.agreement
         if underway is None:
@@ -748,6 +808,7 @@ class RecoverableCombiner(SumCombiner):
         return Announcement.parse(frame.blobs[1], sender=sender)
 
     def _pack_request(self, to: str, underway: _Underway) -> bytes:
+        """Pack for one passive who is counted, and the shares that the others sealed for it."""
         parcels = []
         for name, frame in zip(underway.counted, underway.frames, strict=True):
             if name != to:
@@ -786,6 +847,7 @@ class RecoverableReceiver(MaskedReceiver):
     """A receiver that takes off the masks it shares with `counted`, those in the last sum."""
 
     def _list_contributors(self, frame: Frame) -> Sequence[str]:
+        """Return whose contributions the aggregator counted, and note them as `counted`."""
         agreement = self._sum.agreement
         frame.require_blobs(agreement.combiner, 2)
         counted = agreement.parse_names(frame.blobs[1], sender=agreement.combiner)

@@ -98,7 +98,7 @@ class DescribedSum:
 
     @property
     def least(self) -> int:
-        """Contributors without whom a step has no sum."""
+        """Return the number of contributors without whom a step has no sum."""
         return len(self.agreement.contributors)
 
     def encode_contribution(
@@ -146,6 +146,9 @@ class SecureSum(DescribedSum, ABC):
     allow_single_reader: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        """Raise LocalProtocolError for parties that could read a single contribution without
+        permission.
+        """
         require_type(self, bool, "allow_single_reader")
         receiver = self.agreement.receiver
         if receiver == self.agreement.combiner and self.masks == "none":
@@ -176,7 +179,7 @@ class SecureSum(DescribedSum, ABC):
 
     @property
     def value_bytes(self) -> float:
-        """Bytes on the wire of one value of a long contribution, frames apart."""
+        """Return the bytes on the wire of one value of a long contribution, frames apart."""
         return _INTEGER_BYTES
 
     @abstractmethod
@@ -235,6 +238,7 @@ class SumContributor(Role, ABC):
     def __init__(
         self, described: DescribedSum, me: str, frames: AgreedFrames, setup: Setup
     ) -> None:
+        """Make the role of contributor `me`, with fresh noise keys; nothing is sent yet."""
         self._position = described.agreement.find_position(me)
         self.me = me
         self.clipping = Clipping()
@@ -279,6 +283,9 @@ class SumContributor(Role, ABC):
     def _make_contribution(
         self, flat: Flattened, binding: StepBinding, noise_BD: IntArray | None
     ) -> bytes:
+        """Encode, use the step, protect and pack one contribution, in this order: a step counts as
+        used before any protected value exists, so that a failure cannot make it be used twice.
+        """
         values_BD = flat.matrix
         deviation = self._sum.agreement.noise
         before = replace(self.clipping)
@@ -398,6 +405,7 @@ class OneRoundCombiner(SumCombiner):
     def __init__(
         self, frames: AgreedFrames, add: Callable[[Sequence[Frame]], Sequence[bytes]]
     ) -> None:
+        """Combine by `add`, which maps the checked frames to the blobs of their sum."""
         self._add = add
         super().__init__(frames, NoSetup())
 
@@ -424,6 +432,7 @@ class SumReceiver(Role, ABC):
     _refused_step: int | None = None
 
     def __init__(self, described: DescribedSum, frames: AgreedFrames, setup: Setup) -> None:
+        """Make the receiver's role; `counted` names all contributors until a sum says otherwise."""
         self._opening = threading.RLock()
         self._sum = self.described = described
         self.counted: Sequence[str] = described.agreement.contributors
@@ -465,6 +474,9 @@ class SumReceiver(Role, ABC):
         return sum_BD.reshape(shape)
 
     def _decode_sum(self, combined: bytes, flat: Flattened, binding: StepBinding) -> FloatArray:
+        """Open one sum and return its real numbers, (B, D). Whatever the peer caused to fail
+        destroys the secrets first, so that a reaction is seen once (see the class).
+        """
         rows, columns = flat.matrix.shape
         self._require_no_refusal()
         self._refused_step = binding.step  # taken back where all goes well, and only there
@@ -502,6 +514,7 @@ class SumReceiver(Role, ABC):
         return self._sum.fixed_point.dequantise_sum(sum_BD)
 
     def _beyond_range(self, binding: StepBinding) -> RemoteProtocolError:
+        """Return the error for a sum that no contributions can add up to."""
         return RemoteProtocolError(
             f"the sum of step {binding.step} from {self._frames.agreement.combiner} lies beyond "
             "the range of its contributions; it was altered, a passive added other numbers "
@@ -548,6 +561,7 @@ class ReceivingCombiner(KeepsSecrets):
     """
 
     def __init__(self, described: SecureSum) -> None:
+        """Join the receiver's and the combiner's roles of one sum in one party."""
         self._receiver = described.make_receiver()
         self._combiner = described.make_combiner()
         self.described = described
@@ -569,6 +583,9 @@ class ReceivingCombiner(KeepsSecrets):
         )
 
     def _route_outgoing(self, outgoing: Iterable[Outgoing]) -> Iterable[Outgoing]:
+        """Deliver set-up messages from one of the two roles to the other here; yield those to
+        contributors.
+        """
         for out in outgoing:
             if out.receiver == self._me:  # a key holder tells the combiner under which key it adds
                 yield from self._combiner.receive(self._me, out.body)

@@ -94,10 +94,12 @@ class ScratchFile:
     path: str
 
     def save(self, thing: Any) -> bytes:
+        """Return the bytes in which SEAL saves an object."""
         thing.save(self.path)
         return os.pread(self.handle, os.fstat(self.handle).st_size, 0)
 
     def load(self, target: Any, context: Any, blob: bytes) -> None:
+        """Load an object of SEAL from bytes; `target` becomes it."""
         os.ftruncate(self.handle, 0)
         os.pwrite(self.handle, blob, 0)
         target.load(context, self.path)
@@ -126,6 +128,7 @@ class SealForm:
 
     @classmethod
     def from_sample(cls, sample: Any, count: int) -> "SealForm":
+        """Learn the form from an object of this kind with `count` numbers, made here."""
         with scratch_file() as scratch:
             blob = scratch.save(sample)
         names = cls.decompress_object(blob)[: -_WORD.itemsize * count]
@@ -148,10 +151,12 @@ class SealForm:
         return content
 
     def extract_numbers(self, saved: Any, scratch: ScratchFile) -> Numbers:
+        """Return the numbers of an object of this form."""
         content = self.decompress_object(scratch.save(saved))
         return np.frombuffer(content, _WORD, offset=len(content) - _WORD.itemsize * self.count)
 
     def load_numbers(self, target: Any, context: Any, numbers: bytes, scratch: ScratchFile) -> None:
+        """Make `target` the object of this form with these numbers, of 8 bytes each."""
         scratch.load(target, context, self.start + numbers)
 
 
@@ -164,17 +169,23 @@ class Residues:
 
     @property
     def width(self) -> int:
+        """Return the bytes of one number."""
         return -(-self.modulus.bit_length() // 8)
 
     @property
     def size(self) -> int:
+        """Return the bytes of all numbers."""
         return self.count * self.width
 
     def pack(self, numbers: Numbers) -> bytes:
+        """Write the low `width` bytes of each number."""
         octets = numbers.astype(_WORD, copy=False).view(np.uint8).reshape(self.count, -1)
         return octets[:, : self.width].tobytes()
 
     def parse(self, blob: bytes, *, sender: str) -> Numbers:
+        """Read `count` numbers. Raises RemoteProtocolError: another size, or a number not below the
+        modulus.
+        """
         if len(blob) != self.size:
             raise RemoteProtocolError(
                 f"a ciphertext from {sender} has {len(blob)} bytes, expected {self.size}"
@@ -240,6 +251,9 @@ class SealCipher(ABC):
     slots: int
 
     def __init__(self, primes: tuple[int, ...], bits: int) -> None:
+        """Make SEAL's context for these parameters. Raises LocalProtocolError: SEAL refuses them,
+        as below 128-bit security.
+        """
         self._bits = bits
         parameters = seal.EncryptionParameters(self.seal_type)
         self._set_more(parameters)
@@ -271,6 +285,9 @@ class SealCipher(ABC):
 
     @cached_property
     def ciphertext_form(self) -> SealForm:
+        """Return the form of a fresh ciphertext, learned by encrypting zeros under a throw-away
+        key.
+        """
         encrypted = seal.Ciphertext(self._seal)
         plain = seal.Plaintext()
         with scratch_file() as scratch:
@@ -280,10 +297,12 @@ class SealCipher(ABC):
 
     @cached_property
     def _key_form(self) -> SealForm:
+        """Return the form of a public key, learned from a throw-away key."""
         numbers = self.residues.count * len(self.moduli)
         return SealForm.from_sample(self.key_pair().public_key, numbers)
 
     def key_pair(self) -> SealContext:
+        """Generate a key pair; the returned context encrypts and decrypts."""
         generator = seal.KeyGenerator(self._seal)
         key = seal.PublicKey()
         generator.create_public_key(key)
@@ -341,6 +360,9 @@ class SealCipher(ABC):
     def add_ciphertexts(
         self, contributions: Mapping[str, Sequence[bytes]], vectors: int
     ) -> list[bytes]:
+        """Add the contributors' ciphertexts, `vectors` of each, residue by residue and without any
+        key.
+        """
         for name, blobs in contributions.items():
             _require_count(blobs, vectors, name)
         return [
@@ -349,6 +371,7 @@ class SealCipher(ABC):
         ]
 
     def _add_vector(self, blobs: Mapping[str, bytes]) -> bytes:
+        """Add one ciphertext of each contributor modulo q."""
         modulus = np.uint64(self.residues.modulus)
         addends = (self.residues.parse(blob, sender=name) for name, blob in blobs.items())
         total = next(addends)
@@ -363,6 +386,9 @@ class SealCipher(ABC):
     def decrypt(
         self, context: SealContext, blobs: Sequence[bytes], vectors: int, *, sender: str
     ) -> NDArray[Any]:
+        """Decrypt `vectors` ciphertexts to (vectors, S) numbers, joined in order. Raises
+        RemoteProtocolError: their number or residues are wrong, or SEAL cannot decrypt them.
+        """
         if context.decryptor is None:
             raise RemoteProtocolError(f"SEAL cannot decrypt the sum from {sender}: no secret key")
         plain = seal.Plaintext()
@@ -379,6 +405,9 @@ class SealCipher(ABC):
         return numbers
 
     def load_ciphertexts(self, blobs: Sequence[bytes], vectors: int, *, sender: str) -> list[Any]:
+        """Turn a peer's residues into SEAL's ciphertexts. Raises RemoteProtocolError: their number
+        or their residues are wrong.
+        """
         _require_count(blobs, vectors, sender)
         parsed = [self.residues.parse(blob, sender=sender) for blob in blobs]
         loaded = [seal.Ciphertext(self._seal) for _ in blobs]
@@ -392,6 +421,9 @@ class SealCipher(ABC):
 
 
 def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
+    """Raise RemoteProtocolError unless `sender` sent as many ciphertexts as its shape needs, and
+    one at least.
+    """
     if len(blobs) != vectors or not vectors:
         raise RemoteProtocolError(
             f"{sender} sent {len(blobs)} ciphertexts, expected {vectors} for its shape"
@@ -400,7 +432,9 @@ def _require_count(blobs: Sequence[bytes], vectors: int, sender: str) -> None:
 
 @contextmanager
 def _seal_errors_as(refusal: str) -> Iterator[None]:
-    """Raise what SEAL refuses of a peer's numbers as a RemoteProtocolError that says `refusal`."""
+    """Turn SEAL's exceptions about a peer's numbers into a RemoteProtocolError that says
+    `refusal`.
+    """
     try:
         yield
     except RemoteProtocolError:

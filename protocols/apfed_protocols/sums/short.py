@@ -157,6 +157,7 @@ class SumSession(KeepsSecrets):
     """
 
     def __init__(self, described: SecureSum, *, agreed: bool = True) -> None:
+        """Wrap a sum; `agreed` is False while its clip is still to be agreed."""
         self.described = described
         self._agreed = agreed
         # What an agreement tells is not covered by the noise, so there is one of them.
@@ -212,6 +213,9 @@ class SumSession(KeepsSecrets):
         return attach_gradients(total, {name: values[name] for name in flat}, flat, clip)
 
     def _add_contributions(self, flat: Mapping[str, Flattened]) -> Any:
+        """Run one step with all roles in this process and return the sum in the first contributor's
+        form.
+        """
         contributors, hub = self._roles
         first = next(iter(flat.values()))
         session = self.described.agreement.session
@@ -232,6 +236,9 @@ class SumSession(KeepsSecrets):
         return first.restore_tree(total, off=self.described.compute_rounding_error())
 
     def _check_values(self, values: Mapping[str, Any]) -> Mapping[str, Flattened]:
+        """Flatten each contributor's values. Raises LocalProtocolError, which names who: unknown or
+        missing contributors, one that was left out earlier, or values of different structure.
+        """
         names = self.described.agreement.contributors
         if not isinstance(values, Mapping):
             raise LocalProtocolError(
@@ -272,7 +279,9 @@ class SumSession(KeepsSecrets):
 
     @cached_property
     def _roles(self) -> tuple[Mapping[str, SumContributor], Sequence[Any]]:
-        """The contributors, and receiver and combiner, which may be one."""
+        """Return the contributors' roles by name, set up, and those of receiver and combiner, one
+        or two.
+        """
         agreement = self.described.agreement
         contributors = {
             name: self.described.make_contributor(name) for name in agreement.contributors
@@ -287,7 +296,7 @@ class SumSession(KeepsSecrets):
 
     @property
     def clip(self) -> float:
-        """C. Raises LocalProtocolError: it is to be agreed and is not yet."""
+        """Return C. Raises LocalProtocolError: it is to be agreed and is not yet."""
         self._require_clip()
         return self.described.agreement.clip_norm
 
@@ -454,6 +463,9 @@ class SumSession(KeepsSecrets):
         """Run the set-up; keep messages of one byte, which belong to the next agreement."""
 
         def receive_of_setup() -> tuple[str, bytes]:
+            """Return the next message of the set-up; store one-byte messages, which belong to a
+            clip agreement.
+            """
             for place, (_, body) in enumerate(self._early):
                 if len(body) != 1:
                     return self._early.pop(place)
@@ -466,6 +478,9 @@ class SumSession(KeepsSecrets):
         return join_sum(self.described, me, send=send, receive=receive_of_setup)
 
     def _keep_early(self, me: str, sender: str, body: bytes) -> None:
+        """Store a message that came before its agreement. Raises RemoteProtocolError: too many
+        came.
+        """
         if len(self._early) >= _MOST_EARLY:
             raise RemoteProtocolError(
                 f"{sender} sent {me} {len(body)} bytes, after {_MOST_EARLY} messages that "
@@ -495,6 +510,7 @@ class SumSession(KeepsSecrets):
         return True
 
     def _require_clip(self) -> None:
+        """Raise LocalProtocolError while the clip is still to be agreed."""
         if not self._agreed:
             raise LocalProtocolError(
                 'this sum has no clip yet: clip="agree" is settled by the first call in one '
@@ -537,6 +553,7 @@ class ClipAgreement(KeepsSecrets):
         current: float | None = None,
         bits: int = MOST_BITS,
     ) -> None:
+        """Prepare this party's report from its rows, if it has some; nothing is sent yet."""
         self.me = me
         self._contributors = tuple(contributors)
         self._recipients = sorted({*(contributors if told is None else told)} - {me})
@@ -550,6 +567,9 @@ class ClipAgreement(KeepsSecrets):
             self._fits[me] = _still_fits(matrix, self._own_exponent, current, bits)
 
     def start(self) -> Iterable[Outgoing]:
+        """Return this party's first report: its exponent or, where a clip stands, whether it still
+        fits.
+        """
         if self._own_exponent is None:
             return []
         if self._current is None:
@@ -560,6 +580,9 @@ class ClipAgreement(KeepsSecrets):
         ]
 
     def receive(self, sender: str, body: bytes) -> Iterable[Outgoing]:
+        """Record a contributor's report, and send the own size if that has become necessary. Raises
+        RemoteProtocolError: a stranger, a second report, or a number out of range.
+        """
         number = int.from_bytes(body[:1], "big", signed=True) if len(body) == 1 else None
         asks = self._current is not None and sender not in self._fits
         allowed = (_FITS, _DOES_NOT_FIT) if asks else range(_LEAST_EXPONENT, _MOST_EXPONENT + 1)
@@ -613,7 +636,9 @@ class ClipAgreement(KeepsSecrets):
 
     @property
     def clip(self) -> float:
-        """C, a power of two or the one so far. Raises LocalProtocolError: all values are zero."""
+        """Return C, a power of two or the one so far. Raises LocalProtocolError: all values are
+        zero.
+        """
         if self._current is not None and all(self._fits.values()):
             return self._current
         sizes = sorted(size for size in self._exponents.values() if size != _LEAST_EXPONENT)
@@ -629,9 +654,10 @@ class ClipAgreement(KeepsSecrets):
 
 
 def _still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
-    """Return whether these rows, whose largest has the size 2^own, are added well under a clip.
+    """Return whether rows whose largest norm is at most 2^exponent are added well under the current
+    clip.
 
-    They are not where more than `TOO_MANY_CLIPPED` of the rows lie beyond it; nor where they are
+    They are not if more than `TOO_MANY_CLIPPED` of the rows lie beyond it, or if they are
     `Clipping.too_small` and a smaller clip would help.
     """
     clipping = Clipping()
@@ -645,6 +671,9 @@ def _still_fits(matrix: Any, exponent: int, current: float, bits: int) -> bool:
 
 
 def _find_exponent(matrix: Any) -> int:
+    """Return the least exponent e with every row's norm at most 2^e. Raises LocalProtocolError: it
+    is beyond the largest clip.
+    """
     clipping = Clipping()
     clip_rows(check_matrix(matrix), 1.0, clipping)
     largest = clipping.largest_norm
