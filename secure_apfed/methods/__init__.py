@@ -100,7 +100,9 @@ _OURS: Mapping[str, Method] = {
 
 
 def _require_method(found: Any, code: str) -> Method:
-    """Return a method of others, whose settings are called as it is named."""
+    """Check that a class named as `package.module:Name` is a Method, and that the `name` of its
+    settings is that same text; return it.
+    """
     method = require_class(found, Method)() if isinstance(found, type) else found
     if not isinstance(method, Method):
         raise TypeError(
@@ -123,10 +125,11 @@ ALONE: MethodSettings = next(
 
 
 def method_settings(choice: Any, *, as_json: bool = False) -> MethodSettings:
-    """Return the settings of a method, as a run gives them.
+    """Return the settings of a method from how a run's configuration gives them.
 
-    `choice`: its key in `METHODS`; a mapping with that as `name`, and its settings; or settings
-    made before. `as_json`: whether lists are taken for tuples, and no other value is converted.
+    `choice` is a key of `METHODS`, a mapping with that key as `name` beside the method's own
+    settings, or a settings object. `as_json`: accept a list where a tuple is declared; convert no
+    other type.
     Raises ValueError: no method has that name, or it has other settings.
     """
     if isinstance(choice, MethodSettings):
@@ -154,9 +157,11 @@ def open_session(
     alignment: Mapping[str, Tensor] | None = None,
     logs: Path | None = None,
 ) -> Simulation:
-    """Open a session of the config's method with new secrets. `alignment`: of an earlier session
-    with the same data; None: intersect now. `logs`: folder of ledgers and of counted answers, which
-    outlast a session; None: memory.
+    """Start all parties of a run in this process, with new secrets, ready for the first step.
+
+    `alignment`: rows by party from an earlier session with the same data; None: intersect the IDs
+    now. `logs`: folder of privacy ledgers and answer counters, which then outlast the session;
+    None: keep them in memory.
     """
     names = [] if logs is None else [table.name for table in data.tables]
     secrets = {name: fresh_secrets(config, name, logs=logs) for name in names}

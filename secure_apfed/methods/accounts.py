@@ -27,10 +27,10 @@ from secure_apfed.settings.training import BlackBoxSettings, NoiseSettings, OwnL
 
 
 def plan_updates(config: RunSettings, settings: DpSgdSettings, guard: RepresentationGuard) -> float:
-    """Return the noise multiplier of private updates, one an epoch for each row.
+    """Return the noise multiplier of the DP-SGD updates, one an epoch for each row.
 
-    `guard`: of representations, whose releases share the budget. Raises ConfigError: they alone
-    exceed dp_sgd.epsilon.
+    `guard`: of the representations, whose releases share the privacy budget. Raises ConfigError:
+    the releases alone exceed dp_sgd.epsilon.
     """
     if settings.noise_multiplier is not None:
         return settings.noise_multiplier
@@ -62,7 +62,7 @@ class NoisePlan:
 def sum_and_noise(
     config: RunSettings, session: str, active: str, passives: Sequence[str], shape: Shape
 ) -> tuple[SecureSum, NoisePlan | None]:
-    """Return the configured sum between these passives, and the noise under it, or None.
+    """Return the configured sum between these passives, and the noise under it or None.
 
     Raises ConfigError: settings that do not fit, no clip bound, no honest passive, or more noise
     than a sum can carry; LocalProtocolError: parameters that do not fit, or a single passive.
@@ -90,7 +90,7 @@ def sum_and_noise(
 def make_sum_release(
     config: RunSettings, passive: str, shape: Shape, plan: NoisePlan
 ) -> SummedRelease:
-    """Return the privacy cost of one sum to a person at this passive."""
+    """Return the privacy cost mechanism of one sum, for a person in this passive's table."""
     return SummedRelease(
         deviation=plan.steps,
         honest=plan.honest,
@@ -102,6 +102,11 @@ def make_sum_release(
 def _calibrate_steps(
     config: RunSettings, noise: NoiseSettings, passives: Sequence[str], shape: Shape, honest: int
 ) -> int:
+    """Return each passive's noise deviation in fixed-point steps: by epsilon, or by the given
+    sigma.
+
+    `honest`: passives whose noise is counted. Raises ConfigError: more noise than a sum can carry.
+    """
     if noise.epsilon is not None:
         return calibrate_noise(
             epsilon=noise.epsilon,
@@ -123,17 +128,17 @@ def _calibrate_steps(
 
 
 def _count_numbers(config: RunSettings, shape: Shape) -> int:
-    """Return how many numbers of a contribution one person may move."""
+    """Return how many numbers of a contribution one person may change."""
     rows = 1 if config.method.asks_once else config.train.batch_size
     return rows * math.prod(shape)
 
 
 def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> float:
-    """Return how far one person's features move this passive's contribution, in steps.
+    """Return how far one person's features can move this passive's contribution, in fixed-point
+    steps.
 
-    If neither the objective nor a defence mixes rows, one row moves; else all rows of the batch.
-    For representations one row moves, with the encoder held fixed. For votes one row moves, with
-    the labeller held fixed.
+    If neither the objective nor a defence mixes rows, one row moves; otherwise all rows of the
+    batch. For representations and votes one row moves, with the trained model fixed.
     """
     if config.method.opens_votes:
         quantiser = _make_quantiser(config)
@@ -161,6 +166,9 @@ def _compute_sensitivity(config: RunSettings, passive: str, shape: Shape) -> flo
 
 
 def _make_quantiser(config: RunSettings) -> FixedPoint:
+    """Return the rounding of one passive's contribution to fixed point, with the
+    configured bits.
+    """
     clip = clip_of(config)
     assert clip is not None
     return FixedPoint(clip_norm=clip, bits=config.secure_sum.bits or USUAL_BITS, contributors=1)

@@ -72,8 +72,8 @@ def positions_of(aligned: Tensor, rows: Tensor) -> Tensor:
 
 
 def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
-    """Return the alignment position of each of these rows of a party, all aligned, in their
-    order.
+    """Return the alignment position of each of these rows, in the order of `rows`; all must be
+    aligned.
     """
     position_N = torch.full((1 + max(aligned.tolist(), default=-1),), -1, dtype=torch.int64)
     position_N[aligned] = torch.arange(len(aligned))
@@ -81,13 +81,15 @@ def positions_in(aligned: Tensor, rows: Tensor) -> Tensor:
 
 
 def needs_dealer(settings: AlignmentSettings) -> bool:
-    """Return whether the configured intersection takes one more party."""
+    """Return whether the configured set intersection needs a dealer of randomness."""
     return SET_INTERSECTIONS[settings.backend].needs_dealer
 
 
 async def align_as_active(own: PartyContext, links: Links, session: str) -> Tensor:
-    """Return the row of its own table at each position, (U,). Raises DataError: IDs that cannot be
-    aligned; IntersectionTooSmallError: fewer common IDs than agreed, in `pairwise` of any pair.
+    """Return the row of the active's table at each alignment position, (U,).
+
+    Raises DataError: IDs that cannot be aligned; IntersectionTooSmallError: fewer common IDs than
+    agreed, in mode `pairwise` with any passive.
     """
     shared = [
         await _intersect_as_active(own, links, members, name)
@@ -107,7 +109,8 @@ async def align_as_active(own: PartyContext, links: Links, session: str) -> Tens
 
 
 async def align_as_passive(own: PartyContext, links: Links, session: str) -> Tensor:
-    """Return the row of its own table at each position, (U,), -1 where it has none.
+    """Return the row of this passive's table at each alignment position, (U,), -1 where it has
+    none.
 
     Raises: as `align_as_active`.
     """
@@ -143,7 +146,7 @@ async def align_as_passive(own: PartyContext, links: Links, session: str) -> Ten
 
 
 def describe_people(own: PartyContext, rows_U: Tensor) -> CommonPeople:
-    """Return how many of its people a party found at the others, with (U,) rows of its table.
+    """Return how many of a party's people have aligned rows, from the rows (U,) at each position.
 
     Warns UnmatchedIdsWarning: IDs of one pattern are far rarer among them than its other IDs.
     """
@@ -156,7 +159,7 @@ def describe_people(own: PartyContext, rows_U: Tensor) -> CommonPeople:
 
 
 async def deal_randomness(own: PartyContext, links: Links, session: str) -> None:
-    """Run the dealer's side: send the randomness for each intersection."""
+    """Run the dealer's script: send the correlated randomness for each intersection."""
     for name, members in _list_intersections(own, session):
         protocol = _make_protocol(own, links, name)
         dealer = protocol.make_dealer(own.active, members)
@@ -176,7 +179,7 @@ async def next_dealt(links: Links) -> Envelope:
 
 
 def _list_intersections(own: PartyContext, session: str) -> list[tuple[str, Sequence[str]]]:
-    """Return session and members of each intersection that the active holds."""
+    """Return session name and members of each intersection that the active runs."""
     if own.config.alignment.mode == "all":
         return [(session, own.passives)]
     return [(f"{session} {passive}", (passive,)) for passive in own.passives]
@@ -187,7 +190,7 @@ def _uses_buckets(settings: AlignmentSettings) -> bool:
 
 
 def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:
-    """Return the folder of this intersection while it is unfinished; None: nothing is stored."""
+    """Return where an unfinished intersection is stored between attempts; None: nowhere."""
     if own.secrets.logs is None:
         return None
     subfolder = "all" if own.config.alignment.mode == "all" else members[0]
@@ -195,20 +198,23 @@ def _choose_folder(own: PartyContext, members: Sequence[str]) -> Path | None:
 
 
 def forget_alignment(logs: Path) -> None:
-    """Remove what a party keeps to go on with an intersection, once a checkpoint has its result."""
+    """Delete the stored parts of an intersection, once a checkpoint contains its result."""
     folder = logs / _UNFINISHED
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
 
 def allow_signs(own: PartyContext, links: Links) -> None:
-    """Take as many signs of life of each peer as the settings of the alignment allow."""
+    """Raise the links' limit on signs of life (keep-alive messages) to what an
+    alignment may take.
+    """
     peers = [name for name in own.known if name != own.name]
     most = signs_of_alignment(own.config.alignment.maximum_ids, len(own.passives))
     links.signs.set_limits(dict.fromkeys(peers, most))
 
 
 def _make_protocol(own: PartyContext, links: Links, session: str) -> SetIntersection:
+    """Return the configured set intersection, which reports its progress to the peers."""
     settings = own.config.alignment
     dealer = DEALER if needs_dealer(settings) else ""
     progress = ProgressTo(links.signs)
@@ -218,6 +224,7 @@ def _make_protocol(own: PartyContext, links: Links, session: str) -> SetIntersec
 async def _intersect_as_active(
     own: PartyContext, links: Links, members: Sequence[str], session: str
 ) -> Tensor:
+    """Return the active's rows of the people common to these members, in the common order."""
     settings = own.config.alignment
     if _uses_buckets(settings):
         rows = await align_hub(
@@ -239,6 +246,10 @@ async def _intersect_as_active(
 async def _run_aligner(
     links: Links, aligner: Aligner, own: PartyContext, others: Sequence[str], *, most: int
 ) -> Tensor:
+    """Run one party's side of an intersection over the links; return its common rows, (P,).
+
+    `most`: the longest message in bytes that a peer may send.
+    """
     peers = (*others, DEALER) if needs_dealer(own.config.alignment) else tuple(others)
     role: Conversation = aligner
     await links.run_conversation(Kind.ALIGNMENT, role, peers, most=most)
@@ -246,14 +257,15 @@ async def _run_aligner(
 
 
 def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int = 0) -> Tensor:
-    """Return a passive's own row at each position, (U,), -1 where it does not know the person.
+    """Return the passive's own row at each position, (U,), -1 where it does not know the person.
 
     Args:
         rows_P: the passive's rows, in the order of its intersection with the active.
-        most: positions that the settings allow; row_bytes: what this party holds of each.
+        most: the largest number of positions that the settings allow.
+        row_bytes: memory that this party needs for each position.
 
-    Raises RemoteProtocolError: positions that are repeated, missing or out of range, or more than
-        this party holds.
+    Raises RemoteProtocolError: positions that repeat, are missing or out of range, or need more
+    memory than this party has.
     """
     expected = {"positions": TensorSpec(torch.int64, (len(rows_P),))}
     tensors, meta = unpack_tensors(envelope.payload, expected, sender=envelope.sender)
@@ -277,7 +289,7 @@ def place_rows(envelope: Envelope, rows_P: Tensor, *, most: int, row_bytes: int 
 
 
 def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
-    """Return which of these rows are among `only`; all of them if that is None."""
+    """Return a mask: which of these rows are in `only`; all of them if that is None."""
     return rows if only is None else rows[torch.isin(rows, only)]
 
 
@@ -290,9 +302,9 @@ def rows_among(rows: Tensor, only: Tensor | None) -> Tensor:
 
 
 def require_labels(method: Method, config: RunSettings, data: OwnData, aligned: Tensor) -> None:
-    """Refuse a run that would learn from labels of one class, or be measured on rows of one.
-    `aligned`: its row at each position of the alignment; means nothing where nothing is aligned.
+    """Refuse a run that would train on labels of one class, or be measured on rows of one class.
 
+    `aligned`: the active's row at each alignment position; ignored where nothing is aligned.
     Warns FewRowsWarning: one of two classes has fewer than `FEWEST_ROWS` test rows; one of several
     has none, or no label among common people; or no test row is of common people where all parties
     predict. Raises DataError: says how many rows have a label, and what to do.
@@ -373,9 +385,9 @@ def _warn_of_few_positives(
     learnt_counts: "Counter[float]",
     test_counts: "Counter[float]",
 ) -> None:
-    """Warn of few rows of a rare class, where there are two classes.
+    """Warn of few rows of the rare class, in a task of two classes.
 
-    The number of labelled rows is given only where no promise is made for labels.
+    The number of labelled rows is printed only where no privacy promise is made for labels.
     """
     counts = learnt_counts + test_counts
     if len(data.classes) != 2 or len(counts) < 2:
@@ -399,6 +411,7 @@ def _warn_of_few_positives(
 
 
 def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
+    """Return how often each label occurs among these rows; rows without a label do not count."""
     labels_N = data.table.labels
     assert labels_N is not None
     known = labels_N[rows]
@@ -406,7 +419,7 @@ def _count_labels(data: OwnData, rows: Tensor) -> Counter[float]:
 
 
 def _describe_label(data: OwnData, counts: "Counter[float] | list[float]") -> str:
-    """Return the first of these labels, as people know it."""
+    """Return the first of these labels as the user wrote it."""
     label = next(iter(counts))
     if data.targets is None:
         return f"of class {data.classes[int(label)]}"

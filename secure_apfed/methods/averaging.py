@@ -83,17 +83,19 @@ class AveragingSettings(RecurrentSettings):
     averages = "weights"
 
     def for_view(self, name: str) -> Self:
-        """Return the same settings with the beta_k and zeta_k of this view."""
+        """Return the settings with this view's own beta_k and zeta_k."""
         return self.model_copy(
             update={str(key): value for key, value in self.views.get(name, {}).items()}
         )
 
     def for_views(self, names: Sequence[str], count: int) -> list[Self]:
-        """Return the settings of each of so many views; in a plan's rehearsal they lack names."""
+        """Return the settings of each view; in a rehearsal views have no names, so all get the
+        same.
+        """
         return [self.for_view(name) for name in [*names, *[""] * count][:count]]
 
     def check_views(self, names: Sequence[str]) -> None:
-        """Refuse weights that nothing reads. Raises ConfigError: names the key."""
+        """Refuse weights of views that do not exist. Raises ConfigError: names the key."""
         for name in self.views:
             if name not in names:
                 raise ConfigError(
@@ -101,10 +103,11 @@ class AveragingSettings(RecurrentSettings):
                 )
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return 0: weights are of no person."""
+        """Return 0: averaged weights are about no single person."""
         return 0
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse weights of passives: an average weights each party by its training rows."""
         super().check_run(config)
         weighted = [name for name, passive in config.passives.items() if passive.weight != 1.0]
         if weighted:
@@ -141,6 +144,7 @@ class AveragingActive(ViewsActive):
     def __init__(
         self, own: PartyContext, contract: Contract, stages: "Stages", sum_end: ActiveSum
     ) -> None:
+        """Take the whole model's stages; the active's share is what the passives' shares leave."""
         super().__init__(own, contract, sum_end)
         self.stages = stages
         self.training_rows = own.data.train_rows
@@ -148,9 +152,10 @@ class AveragingActive(ViewsActive):
         self._share = 1.0 - sum(terms.weight for terms in contract.passives.values())
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Send the average, train from it meanwhile, average (Algs. 3 and 4); rows are its own.
-        Raises ModelError: views that cannot be learnt from; RemoteProtocolError: the sum answers
-        something else.
+        """Send the average, train from it meanwhile, and average again (FedMV, Algs. 3 and 4).
+
+        `rows_B` are rows of the active's own. Raises ModelError: views that cannot be learnt from;
+        RemoteProtocolError: the sum answers another request.
         """
         model = self.stages.pick_model(step)
         ended = self.stages.find_previous_model(step)
@@ -168,6 +173,7 @@ class AveragingActive(ViewsActive):
         return loss
 
     def get_solo_networks(self) -> ActiveNetworks:
+        """Return the active's networks with the averaged GRU and linear layer."""
         if self.stages.recurrent is not None:
             state = self.stages.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
@@ -175,7 +181,7 @@ class AveragingActive(ViewsActive):
 
     @property
     def head(self) -> Tensor:
-        """The scores of all views, the result of FedMV's Eqs. (18) and (19)."""
+        """The weights of one linear layer over all views, (K, F): FedMV's Eqs. (18) and (19)."""
         return self.stages.newest.head
 
 
@@ -187,15 +193,17 @@ class AveragingPassive(SumHelper):
     asks = (Kind.REQUEST,)
 
     def __init__(self, sum_end: PassiveSum, stages: "Stages", *, clip: float | None) -> None:
+        """Take the model's stages and this party's share of all training rows."""
         super().__init__(sum_end, {"model": stages})
         self.stages = stages
         self._clip = clip
         self._share = self.contract.passives[self.name].weight
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Train from the average, and contribute its share of it (Algs. 3 and 4, client). Raises
-        RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer than
-        what the sum carries.
+        """Train from the received average, and contribute the weights times the party's share.
+
+        Client part of FedMV's Algs. 3 and 4. Raises RemoteProtocolError: the request breaks a rule;
+        LocalProtocolError: a row exceeds the norm that the sum carries.
         """
         admitted, model = self.admit_average(message)
         model.train(admitted.step)
@@ -204,8 +212,9 @@ class AveragingPassive(SumHelper):
         await self.sum.send_answer(links, admitted, values_RW)
 
     def admit_average(self, message: Envelope) -> tuple[Admitted, "AveragedModel"]:
-        """Admit an average; return the model of its step, which has it now. Raises
-        RemoteProtocolError: weights of another shape, or out of the contract's bounds.
+        """Admit a received average, and load it into the model of its step; return both.
+
+        Raises RemoteProtocolError: weights of another shape, or out of the contract's bounds.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
@@ -244,6 +253,7 @@ class LinearViews:
     def __init__(
         self, views: Sequence[ViewModel], pull: Pull, *, tolerance: float, rounds: int
     ) -> None:
+        """Keep the views and the rules by which their alternating updates stop."""
         self.views = views
         self._pull = pull
         self._tolerance = tolerance
@@ -259,7 +269,7 @@ class LinearViews:
         owner: str,
         seed: int,
     ) -> Self:
-        """Return one party's model of its views (N, F), of the training rows, at its start.
+        """Return one party's untrained model of its views, each (N, F) over the training rows.
 
         `settings`: one for each view.
         """
@@ -284,11 +294,15 @@ class LinearViews:
 
     @property
     def head(self) -> Tensor:
+        """Return the weights of one linear layer over all views, (K, F), each view by its joint
+        share.
+        """
         zetas = [view.zeta for view in self.views]
         parts = [joint_share(view.zeta, zetas) * view.weights_FC for view in self.views]
         return torch.from_numpy(np.concatenate(parts).T)
 
     def load(self, weights_RW: Floats) -> None:
+        """Split stacked weights (F, K) by view, and store them."""
         ends = np.cumsum([view.x_NF.shape[1] for view in self.views])[:-1]
         for view, weights_FC in zip(self.views, np.split(weights_RW, ends), strict=True):
             view.weights_FC = weights_FC.copy()
@@ -311,6 +325,7 @@ class LinearViews:
         return loss / len(rows)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return weights and pseudo-labels of every view, by its index as prefix."""
         tensors: dict[str, Tensor] = {}
         for index, view in enumerate(self.views):
             tensors |= add_prefix(str(index), view.tensors())
@@ -338,19 +353,23 @@ class Stages:
         recurrent: SequenceViews | None = None,
         rounds: int = 0,
     ) -> None:
+        """Build the linear views now, or after the GRUs have trained if there are any."""
         self.recurrent = recurrent
         self._make = views
         self._rounds = rounds
         self.views: LinearViews | None = None if recurrent else views()
 
     def pick_model(self, step: int) -> AveragedModel:
+        """Return the model that parties average in this step: GRUs first, then linear views."""
         if self.recurrent is not None and step < self._rounds:
             return self.recurrent
         return self._make_views()
 
     def find_previous_model(self, step: int) -> AveragedModel | None:
-        """Return the model whose last average all need before this step, the first of the next, or
-        None.
+        """Return the GRUs at the step where linear views begin, since all parties need their last
+        average.
+
+        None at other steps.
         """
         return self.recurrent if 0 < step == self._rounds else None
 
@@ -359,6 +378,9 @@ class Stages:
         return self.recurrent if self.recurrent and not self.views else self._make_views()
 
     def _make_views(self) -> LinearViews:
+        """Return the linear views; build them at first use, and first train GRUs that are not
+        averaged.
+        """
         if self.views is None:
             if self.recurrent is not None and not self._rounds:
                 self.recurrent.train(0)
@@ -370,6 +392,7 @@ class Stages:
         return first | (add_prefix("views", self.views.tensors()) if self.views else {})
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore GRUs, and linear views if the state has them."""
         if self.recurrent is not None:
             self.recurrent.load_tensors(remove_prefix("recurrent", tensors))
         if views := remove_prefix("views", tensors):
@@ -382,8 +405,8 @@ class Averaging(SumMethod):
         self.settings = settings
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        """See `Method`: each party says how many classes it has, how many rows it trains on, and
-        what its features are.
+        """Return this party's number of classes, training rows, and the description of its
+        features.
         """
         own.require_passives()
         AveragingSettings.from_run_settings(own.config).check_views(view_names(own.config.data))
@@ -394,6 +417,11 @@ class Averaging(SumMethod):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms: equal features at all parties, and each passive's share of all training
+        rows.
+
+        Raises RemoteProtocolError: a party has other features, or does not state its rows.
+        """
         classes = math.prod(offers[own.active].shape)
         features = offers[own.active].features
         for name, offered in offers.items():
@@ -417,6 +445,9 @@ class Averaging(SumMethod):
         return AveragingActive(own, contract, _make_stages(own), sum_end)
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role. Raises ConfigError: its labels have another
+        number of classes.
+        """
         (classes,) = contract.passives[own.name].representation.shape
         if classes != len(own.data.classes):
             raise ConfigError(
@@ -429,7 +460,7 @@ class Averaging(SumMethod):
 
 
 def _make_stages(own: PartyContext) -> Stages:
-    """Return one party's copy of the model at its start; the active's goes to all."""
+    """Return one party's untrained model; the active's initial weights go to all parties."""
     if not own.data.views:
         raise ConfigError(
             f"{own.name}: method {own.config.method.name} learns from several views, and this "
@@ -452,6 +483,7 @@ def _make_stages(own: PartyContext) -> Stages:
 
 
 def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearViews:
+    """Return linear views of these feature matrices (N, F), with this party's labels."""
     settings = AveragingSettings.from_run_settings(own.config)
     view_settings = settings.for_views([*own.data.views], len(views))
     pull = pull_of(own, own.data.train_rows)
@@ -459,6 +491,7 @@ def _make_linear_views(own: PartyContext, views: Sequence[Tensor]) -> LinearView
 
 
 def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
+    """Return untrained GRUs over this party's sequences, for so many local epochs a round."""
     config = own.config
     settings = AveragingSettings.from_run_settings(config)
     _require_own_sequences(own)
@@ -475,7 +508,9 @@ def _make_sequence_views(own: PartyContext, epochs: int) -> SequenceViews:
 
 
 def _require_own_sequences(own: PartyContext) -> None:
-    """Refuse a model of other sequences than the views are. Raises ConfigError: names both."""
+    """Refuse settings whose sequences differ from the table's views. Raises ConfigError: names
+    both.
+    """
     laid_out = [view.sequence for view in own.data.views.values()]
     configured = own.config.model.sequences
     if all(laid_out) and tuple(laid_out) != configured:

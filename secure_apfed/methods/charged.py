@@ -61,6 +61,7 @@ class ChargedAccount(BaseModel):
         )
 
     def _describe_report(self, party: str) -> str:
+        """Return the report as a sentence, which says that the figures are the party's own."""
         return (
             f"{party} says that it charged {self.figure} {self.epsilon:.4g} at delta "
             f"{self.delta:g}, for {self.releases} releases of one row at most"
@@ -73,7 +74,9 @@ _ALL: TypeAdapter[tuple[ChargedAccount, ...]] = TypeAdapter(
 
 
 def pack_accounts(ledgers: Iterable[tuple[str, PrivacyLedger]]) -> bytes:
-    """Pack a party's ledgers by name, to report them; those of private updates stay with it."""
+    """Encode a party's privacy ledgers by name as its report; ledgers of private updates stay
+    local.
+    """
     accounts = []
     for name, ledger in ledgers:
         if not name.endswith(UPDATES):
@@ -97,10 +100,10 @@ def collect_accounts(
     among: Iterable[str],
     silent: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """Return the accounts of votes or contributions of parties in other processes.
+    """Return the reported accounts of votes or contributions of parties in other processes.
 
-    `among`: those that help. If others reported and one of these did not, nothing is promised for
-    it.
+    `among`: the helpers. `silent`: those that fell silent, with the step. If others reported and
+    one of these did not, nothing is promised for it.
     """
     accounts = {
         name: account.to_account(name)
@@ -120,7 +123,7 @@ def collect_accounts(
 
 
 def parse_accounts(payload: bytes, *, sender: str) -> Sequence[ChargedAccount]:
-    """Read what `pack_accounts` made. Raises RemoteProtocolError: it is something else."""
+    """Decode a report made by `pack_accounts`. Raises RemoteProtocolError: it is malformed."""
     try:
         if len(payload) > _MOST_BYTES:
             raise ValueError("too long")
@@ -179,7 +182,7 @@ class Statement(BaseModel):
 def sign_accounts(
     ledgers: Iterable[tuple[str, PrivacyLedger]], identity: Identity, contract: bytes, step: int
 ) -> bytes:
-    """Sign what `pack_accounts` makes, for the contract of this digest, before this step."""
+    """Sign a party's packed accounts for the contract of this digest and the step they precede."""
     accounts = pack_accounts(ledgers)
     signature = identity.sign(_PURPOSE, *_encode_parts(contract, step, accounts))
     packed: bytes = msgpack.packb([accounts, signature])
@@ -189,8 +192,9 @@ def sign_accounts(
 def parse_statement(
     payload: bytes, *, sender: str, identity: str, contract: bytes, step: int
 ) -> Statement:
-    """Read what `sign_accounts` made for this contract and step, and verify it. Raises
-    RemoteProtocolError: it is something else.
+    """Decode and verify what `sign_accounts` made for this contract and step.
+
+    Raises RemoteProtocolError: it is malformed, or not signed by this identity.
     """
     accounts = signature = b""
     try:
@@ -213,4 +217,5 @@ def parse_statement(
 
 
 def _encode_parts(contract: bytes, step: int, accounts: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the byte strings that the signature covers."""
     return contract, step.to_bytes(8, "big"), accounts

@@ -17,8 +17,8 @@ from secure_apfed.settings.run import RunSettings, ThresholdChoice
 
 
 def check_method(config: RunSettings) -> None:
-    """Refuse what does not go with the method. Raises ValueError: names the setting, and what to
-    write instead.
+    """Refuse settings that the method cannot use. Raises ValueError: names the setting and a
+    remedy.
     """
     check_defences(config.defences, config.method)
     config.method.check_run(config)
@@ -46,6 +46,7 @@ def methods_that(fit: Callable[[MethodSettings], bool]) -> str:
 
 
 def _check_task(config: RunSettings) -> Iterator[str]:
+    """Yield a fault if the method cannot learn the task."""
     method = config.method
     learnt_by = TASKS[config.task].learnt_by
     if config.task not in method.tasks and method.name not in learnt_by:
@@ -58,6 +59,7 @@ def _check_task(config: RunSettings) -> Iterator[str]:
 
 
 def _check_noise(config: RunSettings) -> Iterator[str]:
+    """Yield faults of noise settings that have nothing to protect in this method."""
     method = config.method
     if config.secure_sum.noise is not None and method.sender_of("contributions") is None:
         votes = "; noise on votes is method.epsilon" if method.opens_votes else ""
@@ -82,6 +84,7 @@ def _check_noise(config: RunSettings) -> Iterator[str]:
 
 
 def _check_colluders(config: RunSettings) -> Iterator[str]:
+    """Yield a fault if colluders are assumed where no noise is split among the passives."""
     method = config.method
     adds_up = method.find_noise(config) is not None and method.opens_votes != "randomised"
     if config.colluders and not adds_up:
@@ -92,6 +95,9 @@ def _check_colluders(config: RunSettings) -> Iterator[str]:
 
 
 def _check_early_end(config: RunSettings) -> Iterator[str]:
+    """Yield faults of early stopping: a method without validation loss, or a privacy promise that
+    the stopping time would break.
+    """
     method = config.method
     if config.train.patience is None:
         return
@@ -119,6 +125,11 @@ def _check_early_end(config: RunSettings) -> Iterator[str]:
 
 
 def _check_imbalance(config: RunSettings) -> Iterator[str]:
+    """Yield faults of class weights, decision threshold and calibration.
+
+    All three depend on label counts, so they do not go with promises about labels, nor with methods
+    whose active has no model of its own.
+    """
     method = config.method
     weighs = config.train.class_weights != "none"
     if weighs and not method.weighs_classes:
@@ -154,6 +165,7 @@ def _check_imbalance(config: RunSettings) -> Iterator[str]:
 
 
 def _check_parties(config: RunSettings) -> Iterator[str]:
+    """Yield faults of the data partition, and of which parties hold labels."""
     method = config.method
     data = config.data
     if not method.has_passives:
@@ -182,6 +194,7 @@ def _check_parties(config: RunSettings) -> Iterator[str]:
 
 
 def _check_spreading(config: RunSettings) -> Iterator[str]:
+    """Yield faults of spreading labels over similar representations."""
     if not config.train.spread_labels:
         return
     if not config.method.predicts_throughout:
@@ -198,7 +211,7 @@ def _check_spreading(config: RunSettings) -> Iterator[str]:
 
 
 def _check_labels_after(config: RunSettings) -> Iterator[str]:
-    """Yield faults of settings in which labels come after the exchange."""
+    """Yield faults of settings in which labels arrive after the exchange."""
     train = config.train
     method = config.method
     if not train.meets_labels_after:
@@ -230,6 +243,7 @@ def _check_labels_after(config: RunSettings) -> Iterator[str]:
 
 
 def _check_pairwise(config: RunSettings) -> Iterator[str]:
+    """Yield faults of pairwise alignment, which leaves rows that some passives do not know."""
     method = config.method
     if config.alignment.mode == "all" or not method.has_passives:
         return
@@ -248,6 +262,7 @@ def _check_pairwise(config: RunSettings) -> Iterator[str]:
 
 
 def _check_labels(config: RunSettings) -> Iterator[str]:
+    """Yield faults of label privacy in stages, which needs a local model at every epoch."""
     method = config.method
     mechanism = config.labels.mechanism
     if mechanism != MultiStageResponse.name:
@@ -265,6 +280,7 @@ def _check_labels(config: RunSettings) -> Iterator[str]:
 
 
 def _check_private_training(config: RunSettings) -> Iterator[str]:
+    """Yield faults of DP-SGD: what leaves beside the private updates must be noised as well."""
     method = config.method
     if config.dp_sgd is None:
         return

@@ -54,6 +54,7 @@ class RunCircles(AnsweredCircles):
     """
 
     def __init__(self, log: Path, *, waits: bool = True) -> None:
+        """Read the log, so that circles of earlier sessions still bind this passive."""
         super().__init__()
         self._log = log
         self._waits = waits
@@ -63,17 +64,20 @@ class RunCircles(AnsweredCircles):
 
     @classmethod
     def from_own(cls, own: PartyContext) -> "RunCircles | None":
-        """Return that of this party; None: it keeps no logs."""
+        """Return the party's memory of circles; None: the party keeps no logs."""
         logs = own.secrets.logs
         if logs is None:
             return None
         return cls(log_file(logs, "circles", own.name, "jsonl"), waits=own.secrets.sends_out)
 
     def make_marks(self, values_BD: FloatArray, binding: StepBinding) -> tuple[str, ...]:
-        """Return the mark of the step, then those of question and answer."""
+        """Return the identifiers of a step: its number, the digest of the question, that of the
+        answer.
+        """
         return f"{_STEP}{binding.step}", *super().make_marks(values_BD, binding)
 
     def suggest_remedy(self, earlier: Sequence[str], circle: Sequence[str]) -> str:
+        """Return advice for an error: a step was requested in another circle than before."""
         missing = [name for name in earlier if name not in circle]
         if missing:
             return (
@@ -86,7 +90,9 @@ class RunCircles(AnsweredCircles):
         )
 
     def add_marks(self, marks: Iterable[str], circle: Sequence[str]) -> None:
-        """Note a step; on return its line is written, and its answer may leave."""
+        """Record a step's circle; when this returns, the log line is written and the answer may
+        leave.
+        """
         first, *other_marks = marks
         step = int(first.removeprefix(_STEP))
         fields = {"step": step, "circle": list(circle), "marks": other_marks}
@@ -98,7 +104,7 @@ class RunCircles(AnsweredCircles):
         super().add_marks((f"{_STEP}{step}", *marks), circle)
 
     def list_steps(self, since: int) -> tuple[AnsweredSteps, ...]:
-        """Return the steps from this one on that were answered, as few stretches as there are."""
+        """Return the answered steps from `since` on, merged into as few ranges as possible."""
         ranges: list[list[Any]] = []
         for step, circle in sorted(self._circle_of_step.items()):
             if step < since:
@@ -113,7 +119,10 @@ class RunCircles(AnsweredCircles):
 
 
 def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str]]]:
-    """Yield what was noted. What was torn off as it was written counts nothing had left for."""
+    """Yield step, circle and marks of each log line; skip a last line cut off by a crash.
+
+    An answer leaves only after its line is complete, so a cut line stands for no answer.
+    """
     if not log.exists():
         return
     with open_plain(log) as file:
@@ -134,14 +143,14 @@ def _parse_lines(log: Path) -> Iterator[tuple[int, tuple[str, ...], Sequence[str
 def merge_answered_steps(
     answers: Mapping[str, Sequence[AnsweredSteps]], *, passives: Sequence[str], since: int
 ) -> tuple[AnsweredSteps, ...]:
-    """Return the steps from this one on that any passive answered, rising, none of them twice.
+    """Return the steps from `since` on that any passive answered, ascending and without repeats.
 
     Args:
-        said: by passive, what it answered among whom.
+        answers: by passive, the steps it answered with the circle of each.
         passives: of the contract, in its order.
 
-    Raises RemoteProtocolError: one names others than the passives, or not itself, or two name other
-        circles for the same step.
+    Raises RemoteProtocolError: a circle names others than the passives, or not its sender, or two
+    passives name different circles for one step.
     """
     ranges = sorted(
         (
@@ -181,9 +190,9 @@ def merge_answered_steps(
 
 
 def warn_of_steps_without(own: PartyContext, contract: Contract) -> None:
-    """Warn (LeftOutWarning) of steps that are played again without whom they were answered before.
+    """Warn (LeftOutWarning) of steps that run again without a passive that answered them before.
 
-    The warning is given to the active where it repeats them alone, else to the passive left out.
+    The active is warned where it repeats them alone, else the passive that was left out.
     """
     answered = contract.resumes.answered if contract.resumes else ()
     absent = {

@@ -131,7 +131,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     @field_validator("joint")
     @classmethod
     def _is_bounded(cls, widths: tuple[int, ...]) -> tuple[int, ...]:
-        """Refuse sizes by arithmetic, before any network is built."""
+        """Refuse layer widths with too many parameters by arithmetic, before a network is built."""
         parameters = _count_autoencoder(widths)
         if parameters > MOST_PARAMETERS:
             raise ValueError(
@@ -151,6 +151,7 @@ class ApcVflSettings(MethodSettings, DistillationSettings):
     teacher = "joint representations"
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse student networks other than an encoder with one linear layer on its code."""
         fitting = ("selu", "linear", "enriched")
         if config.model.network not in fitting:
             raise ValueError(
@@ -186,12 +187,13 @@ class VFedTransSettings(MethodSettings, DistillationSettings):
     teacher = "shared singular vectors"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many numbers of a person are linear in all parties' columns, the active's
-        too.
+        """Return how many linear combinations of all parties' columns the active reads of each
+        person.
         """
         return config.model.representation_size
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse networks other than `enriched` without hidden head layers."""
         if config.model.network != "enriched" or config.model.head:
             raise ValueError(
                 f"model.network: method {self.name} classifies the active's own features beside "
@@ -210,6 +212,7 @@ class ApcVflActive(StudentActive):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, trainer: "ApcVflTrainer"
     ) -> None:
+        """Derive the privacy guarantee from the passives' guard, for all passives together."""
         guarantee = joint_releases_statement(
             own.make_guard().describe_guarantee(), len(contract.passives)
         )
@@ -219,7 +222,9 @@ class ApcVflActive(StudentActive):
         self._rows = rows
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Ask for the codes of its aligned training rows, and fit everything to them."""
+        """Request the passives' codes of the aligned training rows, and fit all
+        networks to them.
+        """
         released = []
         for rows_B in self._parts_of(positions_in(self._rows, self.training_rows)):
             released.append(await self._request_codes(links, steps.next_step, rows_B))
@@ -237,7 +242,7 @@ class ApcVflActive(StudentActive):
         return scores
 
     async def _score_jointly(self, links: Links, next_step: int, positions: Tensor) -> Scored:
-        """Return the joint scores of all parties at these positions; the ledgers count the
+        """Return all parties' joint scores at these positions; the passives' ledgers count the
         releases.
         """
         scores = []
@@ -262,6 +267,11 @@ class ApcVflActive(StudentActive):
         )
 
     async def _receive_codes(self, links: Links, name: str, step: int, rows_B: Tensor) -> Tensor:
+        """Return one passive's codes of these rows, (B, D).
+
+        Raises RemoteProtocolError: codes outside the agreed bounds, or of other rows than
+        requested.
+        """
         message = await links.receive(name, Kind.REPRESENTATIONS, step=step, patience=FOR_AN_ANSWER)
         terms = self._contract.passives[name].representation
         answered_B, z_BD = parse_representations(
@@ -293,6 +303,9 @@ class VFedTransActive(StudentActive):
         trainer: "VFedTransTrainer",
         receiver: SvdReceiver,
     ) -> None:
+        """State that singular vectors are read without noise, and hold the decomposition's
+        receiver.
+        """
         guarantee = (
             "no guarantee: the active reads singular vectors of all parties' rows, and the "
             "aggregator their tables under orthogonal masks, without noise"
@@ -307,7 +320,7 @@ class VFedTransActive(StudentActive):
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The singular vectors, a row for each row asked for, (U, D)."""
+        """The singular vectors of the requested rows, (U, D)."""
         return self._opened
 
     async def set_up(self, links: Links) -> None:
@@ -315,7 +328,9 @@ class VFedTransActive(StudentActive):
             self._receiver.take_masks((await next_dealt(links)).payload)
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Name its aligned training rows, mask its own table of them, and read the vectors."""
+        """Announce the aligned training rows, mask the own table of them, and fit to the shared
+        vectors.
+        """
         step = steps.next_step
         receiver = self._receiver
         asked = pack_tensors({"rows": positions_in(self._rows, self.training_rows)})
@@ -345,6 +360,7 @@ class VFedTransPassive(HelperRole):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, owner: SvdOwner | None
     ) -> None:
+        """Keep the features of the aligned rows, and the counter of answers for each."""
         self.name = own.name
         self.contract = contract
         self._owner = owner
@@ -357,8 +373,9 @@ class VFedTransPassive(HelperRole):
             self._owner.take_masks((await next_dealt(links)).payload)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the request, count it, and mask its rows for the aggregator; once a session. Raises
-        RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
+        """Check the request, count it, and send the masked rows to the aggregator; once a session.
+
+        Raises RemoteProtocolError: the request breaks a rule of the contract; nothing is sent.
         """
         owner = self._owner
         self._owner = None
@@ -377,9 +394,10 @@ class VFedTransPassive(HelperRole):
         links.send(AGGREGATOR, Kind.CONTRIBUTION, message.step, masked)
 
     def _count_answers(self, rows_U: Tensor, values: bytes, asked: Envelope) -> None:
-        """Count one answer for each row, in the log, before it leaves.
+        """Count one answer for each row in the log, before it leaves.
 
-        The same rows again, in another session, are under other masks and tell nothing new.
+        The same rows in another session have fresh masks and reveal nothing new, so they count
+        once.
         """
         digest = hashlib.blake2b(asked.payload + values).digest()
         blocks = rows_U.split(self.contract.batch_size)
@@ -395,12 +413,15 @@ class VFedTransAggregator(HelperRole):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract, server: SvdServer) -> None:
+        """Expect tables only in a session that starts a run; a resumed one decomposes nothing."""
         self.contract = contract
         self._server = server
         self._due = contract.is_at_start
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Take one table of every owner, until the session ends."""
+        """Receive one masked table of every owner and decompose them, then wait for the session's
+        end.
+        """
         active = self.contract.active
         owners = self._server.agreement.owners
         while True:
@@ -420,7 +441,9 @@ class VFedTransAggregator(HelperRole):
                 return
 
     async def _decompose_tables(self, links: Links, first: Envelope) -> None:
-        """Gather the tables of all owners, of which this one came first, and answer."""
+        """Collect the masked tables of all owners after the first, and send back their
+        decomposition.
+        """
         active = self.contract.active
         step = first.step
         if not self._due:
@@ -467,6 +490,9 @@ class DistilledTrainer:
         parts: Mapping[str, Autoencoder],
         heads: Mapping[str, ActiveNetworks],
     ) -> None:
+        """Move autoencoders and heads to the compute device, and select aligned and
+        labelled rows.
+        """
         data = own.data
         table = own.data.table
         compute = Compute.from_settings(own.config.train)
@@ -492,6 +518,10 @@ class DistilledTrainer:
         return self.heads["alone"] if self.strongest is None else self.strongest.networks
 
     def fit_part(self, name: str, rows_NF: Tensor, resembled: TargetCodes | None = None) -> None:
+        """Fit the autoencoder of this name to these rows.
+
+        `resembled`: target codes that its code should come close to; None: reconstruct only.
+        """
         fit_autoencoder(
             self.parts[name],
             rows_NF,
@@ -502,18 +532,20 @@ class DistilledTrainer:
         )
 
     def fit_student(self, codes_UD: Tensor) -> None:
-        """Fit the student to all training rows, drawn to these codes of the aligned ones."""
+        """Fit the student to all training rows, with these codes (U, D) as targets of the aligned
+        ones.
+        """
         places_U = torch.searchsorted(self._rows_T, self.rows_U)
         self.fit_part("student", self.features_N[self._rows_T], TargetCodes(places_U, codes_UD))
 
     def fit_head(self, name: str, codes_nD: Tensor, rows_n: Tensor) -> None:
-        """Fit this head to codes of labelled rows; not where they have one label only."""
+        """Fit this head to codes (n, D) of labelled rows, unless all have the same label."""
         labels_n = self.labels_N[rows_n].cpu()
         if len(labels_n.unique()) > 1:
             fit_classifier(self.heads[name], codes_nD, labels_n)
 
     def fit_local_head(self) -> None:
-        """Fit what predicts alone to what the encoder makes of labelled rows."""
+        """Fit the local predictor to the encoder's output for labelled rows."""
         encoder = self.networks.encoder
         labelled_n = self.labelled_n
         with torch.no_grad():
@@ -527,13 +559,16 @@ class DistilledTrainer:
                 warn_of_no_help(self._owner)
 
     def describe_local_models(self) -> Mapping[str, Sequence[str]]:
-        """Return which local model predicts; nothing where logistic regression does."""
+        """Return which local models predict, by task; empty if logistic regression does."""
         return {} if self.strongest is None else self.strongest.as_json()
 
     def train_on_rows(self, step: int, rows_B: Tensor) -> float:
         raise AssertionError(f"{self._owner}: step {step} of a student that is fitted in one go")
 
     def score_rows(self, rows: Tensor) -> Scored:
+        """Return the local model's scores of these rows of the active's table, with
+        their labels.
+        """
         networks = self.networks
         parameter = next(chain(networks.parameters(), networks.buffers()))
 
@@ -548,6 +583,9 @@ class DistilledTrainer:
         return {**self.parts, **{name: networks.head for name, networks in self.heads.items()}}
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the state of all autoencoders, heads and the strongest local model, by name
+        prefix.
+        """
         strongest = {} if self.strongest is None else {"strongest": self.strongest.networks}
         return {
             key: value
@@ -556,6 +594,9 @@ class DistilledTrainer:
         }
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, and rebuild the strongest local model if
+        there is one.
+        """
         for name, module in self._list_modules().items():
             module.load_state_dict(remove_prefix(name, tensors))
         state = remove_prefix("strongest", tensors)
@@ -574,6 +615,7 @@ class ApcVflTrainer(DistilledTrainer):
     """
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Build g1, g2, g3 and both heads; g2 reads the joined codes of all parties."""
         settings = ApcVflSettings.from_run_settings(own.config)
         model = own.config.model
         features = own.data.table.shape
@@ -606,7 +648,7 @@ class ApcVflTrainer(DistilledTrainer):
         )
 
     def fit_to_codes(self, released_UD: Tensor) -> None:
-        """Fit everything to the passives' codes of `rows_U`, beside each other."""
+        """Fit all networks to the passives' codes of `rows_U`, concatenated to (U, D)."""
         joint = self.parts["joint"]
         labelled_n = self.labelled_n
         self.fit_part("own", self.features_N[self.rows_U])
@@ -619,14 +661,14 @@ class ApcVflTrainer(DistilledTrainer):
         self.fit_head("together", joint_UD[known_U], self.rows_U[known_U])
 
     def score_jointly(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return scores (B, K) of these rows by all parties together."""
+        """Return scores (B, K) of these rows from the codes of all parties."""
         codes_BD = self.parts["joint"].encode_rows(self._join_codes(rows_B, released_BD))
         with torch.no_grad():
             scores_BK: Tensor = self.heads["together"].head(codes_BD)
         return scores_BK
 
     def _join_codes(self, rows_B: Tensor, released_BD: Tensor) -> Tensor:
-        """Return the own codes of these rows beside the passives' released codes."""
+        """Return the own codes of these rows concatenated with the passives' released codes."""
         own_BD = self.parts["own"].encode_rows(self.features_N[rows_B])
         return torch.cat([own_BD, self.compute.move_tensor(released_BD)], dim=1)
 
@@ -635,6 +677,7 @@ class VFedTransTrainer(DistilledTrainer):
     """The active's part of VFedTrans: one fit, and a classifier; see `DistilledTrainer`."""
 
     def __init__(self, own: PartyContext, rows: Tensor) -> None:
+        """Build the student autoencoder, and a classifier on own features and student code."""
         model = own.config.model
         features = own.data.table.shape
         family = family_for(model, features)
@@ -652,13 +695,15 @@ class VFedTransTrainer(DistilledTrainer):
         )
 
     def fit_to_vectors(self, vectors_UD: Tensor) -> None:
-        """Fit the student to these vectors, and the classifier to what it makes of own rows."""
+        """Fit the student to these singular vectors, then the classifier on its output for own
+        rows.
+        """
         self.fit_student((vectors_UD * math.sqrt(len(vectors_UD)) / _GRID).round() * _GRID)
         self.fit_local_head()
 
 
 def fit_classifier(networks: ActiveNetworks, codes_nD: Tensor, labels_n: Tensor) -> None:
-    """Fit the linear layer in which a head ends to these codes, by logistic regression."""
+    """Fit a head's last linear layer to these codes and labels by logistic regression."""
     layer = last_layer(networks)
     codes = codes_nD.double().cpu().numpy()
     mean_D = codes.mean(axis=0)
@@ -688,6 +733,9 @@ class ApcVfl(Tvfl):
         return ApcVflActive(own, contract, rows, ApcVflTrainer(own, contract, rows))
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Fit this passive's autoencoder to its aligned rows; return the role that releases its
+        codes.
+        """
         config = own.config
         model = self.find_sent_model(config, own.name)
         local = _make_autoencoder(own, "g1", model, own.data.table.shape)
@@ -715,6 +763,7 @@ class ApcVfl(Tvfl):
 def _make_autoencoder(
     own: PartyContext, name: str, model: ModelSettings, features: Shape
 ) -> Autoencoder:
+    """Return an untrained autoencoder of this party on its compute device."""
     compute = Compute.from_settings(own.config.train)
     return new_autoencoder(own.name, name, model, features, seed=own.secrets.seed, compute=compute)
 
@@ -726,13 +775,17 @@ class VFedTrans(Method):
         return True  # its classifier reads the student
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        """Return, at every party with a table, how many features it has."""
+        """Return, at every party with a table, its number of features as the shape."""
         own.require_passives()
         return _row_of(math.prod(own.data.table.shape))
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms of the decomposition: features by party, vectors and mask blocks.
+
+        Raises ConfigError: too many features in total, or more vectors than features.
+        """
         features = {name: math.prod(offered.shape) for name, offered in offers.items()}
         for name, count in features.items():
             own.require_terms(name, offers[name], _row_of(count))
@@ -771,24 +824,26 @@ class VFedTrans(Method):
         return VFedTransAggregator(contract, SvdServer(_make_agreement(own, contract)))
 
     async def run_dealer(self, own: PartyContext, links: Links, contract: Contract) -> None:
-        """Send the masks: a seed for all, and for each owner its part of the mask of columns."""
+        """Send the masks: one seed to all, and each owner its part of the mask of columns."""
         if contract.is_at_start:
             for message in SvdDealer(_make_agreement(own, contract)).deal_masks():
                 links.send(message.receiver, Kind.DEALT, BEFORE_TRAINING, message.body)
 
 
 def _row_of(numbers: int) -> RepresentationTerms:
+    """Return terms for a row of so many float64 numbers without a tight norm bound."""
     return RepresentationTerms(
         shape=(numbers,), dtype="float64", minimum_norm=0.0, maximum_norm=_LARGEST
     )
 
 
 def _hash_people(contract: Contract, asked: bytes) -> bytes:
-    """Return 32 bytes that stand for these rows in this session, the same at all owners."""
+    """Return 32 bytes that identify these rows in this session, the same at all owners."""
     return hashlib.sha256(contract.digest + asked).digest()
 
 
 def _make_agreement(own: PartyContext, contract: Contract) -> SvdAgreement:
+    """Return the public parameters of the masked decomposition from the contract."""
     agreed = contract.secure_sum
     owners = (contract.active, *contract.passives)
     return SvdAgreement(

@@ -82,6 +82,7 @@ class SplitNnSettings(JointSettings):
 
 
 def _draw_uniform(own_BD: Tensor, like_BD: Tensor) -> Tensor:
+    """Return uniform noise shaped like `like_BD`, between the smallest and largest of `own_BD`."""
     low = own_BD.min()
     high = own_BD.max()
     return low + (high - low) * torch.rand_like(like_BD)
@@ -114,6 +115,9 @@ class TvflActive(ActiveRole):
         *,
         guarantee: str,
     ) -> None:
+        """Find the alignment positions of labelled and test rows, and keep an untrained encoder for
+        later.
+        """
         super().__init__()
         self.name = own.name
         self.contract = contract
@@ -134,7 +138,10 @@ class TvflActive(ActiveRole):
         self._aligned_test_rows = positions_of(aligned, own.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Ask, learn, return gradients (3M envelopes); rows are alignment positions."""
+        """Request representations, train the head on them, and return gradients (3M envelopes).
+
+        `rows_B`: alignment positions. Returns the task loss.
+        """
         parts = self.parse_answers(
             rows_B, await self.request_representations(links, step, rows_B, learn=True)
         )
@@ -145,12 +152,19 @@ class TvflActive(ActiveRole):
 
     @staticmethod
     def pack_request(rows_B: Tensor, *, learn: bool = True) -> bytes:
-        """Ask for the representations of these alignment positions, of every passive alike."""
+        """Encode a request for representations of these alignment positions, the same for every
+        passive.
+
+        `learn`: whether the passive should expect a gradient on its answer.
+        """
         return pack_tensors({"rows": rows_B}, {"learn": learn})
 
     async def request_representations(
         self, links: Links, step: int, rows_B: Tensor, *, learn: bool
     ) -> list[Envelope]:
+        """Request the representations of these positions from all passives, and return their
+        messages.
+        """
         request = self.pack_request(rows_B, learn=learn)
         for name in self.contract.passives:
             links.send(name, Kind.REQUEST, step, request)
@@ -188,8 +202,8 @@ class TvflActive(ActiveRole):
     def train_on_parts(
         self, step: int, rows_B: Tensor, parts: Mapping[str, Tensor]
     ) -> tuple[float, dict[str, bytes]]:
-        """Take one step on the task loss; return the loss, and the gradient for each part by
-        name.
+        """Take one step on the task loss; return the loss, and the packed gradient for each
+        passive.
         """
         own_B = self.own_rows(rows_B)
         loss, gradients = self.trainer.train_on_parts(step, own_B, parts)
@@ -206,9 +220,10 @@ class TvflActive(ActiveRole):
         return loss.item(), packed
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return the scores by fill; at the end also the joint scores of the aligned test rows.
+        """Return the scores with each fill of missing parts; at the end also the joint scores.
 
-        The full inference sends representations of test rows, which the ledgers count.
+        The joint inference requests representations of test rows, which the passives' ledgers
+        count.
         """
         with self.trainer.evaluation_mode():
             said = {name: self._score_fill(name) for name in FILLS}
@@ -220,7 +235,7 @@ class TvflActive(ActiveRole):
     def score_local_model(self) -> Scored:
         """Train a model on the active's own features and labels, and return its test scores.
 
-        It is for the day when the others are gone.
+        It serves the active when the passives are gone.
         """
         own = self._own
         held = replace(own.data, train_rows=own.data.labelled_rows, labelled=None)
@@ -235,12 +250,14 @@ class TvflActive(ActiveRole):
         return None if self._alone is None else self._alone.networks
 
     def _score_fill(self, name: str) -> Scored:
+        """Return test scores where the passives' representations are replaced by this fill."""
         trainer = self.trainer
         shapes = {
             passive: terms.representation.shape for passive, terms in self.contract.passives.items()
         }
 
         def predict_rows(rows_B: Tensor) -> Tensor:
+            """Return scores (B, K) of these rows, with filled representations."""
             with trainer.compute.prepare_forward(self._seed, "fill", name):
                 own_BD = trainer.encoder(trainer.features_N[rows_B])
                 parts = {
@@ -252,6 +269,7 @@ class TvflActive(ActiveRole):
         return score_model(predict_rows, self._test_rows, trainer.labels_N)
 
     async def _score_jointly(self, links: Links, next_step: int) -> Scored:
+        """Return the joint scores of the aligned test rows, requested in batches."""
         labels_N = self.trainer.labels_N.cpu()
         truth = [labels_N[:0]]
         scores = [torch.empty(0, self._classes)]
@@ -262,8 +280,8 @@ class TvflActive(ActiveRole):
         return Scored.from_network_outputs(torch.cat(truth), torch.cat(scores))
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
-        """Return the loss of the joint model, for which every passive represents these
-        positions.
+        """Return the joint model's loss at these alignment positions, on requested
+        representations.
         """
         total = 0.0
         asked = 0
@@ -277,13 +295,13 @@ class TvflActive(ActiveRole):
         return total / asked if asked else math.nan
 
     def parts_of(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Split rows into equal parts that passives answer: neither too large nor too small."""
+        """Split rows into equal batches within the sizes that passives answer."""
         parts = rows.tensor_split(max(1, math.ceil(len(rows) / self.contract.batch_size)))
         return tuple(rows_B for rows_B in parts if len(rows_B) >= self.smallest_batch)
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
-        """Return the joint prediction of all parties at these alignment positions; nobody learns
-        from it.
+        """Return the joint prediction of all parties at these alignment positions, without
+        training.
         """
         answers = await self.request_representations(links, step, rows_B, learn=False)
         return self._compute_joint(rows_B, lambda: self.parse_answers(rows_B, answers))
@@ -291,6 +309,7 @@ class TvflActive(ActiveRole):
     def _compute_joint(
         self, rows_B: Tensor, read: Callable[[], Mapping[str, Tensor]]
     ) -> JointScores:
+        """Return scores and representations of these rows; `read` supplies the passives' parts."""
         trainer = self.trainer
         own_B = self.own_rows(rows_B)
         with torch.no_grad(), trainer.compute.prepare_forward(self._seed, "together"):
@@ -322,6 +341,7 @@ class EncodingPassive(HelperRole):
     asks: tuple[Kind, ...] = (Kind.REQUEST, Kind.GRADIENTS)
 
     def __init__(self, name: str, contract: Contract, trainer: EncoderTrainer) -> None:
+        """Start without a pending gradient."""
         self.name = name
         self.contract = contract
         self.trainer = trainer
@@ -334,12 +354,13 @@ class EncodingPassive(HelperRole):
         return self.trainer.encoder
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
-        """Answer a request that nobody learns from; `about`: which people that is, to who knows."""
+        """Answer a request without training on it; `about`: a digest of the people, if the caller
+        knows it.
+        """
         await self.answer_message(links, message)
 
     def rows_of(self, message: Envelope) -> tuple[Tensor, bool]:
-        """Return the positions that the active asks for, and whether this party learns from its
-        answer.
+        """Return the requested positions, and whether the request is for training.
 
         Raises RemoteProtocolError: the request breaks a rule.
         """
@@ -354,8 +375,10 @@ class EncodingPassive(HelperRole):
         return tensors["rows"], meta.get("learn") is True
 
     def encode_rows(self, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
-        """Encode these positions; no gradient on an earlier answer is due any more. Raises
-        PromiseError: rows of the first batch move each other where a bound rests on it.
+        """Return the representations of these positions; a pending gradient is dropped.
+
+        Raises PromiseError: in the first batch one row changes another's representation, where a
+        privacy bound assumes that it does not.
         """
         self._due = None  # also where sending fails after this
         if learn in self.unmeasured and len(rows_B) > 1:
@@ -364,13 +387,13 @@ class EncodingPassive(HelperRole):
         return self.trainer.encode_rows(step, rows_B, learn=learn)
 
     def expect_gradient(self, step: int, z_BD: Tensor, *, learn: bool) -> None:
-        """Remember what left, where a gradient on it is due."""
+        """Remember the representations that left, if a gradient on them is to come."""
         self._due = (step, z_BD) if learn else None
 
     def apply_gradient(self, message: Envelope) -> None:
-        """Take one step from the gradient on what was sent last.
+        """Take one training step from the gradient on the representations sent last.
 
-        Raises RemoteProtocolError: no gradient is due, or one of another shape, or not finite.
+        Raises RemoteProtocolError: no gradient is due, or it has another shape or is not finite.
         """
         sender = message.sender
         if self._due is None or message.step != self._due[0]:
@@ -394,6 +417,9 @@ class TvflPassive(EncodingPassive):
     def __init__(
         self, own: PartyContext, contract: Contract, trainer: EncoderTrainer, releases: Releases
     ) -> None:
+        """Take guard and ledger; count answers for every row, one beyond training for the final
+        inference.
+        """
         super().__init__(own.name, contract, trainer)
         self.ledgers = {self.name: releases.ledger}
         if math.isfinite(releases.guard.mechanism().mu):
@@ -405,6 +431,7 @@ class TvflPassive(EncodingPassive):
         self.kept = {"": trainer, "allowance": self._allowance, "guard": releases.guard}
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Apply a gradient, or answer a request with guarded representations."""
         if message.kind is Kind.GRADIENTS:
             self.apply_gradient(message)
         else:
@@ -412,9 +439,10 @@ class TvflPassive(EncodingPassive):
             links.send(message.sender, Kind.REPRESENTATIONS, message.step, payload)
 
     def represent(self, message: Envelope) -> bytes:
-        """Encode and guard the rows that the active asked for. Raises RemoteProtocolError: the
-        request breaks a rule; BudgetExhaustedError: sending would exceed the privacy budget;
-        nothing is sent.
+        """Return the guarded representations of the requested rows, packed.
+
+        Raises RemoteProtocolError: the request breaks a rule; BudgetExhaustedError: sending would
+        exceed the privacy budget; nothing is sent.
         """
         rows_B, learn = self.rows_of(message)
         step = message.step
@@ -444,13 +472,14 @@ class Tvfl(Method):
     """True if the active's own model is another network than the one in the exchange."""
 
     def pick_model(self, config: RunSettings) -> ModelSettings:
-        """Return the networks of the active, and of passives that have none of their own."""
+        """Return the network settings of the active, and of passives without their own."""
         return config.model
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
         return config.settings_of(passive).model or self.pick_model(config)
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+        """Return, at a passive, the bounds on the representations that it sends."""
         own.require_passives()
         if own.name == own.active:
             return None
@@ -460,11 +489,17 @@ class Tvfl(Method):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms of all passives, after comparing each offer with this party's own
+        settings.
+        """
         for name, offered in offers.items():
             own.require_terms(name, offered, own.bound_sent_rows(offered.shape))
         return SessionTerms.from_rows({name: offers[name] for name in own.passives})
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role, with the guarantee for the releases of all
+        passives together.
+        """
         trainer = self.make_head_trainer(own, contract)
         promised = joint_releases_statement(
             own.make_guard().describe_guarantee(), len(contract.passives)
@@ -478,10 +513,12 @@ class Tvfl(Method):
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
+        """Return a training step without messages: encode, train the head, apply gradients."""
         assert isinstance(active, TvflActive)
         others = {name: role for name, role in passives.items() if isinstance(role, TvflPassive)}
 
         def run_step(step: int, rows_B: Tensor) -> None:
+            """Train all parties on these positions."""
             sent = {
                 name: passive.trainer.encode_rows(step, rows_B, learn=True)
                 for name, passive in others.items()
@@ -502,9 +539,9 @@ class Tvfl(Method):
     def _make_trainer(
         self, kind: type[HeadTrainer], own: PartyContext, parts: Mapping[str, int]
     ) -> HeadTrainer:
-        """Return the active's networks at their reproducible start.
+        """Return the active's networks as seeded, before training.
 
-        `parts`: by name, what the head reads, as so many numbers beside the active's own.
+        `parts`: by name, how many numbers the head reads from each other party.
         """
         table = own.data.table
         encoder, shape = self._build_encoder(own)
@@ -524,6 +561,7 @@ class Tvfl(Method):
         )
 
     def _make_encoder_trainer(self, own: PartyContext, rows: Tensor) -> EncoderTrainer:
+        """Return the trainer of this passive's encoder, with features in alignment order."""
         encoder, _ = self._build_encoder(own)
         return EncoderTrainer(
             own.name,
@@ -535,7 +573,7 @@ class Tvfl(Method):
         )
 
     def _build_encoder(self, own: PartyContext) -> tuple[nn.Module, Shape]:
-        """Return a party's encoder at its start, and the shape of what it gives for a row."""
+        """Return a party's untrained encoder, and the shape of its output for a row."""
         if own.name != own.active:
             return own.build_encoder(self.find_sent_model(own.config, own.name))
         # The student trains the very network that was handed in.

@@ -87,10 +87,10 @@ class StepCounter(Protocol):
 
     @property
     def next_step(self) -> int:
-        """The first step that was not played."""
+        """The number of the first step that has not run yet."""
 
     def count_step(self, loss: float | None) -> None:
-        """Count a finished step, with its task loss; None: it trained nothing."""
+        """Advance by one finished step and record its task loss; None: the step trained nothing."""
 
 
 class HelperRole(Role, ABC):
@@ -105,7 +105,9 @@ class HelperRole(Role, ABC):
     asks: tuple[Kind, ...] = ()
 
     async def run_session(self, links: Links, save: Save) -> None:
-        """Run its side from the first step to the end of the session: answer what is asked."""
+        """Run this party's script from the first step to the end of the session: answer every
+        message.
+        """
         active = self.contract.active
         while True:
             message = await links.receive(
@@ -117,12 +119,13 @@ class HelperRole(Role, ABC):
                 return
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Answer one message of a kind that it answers."""
+        """Answer one message whose kind is in `asks`."""
         raise LocalProtocolError(f"{self.name} answers no {message.kind}")
 
     def get_sent_network(self) -> nn.Module | None:
-        """Return the network whose output it sends or adds to a sum; only it knows the network.
-        None: none.
+        """Return the network whose output this party sends or adds to a sum; None if it has none.
+
+        No other party knows the network.
         """
         return None
 
@@ -170,6 +173,9 @@ class ActiveRole(Role, ABC):
     model: ModelSettings | None = None
 
     def __init__(self) -> None:
+        """Set the facts that the session fills in later: parties that left, agreement of votes,
+        models.
+        """
         self.left: dict[str, int] = {}
         self.agreement: Mapping[str, VoteAgreement] = {}
         self.help: Help | None = None
@@ -181,56 +187,71 @@ class ActiveRole(Role, ABC):
 
     @abstractmethod
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return scores of test rows, by inference variant; `final`: also those that need an
-        exchange.
+        """Return scores of the test rows by inference variant; `final`: also of variants that need
+        messages.
         """
 
     def relabel(self, labels_N: Tensor, train_rows: Tensor) -> None:
-        """Train on other labels of these rows from now on; asked where it predicts alone."""
+        """Replace the labels of these training rows from now on, (N,).
+
+        Multistage label privacy calls it with new randomised answers; only for methods whose active
+        predicts locally.
+        """
         raise LocalProtocolError(f"{self.name} has no model that could be asked for labels")
 
     def rows_with_label(self) -> Tensor:
-        """Return which of `training_rows` have a label; some of these are held out."""
+        """Return a mask over `training_rows`: which have a label, so that they can serve as
+        held-out rows.
+        """
         return self.training_rows
 
     async def compute_held_out_loss(self, links: Links, steps: StepCounter, rows: Tensor) -> float:
-        """Return the loss of some training rows, from which nobody learns; where it
-        `stops_early`.
+        """Return the mean task loss of these validation rows, without learning from them.
+
+        Early stopping calls it; only methods with `stops_early` implement it.
         """
         raise LocalProtocolError(f"{self.name} tells no loss of rows that it does not learn from")
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Prepare an epoch; return whether it has steps, and other epochs follow it."""
+        """Prepare an epoch; return whether it has steps and other epochs follow it."""
         return True
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
-        """Do what follows the last step, before the last evaluation."""
+        """Run the exchange that follows the last step, before the last evaluation."""
         self.finish_locally()
 
     def finish_locally(self) -> None:
-        """Conclude without sending anything; by default do nothing."""
+        """Do the last computation that needs no message; by default none."""
 
     @property
     def steps_without_all(self) -> int:
-        """Steps that were finished without somebody."""
+        """The number of finished steps whose sum lacked at least one passive."""
         return 0
 
     @property
     def last_sum(self) -> Tensor | None:
-        """The sum that the last step decoded, (B, D); its own record, which no message holds."""
+        """The sum that the last step decoded, (B, D); for the active's own record,
+        in no message.
+        """
         return None
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the networks that predict without any other party, if the method has them."""
+        """Return the networks that predict without any other party, if the method trains such
+        networks.
+        """
         return None
 
     def get_fallback_networks(self) -> ActiveNetworks | None:
-        """Return networks that learnt without the others, where the main model needs them."""
+        """Return networks trained on the active's own columns alone, for methods whose main model
+        needs all parties to predict.
+        """
         return None
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return these networks as if these rows of its table had been unknown; None: that takes
-        another training.
+        """Return the local networks refitted as if these rows of the active's table were unknown.
+
+        Calibration takes scores of rows that a model has not seen; None: that would take another
+        training.
         """
         return None
 
@@ -246,43 +267,52 @@ class Method(ABC):
 
     @property
     def public_facts(self) -> MethodSettings:
-        """The facts that others may know of the method, whatever the settings of a run are."""
+        """The settings class's public facts, which hold whatever the settings of one run are."""
         names = get_args(self.settings.model_fields["name"].annotation) or (self.settings.code,)
         return self.settings.model_construct(name=names[0])
 
     @property
     def headline(self) -> str:
-        """Its key, and the variant of `evaluate` that a run reports first."""
+        """The inference variant whose score a run reports first, a key of `evaluate`'s result."""
         return self.public_facts.name
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        """Return the bounds of a row that this party sends; None if it sends no representation."""
+        """Return the bounds on a row that this party sends; None if it sends no representation."""
         return None
 
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Return the terms of all parties, from what each of them offers; all compute the same."""
+        """Return the terms of the contract from what each party offers; all parties compute the
+        same.
+        """
         return SessionTerms()
 
     def find_sent_model(self, config: RunSettings, passive: str) -> ModelSettings:
-        """Return the settings of the network whose output this passive sends; if it sends any."""
+        """Return the settings of the network whose output this passive sends; only
+        if it sends one.
+        """
         raise LocalProtocolError(f"{passive} sends no output of a network in {self.settings.title}")
 
     def build_sent_network(self, config: RunSettings, passive: str, features: Shape) -> nn.Module:
-        """Return the network whose output this passive sends, before training; if it sends any."""
+        """Return the network whose output this passive sends, before training; only if it sends
+        one.
+        """
         model = self.find_sent_model(config, passive)
         return family_for(model, features).make_encoder(features, model)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
-        """Return these settings with what passives with so many columns that differ settle on.
-        Raises ConfigError: they refuse.
+        """Return the settings with each "auto" value replaced that depends on the passives' tables.
+
+        `columns`: how many distinct columns each passive has. Raises ConfigError: the numbers do
+        not allow the run.
         """
         return config
 
     def find_learnt_labels(self, config: RunSettings, held: OwnData, aligned: Tensor) -> Tensor:
-        """Return the active's rows whose labels it learns from; `aligned`: its row at each
-        position.
+        """Return the active's rows whose labels training uses.
+
+        `aligned`: the row of the active's table at each alignment position.
         """
         rows = held.labelled_rows
         if not self.public_facts.aligns or self.learns_unaligned_labels(config):
@@ -290,31 +320,33 @@ class Method(ABC):
         return rows[torch.isin(rows, aligned)]
 
     def learns_unaligned_labels(self, config: RunSettings) -> bool:
-        """Return whether the active also learns labels of people whom it alone knows."""
+        """Return whether training also uses labels of people whom no passive knows."""
         return False
 
     def find_testable_rows(self, held: OwnData, aligned: Tensor) -> Tensor:
-        """Return the active's test rows that the headline model can predict."""
+        """Return the active's test rows for which the headline model can make a prediction."""
         rows = held.test_rows
         return rows if self.settings.predicts_alone else rows[torch.isin(rows, aligned)]
 
     @abstractmethod
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
-        """Return the active's role; `rows` are those of its table by position of the alignment."""
+        """Return the active's role; `rows`: the row of its table at each alignment position."""
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """Return a passive's role; `rows` holds -1 for people whom it does not know."""
+        """Return a passive's role; `rows`: as for the active, -1 where the passive lacks the
+        person.
+        """
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no passive party")
 
     def build_aggregator(self, own: PartyContext, contract: Contract) -> HelperRole:
-        """Return the aggregator's role, if there is a sum."""
+        """Return the role of the aggregator, which adds up encrypted or masked shares."""
         raise LocalProtocolError(f"{own.name}: {self.settings.title} has no aggregator")
 
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
-        """Return training steps of these roles without messages, for simulations; see
-        `simulated`.
+        """Return a training step that computes all these roles without messages, for fast
+        simulations.
         """
         raise LocalProtocolError(f"{self.settings.title} is not trained step by step")
 
@@ -328,10 +360,10 @@ class Method(ABC):
 
 
 async def meet_all(links: Links, helpers: Sequence[str]) -> None:
-    """Return once each of these parties is done with what came before, and tell them so.
+    """Synchronise the active with these parties: wait for each of them, then tell them to go on.
 
-    Messages of a later part never overtake those of an earlier one then: between two parties they
-    stay in order anyhow, among several only so.
+    Two parties keep their messages in order, three do not. After this barrier no message of the
+    next phase can overtake one of the phase before.
     """
     waiting = list(helpers)
     while waiting:
@@ -344,7 +376,7 @@ async def meet_all(links: Links, helpers: Sequence[str]) -> None:
 
 
 async def meet_active(links: Links, active: str) -> None:
-    """Run the other side of `meet_all`."""
+    """Run a helper's side of `meet_all`: report to the active and wait for its reply."""
     links.send(active, Kind.READY, BEFORE_TRAINING)
     await links.receive(active, Kind.READY, step=BEFORE_TRAINING, patience=FOR_THE_ACTIVE)
 
@@ -357,9 +389,10 @@ async def save_all(
     contract: Contract,
     may_leave: Collection[str] = (),
 ) -> Mapping[str, Statement | None]:
-    """Let these parties save what they are before `step`; return, once all of them have, by party
-    what it signed that it charged so far; None for those of `may_leave` that fell silent. Raises
-    PartyLeftError: another one did; RemoteProtocolError: one says something else.
+    """Ask these parties to save a checkpoint before `step`; return their signed privacy accounts.
+
+    The result has one Statement a party, or None for a party of `may_leave` that fell silent.
+    Raises PartyLeftError: another party fell silent; RemoteProtocolError: a reply is malformed.
     """
     for name in helpers:
         links.send(name, Kind.CHECKPOINT, step)
@@ -384,22 +417,22 @@ async def save_all(
 
 
 def end_all(links: Links, helpers: Sequence[str], step: int) -> None:
-    """Tell these parties that the session is over: first who would miss the others that left."""
+    """Tell these parties that the session is over; the aggregator comes first, which would
+    otherwise take the passives' leaving for a failure.
+    """
     for name in sorted(helpers, key=lambda name: name != AGGREGATOR):
         links.send(name, Kind.END, step)
 
 
 def save_or_end(kind: Kind, step: int, links: Links, active: str, save: Save) -> bool:
-    """Answer the active's CHECKPOINT or END; return whether the session goes on."""
+    """Answer the active's CHECKPOINT or END message; return whether the session continues."""
     if kind is Kind.CHECKPOINT:
         links.send(active, Kind.SAVED, step, save(step))
     return kind is not Kind.END
 
 
 def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
-    """Return the training rows that nothing is learnt from: a function of the seed, and often
-    none.
-    """
+    """Return the validation rows, which training skips: a function of the seed, empty if unused."""
     if config.train.patience is None:
         return learner.training_rows[:0]
     order = shuffle_rows(learner.rows_with_label(), config.seed, "held out")
@@ -407,15 +440,16 @@ def pick_held_out_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
 
 
 def pick_learnt_rows(learner: ActiveRole, config: RunSettings) -> Tensor:
-    """Return the training rows except those that are held out."""
+    """Return the training rows without the validation rows."""
     held = pick_held_out_rows(learner, config)
     return learner.training_rows[~torch.isin(learner.training_rows, held)]
 
 
 def split_batches(learner: ActiveRole, config: RunSettings, epoch: int) -> list[Tensor]:
-    """Return an epoch's batches: a function of seed and epoch, without a too small last one.
+    """Return an epoch's batches of rows: a function of seed and epoch, without a too small last
+    one.
 
-    Where parties average, an epoch is one step with all rows.
+    For methods that average networks or pseudo labels, one batch holds all rows.
     """
     order = shuffle_rows(pick_learnt_rows(learner, config), config.seed, "batches", epoch)
     batches = [order] if config.method.averages else order.split(config.train.batch_size)

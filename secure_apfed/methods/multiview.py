@@ -107,10 +107,13 @@ class MultiviewSettings(MethodSettings):
     draws_own: ClassVar[bool] = False
 
     def for_party(self, name: str) -> Self:
-        """Return the same settings with the beta_k, zeta_k and eta of this party (MMVFL, Eq. 4)."""
+        """Return the settings with this party's own beta_k, zeta_k and eta (MMVFL, Eq. 4)."""
         return self
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse a guard, whose noise would not cover pseudo-labels, and networks other than
+        `networks`.
+        """
         if config.guard.mechanism != "none":
             raise ValueError(
                 f"guard.mechanism: method {self.name} sends no representation, and one person "
@@ -125,7 +128,9 @@ class MultiviewSettings(MethodSettings):
                 )
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
-        """Return the networks that its parties read views by, by where they stand."""
+        """Return the networks that read the parties' views, by the settings key that configures
+        them.
+        """
         return {"model": config.model}
 
 
@@ -142,13 +147,17 @@ class OneViewSettings(MultiviewSettings):
     averages = "pseudo-labels"
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear numbers are read in all rounds, each by other weights.
+        """Return how many linear combinations of a person's features the active reads in all
+        rounds.
 
-        They are about pseudo-labels that the active sent itself.
+        Each round uses other weights; they are about pseudo-labels that the active sent itself.
         """
         return classes * config.train.epochs
 
     def models_in(self, config: RunSettings) -> dict[str, ModelSettings]:
+        """Return the run's network and those of passives, by the settings key that
+        configures them.
+        """
         passive_models = {
             f"passives.{name}.model": passive.model
             for name, passive in config.passives.items()
@@ -157,12 +166,16 @@ class OneViewSettings(MultiviewSettings):
         return super().models_in(config) | passive_models
 
     def for_party(self, name: str) -> Self:
+        """Return a copy with the weights of the objective set for this party."""
         return self.model_copy(
             update={str(key): value for key, value in self.parties.get(name, {}).items()}
         )
 
     def check_parties(self, config: RunSettings, names: Sequence[str]) -> None:
-        """Refuse weights that nothing reads. Raises ConfigError: names the key."""
+        """Refuse weights of unknown parties, or that no term of the objective uses.
+
+        Raises ConfigError: names the key.
+        """
         for name, overrides in self.parties.items():
             if name not in names:
                 raise ConfigError(
@@ -217,6 +230,7 @@ class RecurrentSettings(FedMvSettings):
     networks: ClassVar[tuple[str, ...]] = ("identity", "gru")
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse settings of GRUs where no view is read by a GRU."""
         super().check_run(config)
         if any(model.network == "gru" for model in self.models_in(config).values()):
             return
@@ -228,12 +242,13 @@ class RecurrentSettings(FedMvSettings):
                 )
 
     def make_training(self, epochs: int) -> RecurrentTraining:
+        """Return the GRUs' training settings for so many epochs."""
         return RecurrentTraining(
             epochs=epochs, learning_rate=self.learning_rate, dropout=self.dropout
         )
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """See `MethodSettings`: GRUs learn in so many of the rounds as of the run's."""
+        """Return the settings scaled to a rehearsal: GRUs learn in the same share of its rounds."""
         rounds = max(1, round(steps * self.rounds / epochs))
         return self.model_copy(update={"rounds": rounds})
 
@@ -250,6 +265,9 @@ class ViewsActive(SumLearner):
     """An active that predicts alone by one linear layer over its views; see `ActiveRole`."""
 
     def __init__(self, own: PartyContext, contract: Contract, sum_end: ActiveSum) -> None:
+        """Build the active's encoder and linear layer, which hold the views' weights when it
+        predicts.
+        """
         super().__init__()
         self.read_from(sum_end)
         self.name = own.name
@@ -270,13 +288,14 @@ class ViewsActive(SumLearner):
         """The weights of the linear layer over its views, (C, F)."""
 
     def get_solo_networks(self) -> ActiveNetworks:
-        """Return the linear layer `head` and the encoder of the views, as networks."""
+        """Return the encoder of the views and a linear layer with the weights `head`."""
         assert isinstance(self._networks.head, nn.Linear)
         with torch.no_grad():
             self._networks.head.weight.copy_(self.head)
         return self._networks
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """Return the local scores of the test rows."""
         networks = self.get_solo_networks().eval()
         features_N = self._features_N
         labels_N = self._labels_N.to(features_N.device)
@@ -301,6 +320,7 @@ class MultiviewActive(ViewsActive):
         trainer: "ActiveTrainer",
         sum_end: ActiveSum,
     ) -> None:
+        """Find the alignment positions of training and test rows."""
         super().__init__(own, contract, sum_end)
         self.trainer = trainer
         self._rows = rows
@@ -310,9 +330,11 @@ class MultiviewActive(ViewsActive):
         self.tested = positions_of(rows, own.data.test_rows)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Send Z, update the own view meanwhile, average (Alg. 1; FedMV, Alg. 2). Raises
-        ModelError: a view that cannot be learnt from; RemoteProtocolError: the sum answers
-        something else; Z stays as it was then.
+        """Send Z, update the own view meanwhile, and average the parties' Z_k (Alg. 1; FedMV, Alg.
+        2).
+
+        Returns the active's part of the objective. Raises ModelError: a view that cannot be learnt
+        from; RemoteProtocolError: the sum answers another request; Z stays unchanged then.
         """
         payload = self.send_request(links, step, rows_B, self.trainer.common_NC[rows_B.numpy()])
         self.trainer.update_view(step, rows_B)
@@ -320,26 +342,32 @@ class MultiviewActive(ViewsActive):
         return self.trainer.average_labels(rows_B, opened_BC, self._list_absent())
 
     def send_request(self, links: Links, step: int, rows_B: Tensor, common_BC: Floats) -> bytes:
-        """Send every passive these positions, and Z to learn from; without Z it predicts."""
+        """Send every passive these positions and their Z to learn from; an empty Z requests
+        predictions.
+
+        Returns the payload, to which the sum is bound.
+        """
         payload = pack_tensors({"rows": rows_B, "z": torch.from_numpy(common_BC)}, {})
         self.sum.send_request(links, Kind.REQUEST, step, payload)
         return payload
 
     def _list_absent(self) -> list[int]:
-        """Return the indices in `zetas` of passives that the last sum lacks; the active's own
-        is 0.
+        """Return the indices in `zetas` of passives that the last sum lacks; index
+        0 is the active.
         """
         named = enumerate(self.contract.passives, 1)
         counted = self.sum.receiver.counted
         return [index for index, name in named if name not in counted]
 
     async def _receive_sum(self, links: Links, step: int, rows_B: Tensor, payload: bytes) -> Floats:
+        """Return the decoded sum of the passives' zeta_k Z_k of these rows, (B, C)."""
         classes = self.trainer.common_NC.shape[1]
         return np.asarray(
             (await self.sum.receive_sum(links, step, rows_B, payload, classes)).numpy()
         )
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """Return the local scores; after training also the joint scores of all parties."""
         scores = await super().evaluate(links, next_step=next_step, final=final)
         if final:
             scores |= {
@@ -348,6 +376,9 @@ class MultiviewActive(ViewsActive):
         return scores
 
     async def _score_jointly(self, links: Links, step: int) -> Scored:
+        """Return the joint scores of the aligned test rows; empty if they are fewer than a batch
+        may be.
+        """
         rows_B = self.tested
         none_BC = self.trainer.common_NC[:0]
         truth_B = self._labels_N[self._rows[rows_B]]
@@ -360,6 +391,9 @@ class MultiviewActive(ViewsActive):
         return Scored.from_network_outputs(truth_B, joint_BC)
 
     def get_solo_networks(self) -> ActiveNetworks:
+        """Return the active's networks, with the trained GRU as their encoder if the view is a
+        sequence.
+        """
         if self.trainer.sequence is not None:
             state = self.trainer.sequence.recurrent.encoder.state_dict()
             self._networks.encoder.load_state_dict(state)
@@ -386,9 +420,10 @@ class MultiviewPassive(SumHelper):
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Learn from Z, or say what the view predicts; contribute it (FedMV, Alg. 2, client k).
-        Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row is longer
-        than what the sum carries.
+        """Update the own view towards Z, or predict with it; contribute the result (FedMV, Alg. 2).
+
+        Raises RemoteProtocolError: the request breaks a rule; LocalProtocolError: a row exceeds the
+        norm that the sum carries.
         """
         admitted, common_BC = self.admit_positions(message)
         values_BC = self.trainer.compute_share(admitted.step, admitted.rows, common_BC)
@@ -399,8 +434,10 @@ class MultiviewPassive(SumHelper):
         return self.trainer.feature_scores()
 
     def admit_positions(self, message: Envelope) -> tuple[Admitted, Floats | None]:
-        """Admit positions, with Z of them where a step is to be learnt from. Raises
-        RemoteProtocolError: no such message, or one that breaks a rule of the contract.
+        """Admit a request; return it with Z of its rows (B, C), or None if it asks for a
+        prediction.
+
+        Raises RemoteProtocolError: the message is malformed or breaks a rule of the contract.
         """
         terms = self.contract.passives[self.name].representation
         sender = message.sender
@@ -424,8 +461,9 @@ class MultiviewPassive(SumHelper):
 
 
 def check_clip(values_BC: Floats, clip: float | None, *, me: str) -> None:
-    """Refuse to send a sum what it would cut: an average of cut rows is another average. Raises
-    LocalProtocolError: names the length of the longest row.
+    """Refuse rows longer than the clip bound: the average of clipped pseudo-labels would be wrong.
+
+    Raises LocalProtocolError: names the norm of the longest row.
     """
     longest = float(np.linalg.norm(values_BC, axis=1).max(initial=0.0))
     if clip is not None and longest > clip:
@@ -455,8 +493,10 @@ class ViewTrainer:
         self.sequence = sequence
 
     def compute_share(self, step: int, rows_B: Tensor, common_BC: Floats | None) -> Floats:
-        """Return its share of Z, once it has learnt from Z; without Z its share of the joint
-        prediction.
+        """Update the view towards Z of these rows and return zeta_k Z_k by the sum of all zetas,
+        (B, C).
+
+        Without Z (None): return the view's share of the joint prediction, and learn nothing.
         """
         rows = rows_B.numpy()
         zeta = self.view.zeta
@@ -469,16 +509,14 @@ class ViewTrainer:
         return zeta / sum(self.zetas) * self.view.update_model(rows, common_BC, pull)
 
     def feature_scores(self) -> Tensor | None:
-        """Return how much each feature counts; None: the view's features are a GRU's, of no
-        column.
-        """
+        """Return the importance of each feature, (F,); None if the features are states of a GRU."""
         if self.sequence is not None:
             return None
         return torch.from_numpy(row_norms(self.view.weights_FC))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its state; what counts by position of the alignment stands apart from the
-        weights.
+        """Return the state; pseudo-labels, whose rows are alignment positions,
+        under their own key.
         """
         view_tensors = self.view.tensors()
         tensors = {
@@ -490,6 +528,7 @@ class ViewTrainer:
         return tensors | add_prefix(_RECURRENT, self.sequence.recurrent.tensors())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned, and recompute the view's features from its GRU."""
         self.view.load_tensors({**tensors, "labels": tensors["pseudo_labels.own"]})
         if self.sequence is not None:
             self.sequence.recurrent.load_tensors(remove_prefix(_RECURRENT, tensors))
@@ -508,6 +547,7 @@ class ActiveTrainer(ViewTrainer):
         common_NC: Floats,
         sequence: "SequenceView | None" = None,
     ) -> None:
+        """Start with the common pseudo-labels Z of all aligned rows, `common_NC`."""
         super().__init__(view, zetas, pull, sequence=sequence)
         self.pull: Pull = pull
         self.common_NC = common_NC
@@ -518,9 +558,10 @@ class ActiveTrainer(ViewTrainer):
     def average_labels(
         self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
     ) -> float:
-        """Make Z of the passives' weighted sum and its own; return its own part of the objective.
-        `opened_BC`: sum over the passives of zeta_k Z_k / sum of all zetas. `absent`: whose are not
-        in it, by place in `zetas`; Z is the mean of the others then (Eq. 14 over these).
+        """Set Z of these rows to the mean of all Z_k; return the active's part of the objective.
+
+        `opened_BC`: the decoded sum over the passives of zeta_k Z_k / sum of all zetas. `absent`:
+        indices in `zetas` of passives it lacks; Z is then the mean over the others (Eq. 14).
         """
         rows = rows_B.numpy()
         zetas = sum(self.zetas)
@@ -533,7 +574,7 @@ class ActiveTrainer(ViewTrainer):
     def predict_jointly(
         self, rows_B: Tensor, opened_BC: Floats, absent: Sequence[int] = ()
     ) -> Floats:
-        """Return Z of rows that nobody learns from, the result of FedMV's Eqs. (12) and (13).
+        """Return Z of rows outside training: the joint prediction, FedMV's Eqs. (12) and (13).
 
         It is over the parties that are not absent.
         """
@@ -567,6 +608,7 @@ class SequenceView:
         rounds: int,
         holds_labels: bool,
     ) -> None:
+        """Keep the GRU and the rows of its table that are aligned."""
         self.recurrent = recurrent
         self._features_N = features_N
         self._rows_N = rows_N
@@ -574,11 +616,13 @@ class SequenceView:
         self._holds_labels = holds_labels
 
     def learns_in(self, step: int) -> bool:
-        """Return whether it learns in this step: not in the first, whose Z is random."""
+        """Return whether the GRU trains in this step: not in the first one, where Z is random."""
         return 0 < step <= self._rounds
 
     def train_on_rows(self, step: int, rows_B: Tensor, common_BC: Floats) -> None:
-        """Train on these positions of the alignment, by the own labels or else towards Z."""
+        """Train the GRU on these alignment positions, on its owner's labels or
+        otherwise towards Z.
+        """
         if not self._holds_labels:
             # In the table's order: that of the alignment is random.
             order_B = self._rows_N[rows_B].argsort()
@@ -608,8 +652,10 @@ class Pull:
     own: bool = False
 
     def pick_rows(self, rows_B: NDArray[np.int64], *, own: bool) -> "Pull | None":
-        """Return the pull of these rows on pseudo-labels of this kind; None: labels pull the other
-        kind.
+        """Return the pull of the labels for these rows; None: labels pull the other kind of
+        pseudo-labels.
+
+        `own`: whether it is asked for a view's own pseudo-labels Z_k, rather than for the common Z.
         """
         if own is not self.own:
             return None
@@ -640,14 +686,16 @@ class ViewModel:
     def from_features(
         cls, x_NF: Floats, classes: int, rng: np.random.Generator, **settings: float
     ) -> "ViewModel":
-        """Begin with random weights and pseudo-labels (Algorithm 1, line 1)."""
+        """Return a view with random weights and pseudo-labels (Algorithm 1, line 1)."""
         rows, features = x_NF.shape
         weights_FC = rng.standard_normal((features, classes))
         labels_NC = draw_orthonormal(rows, classes, rng)
         return cls(x_NF=x_NF, weights_FC=weights_FC, labels_NC=labels_NC, **settings)  # type: ignore[arg-type]
 
     def replace_features(self, x_NF: Floats) -> None:
-        """Take other features of the same rows: what made them has learnt."""
+        """Replace the features X_k of the same rows, after the GRU that computes
+        them was trained.
+        """
         self.x_NF = x_NF
         self._gram = None
 
@@ -686,6 +734,7 @@ class ViewModel:
         return np.asarray(self.x_NF[rows_B] @ self.weights_FC)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return weights W_k and pseudo-labels Z_k."""
         return {
             "weights": torch.from_numpy(self.weights_FC),
             "labels": torch.from_numpy(self.labels_NC),
@@ -696,6 +745,7 @@ class ViewModel:
         self.labels_NC = tensors["labels"].numpy().copy()
 
     def compute_loss(self, rows_B: NDArray[np.int64], common_BC: Floats) -> float:
+        """Return this view's part of the objective for these rows, a row."""
         labels_BC = self.labels_NC[rows_B]
         own_loss = view_objective(self.x_NF[rows_B], self.weights_FC, labels_BC, self.beta)
         return (own_loss + self.zeta * float(((labels_BC - common_BC) ** 2).sum())) / len(rows_B)
@@ -704,23 +754,27 @@ class ViewModel:
 def own_labels(
     scores_NC: Floats, common_NC: Floats, zeta: float, pull: Pull | None = None
 ) -> Floats:
-    """Return Z_k: MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and (13).
+    """Return a view's pseudo-labels Z_k, (N, C): MMVFL's Eqs. (11) and (12), FedMV's Eqs. (8) and
+    (13).
 
-    `pull`: of the labels, where they draw this view's; None: they do not.
+    `pull`: of the labels, if they pull this view's pseudo-labels; None: they do not.
     """
     return _apply_pull(scores_NC + zeta * common_NC, 1 + zeta, pull)
 
 
 def common_labels(summed_NC: Floats, zetas: float, pull: Pull | None = None) -> Floats:
-    """Return Z: MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
+    """Return the common pseudo-labels Z, (N, C): MMVFL's Eq. (14), FedMV's Eqs. (10) and (12).
 
-    `summed_NC`: sum of zeta_k Z_k over all parties, the only thing read of them. `pull`: of the
-    labels, where they draw Z; None: they do not.
+    `summed_NC`: sum of zeta_k Z_k over all parties, all that the active reads of them. `pull`: of
+    the labels, if they pull Z; None: they do not.
     """
     return _apply_pull(summed_NC, zetas, pull)
 
 
 def _apply_pull(total_NC: Floats, weight: float, pull: Pull | None) -> Floats:
+    """Return the weighted mean of summed pseudo-labels and labels; where no label pulls, of the
+    former.
+    """
     if pull is None:
         return np.asarray(total_NC / weight)
     return np.asarray((total_NC + pull.eta_N1 * pull.truth_NC) / (weight + pull.eta_N1))
@@ -773,7 +827,7 @@ def view_objective(x_NF: Floats, weights_FC: Floats, labels_NC: Floats, beta: fl
 
 
 def row_norms(weights_FC: Floats) -> Floats:
-    """Return the Euclidean norm of each feature's row: how much it counts (MMVFL, section 4.2)."""
+    """Return the Euclidean norm of each feature's weights: its importance (MMVFL, section 4.2)."""
     return np.asarray(np.linalg.norm(weights_FC, axis=1))
 
 
@@ -810,9 +864,10 @@ def compute_objective(views: Sequence[ViewModel], common_NC: Floats, pull: Pull)
 
 
 def joint_share(zeta: float, zetas: Collection[float]) -> float:
-    """Return the share of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), of 1 in all.
+    """Return the weight of X_k W_k in the joint prediction: zeta_k / (1 + zeta_k), normalised to
+    sum to 1.
 
-    Put Eq. (13) in Eq. (12), and solve for Z.
+    It follows from Eq. (13) put into Eq. (12), solved for Z.
     """
     return zeta / (1 + zeta) / sum(other / (1 + other) for other in zetas)
 
@@ -822,6 +877,7 @@ class Multiview(SumMethod):
         self.settings = settings
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+        """Return, at the active, the bounds on a row of pseudo-labels; None at a passive."""
         if own.name != own.active:
             return None
         own.require_passives()
@@ -830,6 +886,7 @@ class Multiview(SumMethod):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms: at all passives the active's bounds, with the zeta weights of each."""
         offered = offers[own.active]
         own.require_terms(own.active, offered, label_terms(own, math.prod(offered.shape)))
         settings = OneViewSettings.from_run_settings(own.config)
@@ -838,6 +895,9 @@ class Multiview(SumMethod):
         return make_terms(own, session, dict.fromkeys(own.passives, offered), weights)
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role, with random orthonormal common pseudo-labels (Algorithm 1, line
+        1).
+        """
         classes = len(own.data.classes)
         train = positions_of(rows, own.data.train_rows)
         common_NC = np.zeros((len(rows), classes))
@@ -853,6 +913,9 @@ class Multiview(SumMethod):
         )
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role with a view of its own, and the pull of its
+        labels if it has any.
+        """
         (classes,) = contract.passives[own.name].representation.shape
         pull = None if own.data.table.labels is None else pull_of(own, rows)
         sequence = _make_sequence_view(own, rows, classes)
@@ -865,7 +928,7 @@ class Multiview(SumMethod):
 
 
 def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> SequenceView | None:
-    """Return what makes one party's view of its sequences, at its start; None: they are none."""
+    """Return the untrained GRU view of one party's sequences; None: its view is its features."""
     config = own.config
     table = own.data.table
     model = config.model if own.name == own.active else _passive_model(own)
@@ -899,7 +962,7 @@ def _make_sequence_view(own: PartyContext, rows: Tensor, classes: int) -> Sequen
 
 
 def _passive_model(own: PartyContext) -> ModelSettings:
-    """Return the networks of a passive; where its own settings name none, its view's sequence."""
+    """Return a passive's network settings; without its own, those of the sequences in its view."""
     model = own.config.model_of(own.name)
     laid_out = [view.sequence for view in own.data.views.values() if view.sequence is not None]
     if own.config.settings_of(own.name).model is not None or not laid_out:
@@ -912,7 +975,7 @@ def _where_model(own: PartyContext) -> str:
 
 
 def own_labels_of(own: PartyContext) -> Tensor:
-    """Return the labels of a party's rows, `UNLABELLED` where it may learn from none, (N,)."""
+    """Return the labels of a party's rows, (N,); `UNLABELLED` where training may not use them."""
     labels_N = own.data.table.labels
     assert labels_N is not None
     known_N = torch.full_like(labels_N, UNLABELLED)
@@ -923,9 +986,7 @@ def own_labels_of(own: PartyContext) -> Tensor:
 def _make_view(
     own: PartyContext, contract: Contract, rows: Tensor, classes: int, sequence: SequenceView | None
 ) -> ViewModel:
-    """Return one party's view of the aligned people at its start, with the zeta_k that was
-    agreed.
-    """
+    """Return one party's untrained view of the aligned people, with the agreed zeta_k."""
     settings = MultiviewSettings.from_run_settings(own.config).for_party(own.name)
     weight = 1.0 if own.name == own.active else contract.passives[own.name].weight
     plain_NF = own.data.table.features[rows].flatten(1).double().numpy()
@@ -945,8 +1006,8 @@ def _make_view(
 
 
 def _list_zetas(own: PartyContext, contract: Contract) -> list[float]:
-    """Return zeta_k of every party, in its own update (MMVFL, Eq. 12; FedMV, Eqs. 8, 13) as in
-    Z.
+    """Return zeta_k of every party, the same in its own update (MMVFL, Eq. 12) as
+    in the average Z.
     """
     settings = MultiviewSettings.from_run_settings(own.config)
     weights = {own.active: 1.0} | {
@@ -956,10 +1017,7 @@ def _list_zetas(own: PartyContext, contract: Contract) -> list[float]:
 
 
 def pull_of(own: PartyContext, rows: Tensor) -> Pull:
-    """Return the pull of the labels that a party may learn from, on these rows of its table.
-
-    See `Pull`.
-    """
+    """Return the pull of the labels that a party may learn from, for these rows of its table."""
     settings = MultiviewSettings.from_run_settings(own.config)
     labels_N = own.data.table.labels
     settings = settings.for_party(own.name)
@@ -981,8 +1039,8 @@ def make_terms(
     terms: Mapping[str, RepresentationTerms],
     weights: Mapping[str, float],
 ) -> SessionTerms:
-    """Return the terms of all: bounds and weights by passive, and the sum of their
-    contributions.
+    """Return the contract's terms: bounds and weights by passive, and the
+    parameters of their sum.
     """
     return SessionTerms.from_rows(
         {name: terms[name] for name in own.passives},

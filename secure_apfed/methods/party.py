@@ -117,18 +117,18 @@ class Role:
     predicts_with: Mapping[str, nn.Module] = {}
 
     async def set_up(self, links: Links) -> None:
-        """Do what a method needs between alignment and training; by default nothing."""
+        """Run the method's exchange between alignment and training; by default none."""
 
     def feature_scores(self) -> Tensor | None:
-        """Return how much each of its own features counts, (F,), no unit; None: the method gives
-        none.
+        """Return the importance of each of this party's own features, (F,), without a unit.
 
-        The scores follow from what it learnt, and are its own.
+        The scores follow from what the role learnt and stay with the party. None: the method has
+        none.
         """
         return None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its state, for its own checkpoint."""
+        """Return the role's state for its own checkpoint."""
         return {
             key: value
             for name, part in self.kept.items()
@@ -145,24 +145,22 @@ class CheckpointStore(Protocol):
     """One party's own folder: what it agreed to, what it is, and how its part ended."""
 
     def save_contract(self, contract: Contract, signatures: Mapping[str, bytes]) -> None:
-        """Keep the contract that all have signed."""
+        """Store the contract with the signatures of all parties."""
 
     def load_latest(self, until: int | None = None) -> PartyCheckpoint | None:
-        """Return the newest state, or the newest that is not after this step; None: there is
-        none.
-        """
+        """Return the newest checkpoint, at most of step `until`; None: the folder has none."""
 
     def list_steps(self) -> tuple[int, ...]:
         """Return the steps whose state is stored, ascending."""
 
     def save(self, state: PartyCheckpoint) -> None:
-        """Keep this state, and the one before it."""
+        """Store this checkpoint, and keep the one before it."""
 
     def register_ledger(self, name: str, ledger: PrivacyLedger) -> None:
-        """Be told of an account that the party opens."""
+        """Add a privacy ledger that the party opened to the costs that this store watches."""
 
     def finish_part(self, contract: Contract, role: Role) -> None:
-        """Note how this party's part ended, and let go of what it needed to go on."""
+        """Record how this party's part ended, and delete what only a resumption would need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +192,7 @@ def fresh_secrets(
     keeper: CheckpointStore | None = None,
     logs: Path | None = None,
 ) -> PartySecrets:
-    """Return the secrets of a party that begins: fresh ones, or those the configuration derives."""
+    """Return a party's secrets for a new run: random ones, or derived from the configured seed."""
     seed = int.from_bytes(fresh_key()[:8], "big") >> 1
     derived = hashlib.sha256(f"noise of {name}, seed {config.seed}".encode()).digest()
     return PartySecrets(
@@ -240,56 +238,62 @@ class PartyContext:
 
     @property
     def data(self) -> OwnData:
-        """The party's part of the data, where it must hold some."""
+        """The party's part of the data. Raises if it has none."""
         assert self.held is not None
         return self.held
 
     @property
     def task(self) -> Task:
-        """What the active's model learns. Raises DataError: the task needs other labels."""
+        """The task that the active's model learns. Raises DataError: the task needs
+        other labels.
+        """
         config = self.config
         return TASKS[config.task].from_targets(self.data.targets, loss=config.train.loss)
 
     @property
     def outputs(self) -> int:
-        """K, the numbers that a model of the task gives for a row."""
+        """K, the number of outputs that a model of the task gives for a row."""
         return self.task.count_outputs(len(self.data.classes))
 
     def features_of(self, rows: Tensor) -> Any:
-        """Return the features of these rows of its table, in this order."""
+        """Return the features of these rows of its table, in the order of `rows`."""
         return select_rows(self.data.table.features, rows)
 
     def derive_key(self, purpose: bytes) -> bytes:
-        """Return 32 secret bytes for one purpose."""
+        """Return 32 secret bytes for one purpose, derived from the party's noise key."""
         return derive_key(self.secrets.noise_key, purpose)
 
     # Networks, at a start that its seed repeats.
 
     def draw(self, purpose: str) -> Draws:
-        """Return the random numbers of one purpose, of its own seed."""
+        """Return a random generator for one purpose, from the party's own seed."""
         return seed_draws(self.secrets.seed, self.name, purpose)
 
     @cached_property
     def fresh_networks(self) -> FreshFamily | None:
-        """Its own networks as they were before training, each time anew; None: it brings none."""
+        """A maker of the party's own untrained networks; None: it brings none."""
         return self.code.copy_networks()
 
     def find_family(self, model: ModelSettings) -> NetworkFamily:
-        """Return the networks that this party trains: its own, or those that the settings name."""
+        """Return the kind of networks this party trains: its own code, or a family that settings
+        name.
+        """
         return self.code.find_family() or family_for(model, self.data.table.shape)
 
     @contextmanager
     def _begin_part(self, part: str) -> Iterator[None]:
-        """Make a part of a network within: its draws repeat, and errors name the part."""
+        """Seed the random numbers for building one part of a network, and name the
+        part in errors.
+        """
         with self.draw(part), name_part(self.name, part):
             yield
 
     def build_encoder(
         self, model: ModelSettings, family: NetworkFamily | None = None
     ) -> tuple[nn.Module, Shape]:
-        """Return an encoder of its rows, and the shape of what it gives for one.
+        """Return an encoder for this party's rows, and the shape of its output for one row.
 
-        `family`: None: the party's. Raises ModelError: the network does not take such rows.
+        `family`: None: the party's own. Raises ModelError: the network does not take such rows.
         """
         features = self.data.table.shape
         family = family or self.find_family(model)
@@ -299,7 +303,7 @@ class PartyContext:
             return encoder, output_shape(encoder, features)
 
     def build_head(self, model: ModelSettings, read: Shape, outputs: int) -> nn.Module:
-        """Return a head that reads rows of this shape and gives so many numbers for each."""
+        """Return a head that maps inputs of shape `read` to `outputs` numbers a row."""
         with self._begin_part("head"):
             head = self.find_family(model).make_head(math.prod(read), outputs, model)
         if self.code.head is not None:
@@ -309,12 +313,13 @@ class PartyContext:
 
     @property
     def projection(self) -> int | None:
-        """Numbers of z, which the active sends; None: it sends its encoder's whole output."""
+        """Size of z, the linear projection of h that the active sends; None: it sends h itself."""
         return projection_size(self.config, self.passives)
 
     def build_networks(self, *, sends: bool) -> tuple[ActiveNetworks, Shape]:
-        """Return the active's networks and the shape of z, one row of what it `sends`, if it
-        does.
+        """Return the active's networks and the shape of one row of z, the representation it sends.
+
+        `sends`: whether the method sends representations at all; otherwise no projection is built.
         """
         model = self.config.model
         projection = self.projection if sends else None
@@ -332,7 +337,7 @@ class PartyContext:
         return ActiveNetworks(encoder, head, sent), (projection,)
 
     def build_active_trainer(self, accounts: ActiveAccounts) -> ActiveTrainer:
-        """Return an active's networks, ready to descend on its labels under these accounts."""
+        """Return the active's networks with an optimiser, under these privacy accounts."""
         table = self.data.table
         assert table.labels is not None
         networks, _ = self.build_networks(sends=accounts.sends)
@@ -352,16 +357,16 @@ class PartyContext:
     def build_passive_trainer(
         self, terms: PassiveTerms, rows: Tensor, *, is_noised: bool, is_defended: bool
     ) -> PassiveDescent:
-        """Return the descent of a passive over these rows of its table, -1 where it has none.
+        """Return the trainer of a passive over these rows of its table, -1 where it has none.
 
-        It optimises a loss of ours or its own, or answers by code of its own. Warns
-        NarrowTableWarning: its gradients leave without noise or defence, and it has few columns.
+        It optimises a built-in objective or the passive's own code. Warns NarrowTableWarning: its
+        gradients leave without noise or defence, and its table has few columns.
 
         Args:
-            is_noised: whether a bound rests on them, by noise under the sum.
+            is_noised: whether a privacy bound rests on them, by noise under the sum.
             is_defended: whether a defence changes them.
 
-        Raises ConfigError: the settings say that it brings code, and it brought none.
+        Raises ConfigError: the settings say that the passive brings code, and it brought none.
         """
         settings = terms.objective
         assert settings is not None
@@ -384,6 +389,9 @@ class PartyContext:
         )
 
     def _make_objective(self, settings: ObjectiveSettings, representation: Shape) -> Objective:
+        """Return the passive's objective for representations of this shape: its own loss, or a
+        built-in one.
+        """
         model = self.config.model_of(self.name)
         if isinstance(settings, OwnLossSettings):
             return self.code.make_objective(
@@ -406,8 +414,9 @@ class PartyContext:
     # What the parties agree on.
 
     def require_passives(self) -> None:
-        """Refuse settings for a passive that takes no part. Raises ConfigError: names it and the
-        passives that there are.
+        """Refuse settings for a passive that is not among the parties.
+
+        Raises ConfigError: names it and the passives that take part.
         """
         for name in self.config.passives:
             if name != "default" and name not in self.passives:
@@ -419,7 +428,7 @@ class PartyContext:
     def require_terms(
         self, sender: str, offered: RepresentationTerms, expected: RepresentationTerms
     ) -> None:
-        """Refuse an offer that is not what this party's own settings say of representations.
+        """Compare another party's offered terms with those that this party's own settings give.
 
         Raises RemoteProtocolError: names the sender and what differs.
         """
@@ -438,7 +447,7 @@ class PartyContext:
 
     @cached_property
     def _planned_guard(self) -> RepresentationGuard:
-        """A guard that is asked for bounds alone."""
+        """A guard used only for its bounds; it releases nothing."""
         return self.make_guard()
 
     def bound_representations(self, shape: Shape) -> RepresentationTerms:
@@ -451,9 +460,9 @@ class PartyContext:
         return bound_sent_rows(self.config, shape, self._planned_guard)
 
     def state_objective(self, passive: str, representation: RepresentationTerms) -> PassiveTerms:
-        """Return the terms of a passive that descends on an objective, as the settings say.
+        """Return the contract terms of a passive that optimises an objective.
 
-        Raises ConfigError: they name none, or another kind than the method's.
+        Raises ConfigError: the settings name no objective, or another kind than the method's.
         """
         return PassiveTerms(
             objective=objective_of(self.config, passive),
@@ -482,7 +491,7 @@ class PartyContext:
         return self.config.guard.noise == "secret"
 
     def make_guard(self) -> RepresentationGuard:
-        """Return a guard of representations, for as often as they are asked for."""
+        """Return the guard of this party's representations, calibrated to the planned releases."""
         config = self.config
         return make_guard(
             config.guard,
@@ -520,13 +529,13 @@ class PartyContext:
         return ledger
 
     def open_releases(self, people: int, guard: RepresentationGuard | None = None) -> Releases:
-        """Return the one way of its representations to the wire, of so many people."""
+        """Return the object through which alone its representations leave, for so many people."""
         guard = guard or self.make_guard()
         budget = self.config.guard.epsilon
         return Releases(guard, self.open_ledger(guard.mechanism(), budget=budget, rows=people))
 
     def open_active_accounts(self, people: int, *, sends: bool) -> ActiveAccounts:
-        """Return what protects an active's releases, of so many people, and its finished model.
+        """Return the active's guard and DP-SGD accounts, for so many people.
 
         Raises ConfigError: the guard's releases alone exceed dp_sgd.epsilon.
         """
@@ -546,9 +555,10 @@ class PartyContext:
         return ActiveAccounts(releases=releases, private=private, training=training, sends=sends)
 
     def _open_updates(self, guard: RepresentationGuard) -> PrivateUpdates | None:
-        """Return what makes its updates private, one an epoch for each of its rows; None: nothing.
+        """Return the DP-SGD account of the active's updates, one an epoch for each row; None: not
+        used.
 
-        `guard`: of its representations, whose releases share the budget.
+        `guard`: of its representations, whose releases share the privacy budget.
         """
         settings = self.config.dp_sgd
         if settings is None:
@@ -567,7 +577,9 @@ class PartyContext:
     def open_contribution_noise(
         self, shape: Shape, plan: NoisePlan, people: int
     ) -> ContributionNoise | None:
-        """Return a passive's noise under the sum, and its account; None: none is agreed."""
+        """Return a passive's noise under the sum with its ledger; None: the parties agreed on no
+        noise.
+        """
         config = self.config
         noise = config.method.find_noise(config)
         if noise is None:
@@ -586,7 +598,10 @@ class PartyContext:
         )
 
     def make_labeller(self, name: str, epsilon: float | None) -> Labeller:
-        """Return a passive's labeller; `epsilon`: of noise on its weights, by its own key."""
+        """Return a passive's labeller, the model that votes.
+
+        `epsilon`: of noise on its weights, drawn by its own key; None: no noise.
+        """
         noised = epsilon is not None
         return make_labeller(
             name,
@@ -597,7 +612,7 @@ class PartyContext:
         )
 
     def make_defences(self, released: Released) -> tuple[GradientDefence, ...]:
-        """Return its defences of gradients that it sends, as the run's settings say."""
+        """Return the configured defences of gradients that this party sends."""
         key = self.derive_key(b"secure-apfed defences v1")
         return gradient_defences(
             self.config.defences,
@@ -607,14 +622,18 @@ class PartyContext:
         )
 
     def _warn_of_narrow_table(self, rows: Tensor, numbers: int) -> None:
-        """Warn a passive that contributes so many numbers of a person, if it has few columns."""
+        """Warn a passive with few distinct columns that its contribution, of `numbers` a person,
+        reveals them.
+        """
         table = self.data.table
         if math.prod(table.shape) <= _MOST_COUNTED:
             warn_if_narrow(self.name, count_columns(table.features[rows]), numbers)
 
     def require_no_releases(self) -> None:
-        """Refuse to begin anew over logs: a new alignment puts other people at the places they
-        count. Raises CheckpointError: one holds a release.
+        """Refuse a new run over privacy logs that already count releases of a former alignment.
+
+        A new alignment puts other people at the counted positions. Raises CheckpointError: a log
+        holds a release.
         """
         folder = self.secrets.logs
         if folder is None or self.aligned is not None:

@@ -65,19 +65,21 @@ class ServingLimits(Protocol):
     """
 
     def count_lookups(self, count: int) -> None:
-        """Count so many IDs that were looked up."""
+        """Count `count` looked-up IDs against the limit."""
 
     def count_answers(
         self, people: Sequence[bytes], would_cost: Callable[[int], float] | None
     ) -> None:
-        """Count one answer for each of these people. `would_cost`: the epsilon of so many answers
-        about one person; None: nothing counts them.
+        """Count one answer about each of these people.
+
+        `would_cost`: the epsilon of a given number of answers about one person; None: answers have
+        no noise.
         """
 
     def list_exhausted_people(
         self, people: Sequence[bytes], cost: Callable[[int], float] | None
     ) -> list[int]:
-        """Return which of these people, by index, may never be asked about again."""
+        """Return the indices of these people whose limit is reached: no more answers about them."""
 
 
 class LimitReachedError(PartyLeftError):
@@ -85,7 +87,7 @@ class LimitReachedError(PartyLeftError):
 
 
 def joint_method(method: Method) -> Tvfl:
-    """Return the method, if its parties can predict together. Raises ModelError: they cannot."""
+    """Return the method if its parties can predict together; otherwise raise ModelError."""
     if not isinstance(method, Tvfl):
         raise ModelError(
             f"{method.public_facts.title} trains no model that parties predict with together; "
@@ -95,11 +97,14 @@ def joint_method(method: Method) -> Tvfl:
 
 
 def _session_key(contract: Contract, passive: str) -> bytes:
+    """Return the session identifier of one passive's ID lookup, 32 bytes, bound to
+    this contract.
+    """
     return hashlib.blake2b(contract.digest + passive.encode(), digest_size=32).digest()
 
 
 def collect_network_states(role: Role) -> dict[str, Tensor]:
-    """Return the networks of a training that a role keeps, to predict with others afterwards."""
+    """Return the trained tensors that a role keeps for joint prediction after training."""
     return {
         key: value
         for name, network in role.predicts_with.items()
@@ -110,7 +115,7 @@ def collect_network_states(role: Role) -> dict[str, Tensor]:
 def load_network_states(
     networks: Mapping[str, nn.Module], states: Mapping[str, Tensor], party: str
 ) -> None:
-    """Load what `collect_network_states` returned. Raises ModelError: it is of other networks."""
+    """Load tensors from `collect_network_states`. Raises ModelError: they fit other networks."""
     try:
         for name, network in networks.items():
             network.load_state_dict(remove_prefix(name, states))
@@ -128,14 +133,13 @@ async def serve_predictions(
     states: Mapping[str, Tensor],
     limits: ServingLimits,
 ) -> None:
-    """Run a passive's whole session: answer until the active ends it.
+    """Run a passive's whole prediction session: answer until the active ends it.
 
     Args:
-        own: its table is of the people that may be asked about.
-        kept: the networks that it kept of the training.
+        own: the party; its table has the people that may be asked about.
+        states: the network tensors that it stored after training.
 
-    Raises:
-        ModelError: these are of another model; LimitReachedError: see `ServingLimits`.
+    Raises ModelError: the tensors are of another model; LimitReachedError: see `ServingLimits`.
     """
     require_overlaps_shown(own.config.alignment, own.name)
     contract = (await enter_session(own, links, method)).contract
@@ -171,11 +175,12 @@ async def serve_predictions(
 
 
 def _pack_request(places_B: Tensor, salt: bytes) -> bytes:
+    """Encode a prediction request: positions in the passive's list, (B,), and a salt."""
     return pack_tensors({"rows": places_B}, {"learn": False, "salt": salt})
 
 
 def _parse_request(message: Envelope, known: int) -> tuple[Tensor, bytes]:
-    """Return the requested places, and the salt of the digest of their people.
+    """Return the requested positions, and the salt for the digest of their people.
 
     Raises RemoteProtocolError: the request breaks a rule.
     """
@@ -189,7 +194,9 @@ def _parse_request(message: Envelope, known: int) -> tuple[Tensor, bytes]:
 
 
 def _parse_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64]:
-    """Return places in a list of this size. Raises RemoteProtocolError: something else came."""
+    """Return positions in a list of this size. Raises RemoteProtocolError: the bytes encode no such
+    positions.
+    """
     whole = len(message) // _PLACES.itemsize * _PLACES.itemsize
     places = np.frombuffer(message[:whole], _PLACES)
     if whole < len(message) or ((places < 0) | (places >= size)).any():
@@ -201,7 +208,7 @@ def _parse_places(message: bytes, size: int, *, sender: str) -> NDArray[np.int64
 
 
 def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
-    """Return a digest of these people; without the salt nobody can read from it who they are."""
+    """Return a salted digest of these people; without the salt it does not reveal who they are."""
     content = hashlib.blake2b(key=salt, digest_size=32)
     for person in people:
         content.update(len(person).to_bytes(4, "big") + person)
@@ -209,7 +216,7 @@ def _hash_people(people: Sequence[bytes], salt: bytes) -> bytes:
 
 
 async def add_up(own: PartyContext, links: Links, method: Tvfl) -> None:
-    """Run the aggregator's whole session."""
+    """Run the aggregator's whole prediction session."""
     contract = (await enter_session(own, links, method)).contract
     helper = method.build_aggregator(own, contract)
     await helper.set_up(links)
@@ -229,6 +236,7 @@ class JointPredictor:
     def __init__(
         self, own: PartyContext, links: Links, contract: Contract, trainer: HeadTrainer
     ) -> None:
+        """Prepare one party's side before the IDs are exchanged; `start_session` completes it."""
         self.ended: RemoteProtocolError | None = None
         self.refused = 0
         self.contract = contract
@@ -248,11 +256,11 @@ class JointPredictor:
     async def start_session(
         cls, own: PartyContext, links: Links, method: Tvfl, states: Mapping[str, Tensor]
     ) -> "JointPredictor":
-        """Agree, set up, and hear whom each passive has, blinded.
+        """Agree on a contract, set up the sum, and receive each passive's blinded IDs.
 
         Args:
-            own: its table is of no person: one row as the model reads them.
-            kept: the networks that it kept of the training.
+            own: the active; its table is of no person: one row as the model reads them.
+            states: the network tensors that it stored after training.
         """
         require_overlaps_shown(own.config.alignment, own.name)
         contract = (await enter_session(own, links, method, session=new_session())).contract
@@ -285,11 +293,11 @@ class JointPredictor:
     async def predict(
         self, ids: Sequence[bytes], features_BF: Tensor
     ) -> tuple[NDArray[np.bool_], Tensor]:
-        """Return about which people all passives answer, (B,), and the scores of those, (n, K).
+        """Return a mask of people about whom all passives answer, (B,), and their scores, (n, K).
 
-        A person may stand in several rows, and is asked about once. Where answers end after some
-        have come, these are returned, `ended` says why, and the others are not among the known.
-        Raises as `serve_predictions`, and PartyLeftError: somebody left, or a limit is reached.
+        A person who stands in several rows is requested once. If answers end midway, the scores so
+        far are returned, `ended` gives the reason, and the other people are masked out. Raises as
+        `serve_predictions`, and PartyLeftError: a party left, or a limit is reached.
         """
         people, row_of_B = np.unique(np.array(ids, dtype=object), return_inverse=True)
         known_P = np.zeros(len(people), dtype=bool)
@@ -328,7 +336,9 @@ class JointPredictor:
             return known_B, trainer.compute_scores(own_nD, parts).double().cpu()
 
     async def _request_positions(self, ids: Sequence[bytes]) -> NDArray[np.int64]:
-        """Return each person's position in each passive's list, (M, B), or why there is none."""
+        """Return each person's position in each passive's list, (M, B), or a negative code of why
+        none.
+        """
         for name, asker in self._askers.items():
             self._links.send(name, Kind.LOOKUP, self._step, asker.ask(ids))
         all_positions = []
@@ -344,7 +354,7 @@ class JointPredictor:
     async def _request_parts(
         self, people: Sequence[bytes], places_MB: NDArray[np.int64]
     ) -> dict[str, Tensor]:
-        """Return the head's inputs from other parties for these people, by part."""
+        """Return the head's inputs from the other parties for these people, by part."""
         step = self._step
         links = self._links
         trainer = self._trainer

@@ -77,7 +77,7 @@ PartyTensors = Mapping[str, Mapping[str, Tensor]]
 
 
 def new_session() -> str:
-    """Return a name that no other session has."""
+    """Return a random session name that no other session has."""
     return token_hex(16)
 
 
@@ -115,6 +115,9 @@ class PartySession:
         self.own.secrets.keeper.save(state)
 
     def finish_part(self) -> None:
+        """Mark this party's checkpoint folder as finished, so that secrets needed to resume are
+        removed.
+        """
         if self.own.secrets.keeper is not None:
             self.own.secrets.keeper.finish_part(self.contract, self.role)
 
@@ -122,6 +125,9 @@ class PartySession:
 def assign_roles(
     method: Method, config: RunSettings, active: str, passives: Sequence[str]
 ) -> dict[str, PartyRole]:
+    """Return the role of every party by name; aggregator and dealer only where the method needs
+    them.
+    """
     roles: dict[str, PartyRole] = {active: "active"}
     if method.settings.has_passives:
         roles |= dict.fromkeys(passives, "passive")
@@ -137,7 +143,10 @@ def assign_roles(
 async def enter_session(
     own: PartyContext, links: Links, method: Method, *, session: str | None = None
 ) -> SignedContract:
-    """Greet, agree on a contract, and seal the links. `session`: its name, at the active."""
+    """Exchange greetings, sign a common contract, and encrypt the links under it.
+
+    `session`: the session's name, which the active chooses.
+    """
     links.predicts = own.predicts is not None
     agreement = await agree_on_contract(
         links,
@@ -162,17 +171,19 @@ async def enter_session(
 
 
 def _list_needed_peers(own: PartyContext, contract: Contract) -> tuple[str, ...]:
-    """Return the peers whose leaving ends the session: no dealer, who is done early."""
+    """Return the peers whose silence ends the session; not the dealer, who leaves
+    after its part.
+    """
     recovers = contract.silent_passive == "recover"
     roles = ("active", "aggregator") if recovers else ("active", "aggregator", "passive")
     return tuple(name for role in roles for name in contract.list_names(role) if name != own.name)
 
 
 def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
-    """Return a greeting's facts on checkpoints.
+    """Return what this party's greeting says of its checkpoints: the steps it can resume from.
 
-    They are its steps, at the active where it would resume, and at a passive which steps it
-    answered since then, and among whom.
+    The active adds the step it wants to resume from; a passive adds which later steps it answered,
+    and with which other passives (its circles).
     """
     keeper = own.secrets.keeper
     if keeper is None or own.held is None:
@@ -189,7 +200,7 @@ def _describe_checkpoints(own: PartyContext) -> dict[str, Any]:
 def _build_contract(
     own: PartyContext, method: Method, session: str, greetings: Mapping[str, Greeting]
 ) -> Contract:
-    """Return the contract, as every party draws it up from the settings and the greetings."""
+    """Build the contract from public settings and all greetings; every party builds the same."""
     config = own.config
     offers = {
         name: greeting.offer for name, greeting in greetings.items() if greeting.offer is not None
@@ -240,6 +251,7 @@ def _build_contract(
 def _list_participants(
     roles: Mapping[str, PartyRole], greetings: Mapping[str, Greeting]
 ) -> tuple[Participant, ...]:
+    """Return name, role and public keys of every party, as they stand in the contract."""
     return tuple(
         Participant(
             name=name,
@@ -252,10 +264,10 @@ def _list_participants(
 
 
 def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive:
-    """Return what the silence of a passive does: as the settings say, or as the sum allows.
+    """Return what happens when a passive falls silent: as the settings say, or as the sum allows.
 
-    Raises ConfigError: the settings say to go on without it, and there would be no sum, or none to
-    read.
+    Raises ConfigError: the settings ask to continue without it, and the sum or the method needs
+    every passive.
     """
     asked = own.config.rules.silent_passive
     passives = len(agreed.passives)
@@ -285,11 +297,11 @@ def _pick_silence_rule(own: PartyContext, agreed: SessionTerms) -> SilentPassive
 def _find_resumption(
     own: PartyContext, greetings: Mapping[str, Greeting], silent: SilentPassive
 ) -> Resumption | None:
-    """Return where all resume: the newest step that all hold.
+    """Return the step from which all parties resume: the newest that every checkpoint folder has.
 
-    A run that goes on without a passive resumes at the active's newest step. A passive that was
-    left out has an older one, and comes back with that. Steps that were answered since then keep
-    their circles.
+    A run that may continue without a passive resumes at the active's newest step; a passive that
+    was absent then returns with an older state. Steps answered meanwhile keep their circle, the set
+    of passives that answered together. None: the run starts anew.
     """
     newest = greetings[own.active].resumes
     if newest is None:
@@ -309,9 +321,10 @@ def _find_resumption(
 def _load_checkpoint(
     own: PartyContext, contract: Contract
 ) -> tuple[PartyCheckpoint | None, Tensor | None]:
-    """Return the state that this party resumes from, and its rows by position; None: it aligns now.
+    """Return the checkpoint that this party resumes from, and its rows by alignment position.
 
-    Raises CheckpointError: the session resumes where this party cannot.
+    The checkpoint is None at the start of a run; the rows are None if the tables are to be aligned
+    now. Raises CheckpointError: the session resumes at a step that this party has not stored.
     """
     resumes = contract.resumes
     keeper = own.secrets.keeper
@@ -347,11 +360,11 @@ def _load_checkpoint(
 async def start_active(
     own: PartyContext, links: Links, method: Method, *, session: str
 ) -> tuple[PartySession, ActiveRole]:
-    """Run the active's side up to the first step: agree, align, set up, and restore its state.
+    """Run the active's script up to the first step: agree, align, set up, and restore its state.
 
     Raises ConfigError, DataError, ModelError: settings, table or networks that do not fit, or
     common people whose labels are all of one class; CheckpointError: the active refused more sums
-    of this run than it may go on after; IntersectionTooSmallError: fewer common IDs than agreed.
+    of this run than it may continue after; IntersectionTooSmallError: fewer common IDs than agreed.
     """
     begin_phase("agree")
     agreement = await enter_session(own, links, method, session=session)
@@ -395,7 +408,10 @@ async def run_helper(
     *,
     entered: Callable[[PartySession], None] = lambda entered: None,
 ) -> None:
-    """Run the whole side of a party that helps, until the active ends it. Raises: as `lead`."""
+    """Run the whole script of a passive, aggregator or dealer, until the active ends the session.
+
+    `entered`: called once the role is set up. Raises: as `start_active`.
+    """
     agreement = await enter_session(own, links, method)
     contract = agreement.contract
     state, rows = _load_checkpoint(own, contract)
@@ -434,6 +450,7 @@ async def run_helper(
     entered(here)
 
     def save_checkpoint(step: int) -> bytes:
+        """Save this party's state before `step`; return its signed privacy accounts as bytes."""
         here.save_checkpoint(step, tensors={})
         identity = own.secrets.identity
         ledgers = helper.ledgers.items()
@@ -446,6 +463,11 @@ async def run_helper(
 async def _align_rows(
     role: PartyRole, own: PartyContext, links: Links, method: Method, contract: Contract
 ) -> Tensor:
+    """Return the row of this passive's table at each alignment position, (U,); empty for other
+    roles.
+
+    A method without alignment uses every row in table order.
+    """
     if role != "passive":
         return torch.empty(0, dtype=torch.int64)
     if not method.public_facts.aligns:
@@ -454,7 +476,7 @@ async def _align_rows(
 
 
 def _restore_role(role: Role, state: PartyCheckpoint | None) -> None:
-    """Make a role that is set up what it was before the step of this state."""
+    """Load a checkpoint's tensors and privacy ledgers into a role that is set up."""
     if state is None:
         return
     role.load_tensors(state.tensors, next_step=state.step)
@@ -468,23 +490,29 @@ class TrainingLoop(StepCounter, Protocol):
     """
 
     def iterate_epochs(self) -> Iterator[int]:
-        """Yield the epochs that are left."""
+        """Yield the numbers of the epochs that remain."""
 
     def iterate_batches(self, epoch: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield the steps of an epoch and their rows: a function of seed and epoch."""
+        """Yield the steps of an epoch with their batches of rows: a function of seed and epoch."""
 
     async def note_held_out_loss(self) -> None:
-        """Note the loss of held-out rows, by which training may end early (`train.patience`)."""
+        """Record the loss on the validation rows, by which training may stop early
+        (`train.patience`).
+        """
 
     def is_last(self, epoch: int) -> bool:
-        """Return whether no epoch comes after this one."""
+        """Return whether this epoch is the last one."""
 
     async def finish_epoch(self, *, last: bool) -> None:
-        """Evaluate where it is due, note it, and let all parties save what they are."""
+        """Evaluate if this epoch is due, record the scores, and let all parties
+        save a checkpoint.
+        """
 
 
 async def train_epochs(learner: ActiveRole, links: Links, course: TrainingLoop) -> None:
-    """Run the active's side from the first step to the last epoch: what every method does."""
+    """Run the active's training: every epoch with its steps, then the closing exchange and
+    evaluation.
+    """
     for epoch in course.iterate_epochs():
         goes_on = await learner.begin_epoch(links, course)
         for step, rows_B in course.iterate_batches(epoch) if goes_on else ():
@@ -524,6 +552,7 @@ class Session:
         *,
         headline: str,
     ) -> None:
+        """Collect the facts of one session at the active: contract, alignment and common people."""
         self.entered = entered
         self.learner = learner
         self.links = links
@@ -551,14 +580,16 @@ class Session:
         return [name for name in helping if name not in self.learner.left]
 
     def record_sum(self, step: int) -> None:
-        """Record what the active decoded in this step, where it did."""
+        """Add the sum that the active decoded in this step to the transcript, if
+        the step had one.
+        """
         if self.learner.last_sum is not None:
             self.transcript.record_sum(step, self.learner.last_sum)
 
     @property
     def ledgers(self) -> dict[str, PrivacyLedger]:
-        """The ledgers by name: of every party that releases, and of private updates if there are
-        any.
+        """The privacy ledgers by name: of each party that releases values, and of DP-SGD updates if
+        used.
         """
         return {
             name: ledger for role in self._list_roles() for name, ledger in role.ledgers.items()
@@ -566,7 +597,7 @@ class Session:
 
     @property
     def contributions(self) -> dict[str, PrivacyLedger]:
-        """The `ledgers` that count a passive's contributions to sums with noise."""
+        """The privacy ledgers of the passives' noised contributions to sums."""
         accounts = {role.name: role.contributions for role in self.helpers.values()}
         return {name: account for name, account in accounts.items() if account is not None}
 
@@ -574,7 +605,8 @@ class Session:
     def passive_accounts(self) -> dict[str, dict[str, Any]]:
         """The privacy cost of each passive that adds noise to what it sends.
 
-        It is as its ledger counts if the passive is in this process, else as it last reported.
+        It is read from the passive's ledger where that is in this process, else from its last
+        report.
         """
         passives = self.contract.passives
         accounts = {
@@ -585,7 +617,7 @@ class Session:
 
     @property
     def charge_reports(self) -> dict[str, dict[str, Any]]:
-        """The last signed report of what it charged, for each passive in another process."""
+        """The last signed report of its privacy accounts, for each passive in another process."""
         if self.helpers:
             return {}
         return {
@@ -598,7 +630,7 @@ class Session:
 
     @property
     def secure_sum(self) -> dict[str, object]:
-        """Public parameters of the sum and its rounding, empty where there is none."""
+        """The public parameters of the secure sum and its rounding; empty where there is none."""
         agreed = dict(self.contract.secure_sum)
         if not agreed:
             return {}
@@ -612,9 +644,9 @@ class Session:
         return {**agreed, "rounding": self.learner.rounding, **said}
 
     def list_column_counts(self) -> Sequence[int] | None:
-        """Return how many columns differ, of each party whose columns enter what is opened.
+        """Return the number of distinct columns of each party whose columns enter the decoded sum.
 
-        None: each counts its own.
+        None: every party counts only its own.
         """
         return None
 
@@ -633,6 +665,9 @@ class Session:
         return {role.name: role.tensors() for role in self._list_roles() if role.name != AGGREGATOR}
 
     def load_tensors(self, tensors: PartyTensors, *, next_step: int) -> None:
+        """Restore the state of every role in this process that `tensors` names, as of step
+        `next_step`.
+        """
         for role in self._list_roles():
             if role.name in tensors:
                 role.load_tensors(tensors[role.name], next_step=next_step)
@@ -663,7 +698,7 @@ class SimulationInputs:
     def build_context(
         self, name: str, secrets: PartySecrets, known: Mapping[str, bytes]
     ) -> PartyContext:
-        """Return the inputs of the party of this name, and nothing of anybody else's."""
+        """Return the context of the party of this name: its own data and secrets, nobody else's."""
         aligned = None
         if self.alignment is not None:
             aligned = self.alignment.get(name, torch.empty(0, dtype=torch.int64))
@@ -694,6 +729,9 @@ class Simulation(Session):
     """
 
     def __init__(self, method: Method, start: SimulationInputs) -> None:
+        """Build all parties, run their scripts up to the first step, and keep the
+        helpers' roles.
+        """
         data = start.data
         config = start.config
         self._data = data
@@ -726,28 +764,32 @@ class Simulation(Session):
                 self.common[name] = assisted.common
 
     def list_column_counts(self) -> Sequence[int]:
+        """Return the number of columns of every table whose columns enter the decoded sum."""
         data = self._data
         tables = data.tables if self.entered.own.config.method.decomposes else data.passives
         return [count_columns(table.features) for table in tables]
 
     def run_script(self, script: Script[T]) -> T:
-        """Play a script of the active to its end, and the others as far as they get meanwhile."""
+        """Run a script of the active to its end, and the helpers' scripts as far as its messages
+        need.
+        """
         return self.network.run_script(self.active, script)
 
     def train_step(self, step: int, rows_B: Tensor) -> float:
         return self.run_step_script(step, self.learner.train_step(self.links, step, rows_B))
 
     def run_step_script(self, step: int, script: Script[T]) -> T:
-        """Play a script of the active as this step; keep the sum that it opens."""
+        """Run a script of the active as this step, and record the sum that it decodes."""
         result = self.run_script(script)
         self.record_sum(step)
         return result
 
     def evaluate(self, *, next_step: int, final: bool) -> dict[str, float]:
-        """Return the test accuracy by inference variant; see `Learner`."""
+        """Return the test score by inference variant, as a number; see `ActiveRole.evaluate`."""
         said = self.run_script(self.learner.evaluate(self.links, next_step=next_step, final=final))
         return {name: ACCURACY.compute_value(scored) for name, scored in said.items()}
 
 
 def _make_recorder(helping: dict[str, PartySession]) -> Callable[[PartySession], None]:
+    """Return a callback for `run_helper` that stores each helper's PartySession by party name."""
     return lambda entered: helping.update({entered.own.name: entered})

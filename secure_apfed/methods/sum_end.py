@@ -81,6 +81,7 @@ class SessionSum:
 
     @classmethod
     def from_contract(cls, own: PartyContext, contract: Contract) -> Self:
+        """Return the sum that this party's settings give; all parties derive the same."""
         names = tuple(contract.passives)
         shape = contract.passives[names[0]].representation.shape
         return cls(
@@ -93,7 +94,7 @@ class SessionSum:
 
     @property
     def clip(self) -> float | None:
-        """C, the L2 bound of one row of a contribution; None: none."""
+        """C, the L2 bound of one row of a contribution; None: unbounded."""
         return clip_of(self.own.config)
 
     @property
@@ -112,9 +113,10 @@ class SessionSum:
         repeatable: bool = False,
         defences: Sequence[GradientDefence] = (),
     ) -> "PassiveSum":
-        """Return this passive's end; see `PassiveSum`.
+        """Return this passive's end of the sum; see `PassiveSum`.
 
-        `beyond`: answers for each person above those for training.
+        `people`: rows that it counts answers for. `beyond`: answers for each row besides those for
+        training.
         """
         own = self.own
         noise = None
@@ -134,7 +136,9 @@ class SessionSum:
         )
 
     def _make_contributor(self) -> SumContributor:
-        """Return this passive's end of the sum, which knows in whose circle it answered what."""
+        """Return this passive's protocol end, with its memory of circles if a sum may lack
+        passives.
+        """
         own = self.own
         protocol = self.protocol
         if isinstance(protocol, RecoverableSum) and self.contract.silent_passive == "recover":
@@ -142,6 +146,7 @@ class SessionSum:
         return protocol.make_contributor(own.name)
 
     def make_active_end(self, dtype: torch.dtype = torch.float64) -> "ActiveSum":
+        """Return the active's end of the sum, which decodes it in this dtype."""
         return ActiveSum(
             self.contract,
             self.protocol.make_receiver(),
@@ -151,6 +156,7 @@ class SessionSum:
         )
 
     def make_aggregator(self) -> "SumAggregator":
+        """Return the aggregator's role in this sum."""
         return SumAggregator(
             self.contract, self.protocol.make_combiner(), rounds=self.protocol.rounds
         )
@@ -198,6 +204,9 @@ class PassiveSum:
         defences: Sequence[GradientDefence] = (),
         contributed: Callable[[int, Tensor, Tensor], None] | None = None,
     ) -> None:
+        """Set up limits, noise and the log key; decide whether a repeated answer
+        counts once a run.
+        """
         self.name = name
         self.contract = contract
         self.contributor = contributor
@@ -221,6 +230,7 @@ class PassiveSum:
         self._session = b"" if repeats else contract.digest
 
     async def set_up(self, links: Links) -> None:
+        """Exchange the sum's keys with the active, the aggregator and the other passives."""
         peers = [self.contract.active, AGGREGATOR, *self.contract.passives]
         peers.remove(self.name)
         await links.run_conversation(Kind.SUM_SETUP, self.contributor, peers)
@@ -233,10 +243,11 @@ class PassiveSum:
         step: int | None = None,
         counted: Tensor | None = None,
     ) -> Admitted:
-        """Let a question about these positions through: each step once, and no row more often than
-        agreed. `step`: of the answer, where not of the message; `counted`: positions for which it
-        counts, where not `rows_B`. Raises RemoteProtocolError: a larger batch, a row more often, or
-        an answered step.
+        """Check a request about these positions: each step once, and no row more often than agreed.
+
+        `step`: of the answer, if not that of the message. `counted`: the positions whose limit it
+        uses up, if not `rows_B`. Raises RemoteProtocolError: a batch too large, a row too often, or
+        a step that was answered.
         """
         step = asked.step if step is None else step
         counted = rows_B if counted is None else counted
@@ -246,14 +257,16 @@ class PassiveSum:
         return self._admitted
 
     def defend_gradient(self, admitted: Admitted, gradient_BD: Tensor) -> Tensor:
-        """Return what is contributed instead of this gradient, flat rows of one batch."""
+        """Return the gradient (B, D) after all configured defences; it is contributed instead."""
         for defence in self.defences:
             leaving = Leaving(admitted.step, AGGREGATOR)
             gradient_BD = defence.protect_gradient(gradient_BD, leaving)
         return gradient_BD
 
     async def send_answer(self, links: Links, admitted: Admitted, values_BD: Floats) -> None:
-        """Answer what was admitted last; see `protect_answer`."""
+        """Send the protected answer (B, D) to the admitted request; in a sum of two rounds, also
+        the second.
+        """
         step = admitted.step
         links.send(AGGREGATOR, Kind.CONTRIBUTION, step, self.protect_answer(admitted, values_BD))
         if self.rounds == 2:
@@ -264,12 +277,14 @@ class PassiveSum:
             links.send(AGGREGATOR, Kind.SUM_ANSWER, step, answer)
 
     def protect_answer(self, admitted: Admitted, values_BD: Floats) -> bytes:
-        """Count, charge, draw, bind and protect one answer, (B, D), in this order; once.
+        """Count, charge, add noise to, bind and encrypt one answer, (B, D), in this order.
+
+        The request must be the one admitted last, and is used up.
 
         Raises:
-            LocalProtocolError: something else was admitted last.
+            LocalProtocolError: another request was admitted last.
             RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
-            BudgetExhaustedError: contributing would exceed its budget; nothing may be sent.
+            BudgetExhaustedError: contributing would exceed the privacy budget; nothing may be sent.
         """
         if admitted is not self._admitted:
             raise LocalProtocolError(
@@ -295,7 +310,9 @@ class PassiveSum:
         return self.contributor.contribute(values_BD, self.make_binding(admitted), noise_BD)
 
     def takes_part(self, step: int) -> bool:
-        """Return whether this passive answers a step: it does, unless others did so without it."""
+        """Return whether this passive answers a step; not if others answered it
+        earlier without it.
+        """
         circle = self.contract.circle_of(step)
         return circle is None or self.name in circle
 
@@ -303,16 +320,17 @@ class PassiveSum:
         return rows_B if self._held_N is None else rows_B[self._held_N[rows_B]]
 
     def count_answer(self, admitted: Admitted, digest: bytes) -> None:
+        """Count an answer, identified by its digest, against the limit of its rows."""
         self.allowance.count_answers(
             admitted.step, admitted.counted, digest, sender=admitted.sender
         )
 
     def make_binding(self, admitted: Admitted) -> StepBinding:
-        """Return the binding of a contribution to exactly what was received."""
+        """Return the step binding of a contribution: it decrypts only for exactly this request."""
         return bind_step(self.contract.session, admitted.step, admitted.rows, admitted.payload)
 
     def resume(self, next_step: int) -> None:
-        """Count steps before this one as answered."""
+        """Mark all steps before this one as answered, after a resumption."""
         self._gate.last = next_step - 1
 
 
@@ -322,6 +340,7 @@ class SumHelper(HelperRole):
     """
 
     def __init__(self, sum_end: PassiveSum, kept: Mapping[str, CheckpointPart] = {}) -> None:
+        """Register the sum's counters, ledger and noise as part of the role's state."""
         self.name = sum_end.name
         self.contract = sum_end.contract
         self.sum = sum_end
@@ -360,6 +379,7 @@ class ActiveSum:
         rounding: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        """Start with all passives present; `refused` counts the sums that failed verification."""
         self.contract = contract
         self.receiver = receiver
         self.rounding = rounding
@@ -372,18 +392,23 @@ class ActiveSum:
         self._agreed = contract.digest.hex()
 
     async def set_up(self, links: Links) -> None:
+        """Exchange the sum's keys with the passives and the aggregator."""
         await links.run_conversation(
             Kind.SUM_SETUP, self.receiver, (*self.contract.passives, AGGREGATOR)
         )
 
     def send_request(self, links: Links, kind: Kind, step: int, payload: bytes) -> None:
-        """Ask those who answer this step. Raises PartyLeftError: see `Contract.keep_to_circle`."""
+        """Send a request to the passives that answer this step.
+
+        Raises PartyLeftError: the step's circle includes a passive that fell silent, see
+        `Contract.keep_to_circle`.
+        """
         self._keep_to_circle(step)
         for name in self.present:
             links.send(name, kind, step, payload)
 
     def lacks_somebody(self, step: int) -> bool:
-        """Return whether this step was answered before without a passive that is present."""
+        """Return whether this step was answered earlier without a passive that is present now."""
         circle = self.contract.circle_of(step)
         return circle is not None and any(name not in circle for name in self.present)
 
@@ -391,7 +416,7 @@ class ActiveSum:
         self._let_go(self.contract.keep_to_circle(step, self.present), step)
 
     def _let_go(self, present: Sequence[str], step: int) -> None:
-        """Go on with these from this step on."""
+        """Continue with these passives only, and record at which step the others fell silent."""
         if present == self.present:
             return
         leavers = [name for name in self.present if name not in present]
@@ -401,9 +426,10 @@ class ActiveSum:
     async def receive_sum(
         self, links: Links, step: int, rows_B: Tensor, payload: bytes, numbers: int
     ) -> Tensor:
-        """Return the sum of the answers, (B, `numbers`), float64. Raises RemoteProtocolError: a sum
-        of others than the contract allows, of something else, or one that was altered. No sum of
-        this session is opened any more then.
+        """Return the decoded sum of the answers, (B, `numbers`), float64.
+
+        Raises RemoteProtocolError: the sum is altered, of another request, or of passives that the
+        contract does not allow. After that no sum of this session is decoded any more.
         """
         self._keep_to_circle(step)
         message = await links.receive(AGGREGATOR, Kind.SUM, step=step, patience=FOR_AN_ANSWER)
@@ -416,8 +442,9 @@ class ActiveSum:
         return sum_BD
 
     def open_sum(self, combined: bytes, shape: tuple[int, int], binding: StepBinding) -> Tensor:
-        """Open what the aggregator sent; a refusal is noted before it is raised. Raises
-        LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
+        """Decrypt and decode the aggregator's sum; record a refusal on disk before raising it.
+
+        Raises LocalProtocolError, RemoteProtocolError: see `SumReceiver.decode`.
         """
         with self._refused.note_refusal(step=binding.step, contract=self._agreed):
             sum_BD = torch.from_numpy(self.receiver.decode(combined, shape, binding))
@@ -434,7 +461,7 @@ class SumLearner(ActiveRole):
     sum: ActiveSum
 
     def read_from(self, sum_end: ActiveSum) -> None:
-        """Read sums from this end."""
+        """Use this end of the sum, and share its record of passives that fell silent."""
         self.sum = sum_end
         self.left = sum_end.left
         self.rounding = sum_end.rounding
@@ -462,11 +489,13 @@ class Aggregator(HelperRole):
     name = AGGREGATOR
 
     def __init__(self, contract: Contract) -> None:
+        """Start with all passives present."""
         self.contract = contract
         self.present = list(contract.passives)
         self._gate = StepGate(AGGREGATOR)
 
     async def run_session(self, links: Links, save: Save) -> None:
+        """Combine each step's contributions for the active, until it ends the session."""
         active = self.contract.active
         while True:
             try:
@@ -502,8 +531,10 @@ class Aggregator(HelperRole):
             links.send(active, Kind.SUM, message.step, combined)
 
     def admit_step(self, message: Envelope) -> None:
-        """Let the first message of a step through, once. Raises RemoteProtocolError: it begins a
-        step that was, or that there is none of.
+        """Check that this message begins a new step that the contract allows; each step passes
+        once.
+
+        Raises RemoteProtocolError: the step is over, or not in the run.
         """
         self._gate.enter(message.step, sender=message.sender)
 
@@ -511,9 +542,15 @@ class Aggregator(HelperRole):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
-        """Return what the active receives for one body of each passive; `first` began the step."""
+        """Return the message to the active from one contribution of each passive.
+
+        `first`: the message that began the step.
+        """
 
     def _find_threshold(self) -> int:
+        """Return how many passives a sum needs: the agreed threshold if the run may lack some, else
+        all.
+        """
         if self.contract.silent_passive != "recover":
             return len(self.present)
         threshold = self.contract.secure_sum["threshold"]
@@ -521,9 +558,11 @@ class Aggregator(HelperRole):
         return threshold
 
     async def gather_bodies(self, links: Links, kind: Kind, begun_by: Envelope) -> dict[str, bytes]:
-        """Receive one body of this kind from each passive that sends, the first message included.
+        """Receive one contribution of this kind from every present passive; `begun_by` is the
+        first.
 
-        Raises PartyLeftError, RemoteProtocolError: no step comes of it.
+        Returns them by passive. Raises PartyLeftError, RemoteProtocolError: the step cannot be
+        completed.
         """
         bodies = dict[str, bytes]()
         missing = list(self.present)
@@ -546,8 +585,9 @@ class Aggregator(HelperRole):
         return {name: bodies[name] for name in self.present}
 
     def _let_go(self, error: PartyLeftError, awaited: Sequence[str]) -> None:
-        """Go on without those who left where the contract says so. Raises PartyLeftError: it says
-        to stop, or too few are left.
+        """Continue without the passives that left, if the contract allows.
+
+        Raises PartyLeftError: it says to stop, or too few passives remain.
         """
         leavers = [name for name in error.left or awaited if name in self.present]
         serves = self.contract.predicts
@@ -583,6 +623,7 @@ class SumAggregator(Aggregator):
     """
 
     def __init__(self, contract: Contract, combiner: SumCombiner, *, rounds: int) -> None:
+        """Take the protocol's combiner, and its number of rounds with the passives."""
         super().__init__(contract)
         self.combiner = combiner
         self._rounds = rounds
@@ -594,6 +635,9 @@ class SumAggregator(Aggregator):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
+        """Add the encrypted contributions; with two rounds, first collect the passives' unmasking
+        shares.
+        """
         if self._rounds == 2:
             for name, request in self.combiner.ask(bodies).items():
                 links.send(name, Kind.SUM_REQUEST, first.step, request)
@@ -611,7 +655,7 @@ class SumMethod(Method):
 
 @contextmanager
 def blame_active_too(active: str) -> Iterator[None]:
-    """Name the active, too, where others fall silent that it may have asked nothing."""
+    """Add the active to those blamed for a silence in this block: it may have requested nothing."""
     try:
         yield
     except PartyLeftError as silence:
@@ -644,8 +688,10 @@ def bind_step(session: str, step: int, rows_B: Tensor, payload: bytes) -> StepBi
 def _parse_sum(
     message: Envelope, asked: Sequence[str], contract: Contract
 ) -> tuple[Sequence[str], bytes]:
-    """Return which of the asked passives take part still, and the sum. Raises RemoteProtocolError:
-    no such message, or it counts others than the contract allows.
+    """Return the passives in a sum and its encrypted body, from the aggregator's message.
+
+    Raises RemoteProtocolError: it is malformed, or counts passives that the contract does not
+    allow.
     """
     try:
         present, combined = msgpack.unpackb(message.payload)
@@ -680,7 +726,7 @@ class StepGate:
         self.last = -1
 
     def enter(self, step: int, *, sender: str) -> None:
-        """Raise RemoteProtocolError on a step that was seen."""
+        """Let a step pass if it is later than all before; otherwise raise RemoteProtocolError."""
         if step <= self.last:
             raise RemoteProtocolError(
                 f"{self._me}: {sender} sent step {step} after step {self.last}; "
@@ -711,6 +757,9 @@ class Allowance:
     def from_contract(
         cls, own: PartyContext, contract: Contract, *, aligned: int, beyond: int = 0
     ) -> Self:
+        """Return the counters of this party, in a log of its own that outlasts the session if it
+        keeps one.
+        """
         log = log_file(own.secrets.logs, "answers", own.name, "jsonl") if own.secrets.logs else None
         return cls(
             own.name,
@@ -731,6 +780,7 @@ class Allowance:
         beyond: int = 0,
         waits: bool = True,
     ) -> None:
+        """Read the log, if there is one, so that answers of earlier sessions count."""
         self._me = me
         self._largest = contract.batch_size
         self._answers = contract.epochs + contract.spare_answers + beyond
@@ -738,8 +788,10 @@ class Allowance:
         self._counts = ReleaseCounts(rows=aligned, log=log, about={"answers": self._answers})
 
     def check_batch(self, step: int, rows_B: Tensor, *, sender: str) -> None:
-        """Refuse before anything is computed, unless it may be an answer that was given before.
-        Raises RemoteProtocolError: a larger batch, or a row more often, than agreed.
+        """Refuse a request before computing anything: too large a batch, or a row too often.
+
+        A step that was answered before passes, since repeating its answer reveals nothing new.
+        Raises RemoteProtocolError.
         """
         if len(rows_B) > self._largest:
             raise RemoteProtocolError(
@@ -750,8 +802,10 @@ class Allowance:
             self._check_answers(rows_B, sender)
 
     def count_answers(self, step: int, rows_B: Tensor, digest: bytes, *, sender: str) -> None:
-        """Count one answer for each of these rows; on return it is in the log and may leave.
-        `rows_B`: that are answered, without repeats. `digest`: of the answer. Raises
+        """Count one answer for each of these rows; when this returns, it is in the log and may
+        leave.
+
+        `rows_B`: the answered rows, without repeats. `digest`: of the answer. Raises
         RemoteProtocolError: a row was answered as often as agreed; nothing is counted.
         """
         answer = Release(step, digest, np.sort(rows_B.cpu().numpy()))
@@ -763,6 +817,7 @@ class Allowance:
             self._counts.sync()
 
     def _check_answers(self, rows_B: Tensor, sender: str) -> None:
+        """Raise RemoteProtocolError if one of these rows was answered as often as agreed."""
         if int(self._counts.of_row_N[rows_B.cpu().numpy()].max(initial=0)) >= self._answers:
             raise RemoteProtocolError(
                 f"{sender} asked {self._me} for a row more than {self._answers} times, all "
@@ -774,8 +829,9 @@ class Allowance:
         return self._counts.state_dict()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from what `tensors` returned; what the log counts stays counted. Raises
-        CheckpointError: of another number of rows, or the log misses answers.
+        """Restore counters from `tensors`; counts in the log are never lowered.
+
+        Raises CheckpointError: they are of another number of rows, or the log lacks answers.
         """
         self._counts.load_state_dict(tensors)
 
@@ -789,18 +845,24 @@ class DurableLog:
     """
 
     def __init__(self, own: PartyContext, name: str) -> None:
+        """Choose the file NAME-PARTY.jsonl in the party's log folder, if it keeps logs."""
         logs = own.secrets.logs
         self.me = own.name
         self.path = log_file(logs, name, own.name, "jsonl") if logs else None
 
     def load_lines(self) -> Sequence[bytes]:
+        """Return the log's lines that are not empty; none if there is no file."""
         if self.path is None or not os.path.lexists(self.path):
             return ()
         with open_plain(self.path) as file:
             return [line for line in file.read(MOST_JSON_BYTES).splitlines() if line.strip()]
 
     def append_line(self, event: str, instead: str = "", **fields: str | int) -> None:
-        """Add a line. Raises CheckpointError: it cannot be written."""
+        """Append these fields as one JSON line, synced to disk.
+
+        `event`, `instead`: what the line records and what to do, for the error. Raises
+        CheckpointError: the file cannot be written.
+        """
         if self.path is None:
             return
         try:
@@ -820,6 +882,9 @@ class RefusedSums:
     """
 
     def __init__(self, own: PartyContext) -> None:
+        """Read the log. Raises CheckpointError: more sums were refused than `rules.refused_sums`
+        allows.
+        """
         self._log = DurableLog(own, "refused")
         allowed = own.config.rules.refused_sums
         if (count := len(self._log.load_lines())) > allowed:
@@ -834,9 +899,10 @@ class RefusedSums:
 
     @contextmanager
     def note_refusal(self, *, step: int, contract: str) -> Iterator[None]:
-        """Note a refusal of the sum of `step` within: it is on the disk before the error leaves.
+        """Record a refusal raised in this block on disk before the error leaves.
 
-        Our own misuse is none, nor is an interruption. Raises CheckpointError: it cannot be noted.
+        An error of our own use, or an interruption, is not recorded. Raises CheckpointError: the
+        log cannot be written.
         """
         try:
             yield

@@ -37,7 +37,9 @@ class RequestLimits:
 
 
 def derive_limits(config: RunSettings) -> RequestLimits:
-    """Return what the settings ask of passives; the contract holds the active to it."""
+    """Return the most that the settings let the active request of passives; the contract enforces
+    it.
+    """
     if config.method.asks_once:
         return RequestLimits(rows=ROWS_AT_ONCE, releases=1)
     if config.method.averages:
@@ -47,7 +49,7 @@ def derive_limits(config: RunSettings) -> RequestLimits:
 
 
 def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
-    """Return one passive's objective: the method's own, or the one set for the passive.
+    """Return one passive's objective: the one set for this passive, else the method's default.
 
     Raises ConfigError: the method has none and none is set, or another kind than the method's.
     """
@@ -73,10 +75,11 @@ def objective_of(config: RunSettings, passive: str) -> ObjectiveSettings:
 
 
 def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | None:
-    """Return the size of the projection that the active sends; None: its encoder's whole output.
+    """Return the size of z, the projection that the active sends; None: its encoder's whole output
+    h.
 
-    "auto" is 64, as in the release of APFed-C; a plain APFed-R sends everything, as its
-    release does, and a protected one the projection, since every number costs bytes.
+    "auto" is 64, as in the release of APFed-C. A plain APFed-R sends all of h, as its release does;
+    a protected one sends z, since every number costs bytes.
     """
     if config.model.projection == "none":
         return None
@@ -90,13 +93,11 @@ def projection_size(config: RunSettings, passives: tuple[str, ...]) -> int | Non
 def bound_representations(
     config: RunSettings, shape: Shape, guard: RepresentationGuard, *, projected: bool
 ) -> RepresentationTerms:
-    """Return the bounds on a row of these representations.
+    """Return the bounds on the norm of one representation row.
 
     `rules.minimum_spread` wins over what is derived here. `projected`: whether a linear projection
     made the row; an encoder's output may be zero.
-
-    Raises:
-        ConfigError: the guard bounds rows to less than what is told from zero.
+    Raises ConfigError: the guard clips rows to a norm that cannot be distinguished from zero.
     """
     most = guard.largest_norm(math.prod(shape))
     least = guard.smallest_norm() if projected else 0.0
@@ -177,10 +178,10 @@ def make_sum(
 
 
 def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
-    """Return the bits of a value that settings fix; None: the most that the sum carries.
+    """Return the bits a value that the settings fix; None: as many as the sum can carry.
 
-    Noise is larger than what rounding loses, and the last digits of votes and averages tell who
-    gave what (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
+    With noise more bits bring nothing, and the last digits of votes and averages reveal who gave
+    what (measured: docs/leaks.md, mmvfl and v_fedmv at 16 and at 24 bits).
     """
     method = config.method
     sums_reals = method.sums_gradients or method.sums_representations
@@ -190,18 +191,18 @@ def find_fixed_bits(config: RunSettings, *, noise: bool) -> int | None:
 
 
 def clip_of(config: RunSettings) -> float | None:
-    """Return C, the bound of one row of a contribution; a row of votes is at most 1 long by
-    itself.
+    """Return C, the norm bound of one row of a contribution; for votes 1, which rows of votes never
+    exceed.
     """
     return 1.0 if config.method.opens_votes else config.secure_sum.clip
 
 
 def may_lack(config: RunSettings) -> bool:
-    """Return whether a step may go on without a passive.
+    """Return whether a step may continue without a passive that fell silent.
 
-    Settings say so by name, since the active can read one passive's part then: by
-    `rules.silent_passive: recover`, or by a threshold where the method averages nothing. An average
-    of fewer is another one.
+    The settings must allow it by name, because the active can then isolate one passive's part: by
+    `rules.silent_passive: recover`, or by a threshold where the method averages nothing. (An
+    average over fewer parties is a different average.)
     """
     silent = config.rules.silent_passive
     method = config.method
@@ -211,6 +212,11 @@ def may_lack(config: RunSettings) -> bool:
 
 
 def _derive_threshold(config: RunSettings, passives: int) -> int | None:
+    """Return how many passives the secure sum needs to be decrypted; None: all, by the sum's kind.
+
+    Raises ConfigError: a threshold that the sum or the silence rule cannot use, or that is not
+    above half of the passives.
+    """
     settings = config.secure_sum
     silent = config.rules.silent_passive
     kind = sum_kind(settings)
@@ -243,8 +249,8 @@ def _derive_threshold(config: RunSettings, passives: int) -> int | None:
 def find_training_rows(
     config: RunSettings, data: OwnData, common: Tensor
 ) -> tuple[Tensor, float, int]:
-    """Return the active's rows in an epoch, the aligned share of them, and how many people are
-    aligned.
+    """Return the active's rows in an epoch, their aligned share in [0, 1], and the number of
+    aligned people.
 
     `common`: its rows of people whom passives know.
     """
@@ -278,8 +284,10 @@ def rows_of_a_step(config: RunSettings, rows: int, *, aligned_share: float, step
 
 
 def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
-    """Return the batches of all epochs; labels answered in stages count only rows answered so
-    far.
+    """Return the total number of batches over all epochs.
+
+    If labels are randomised in stages, an epoch counts only the rows whose label was answered by
+    then.
     """
     train = config.train
     if config.method.averages:
@@ -293,9 +301,9 @@ def steps_of(config: RunSettings, rows: int, *, stages: int) -> int:
 
 
 def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[float, float]:
-    """Return how many times a run sends the messages and bytes of a rehearsal's training.
+    """Return the factors by which a full run exceeds the messages and bytes of a rehearsal.
 
-    `steps`: steps of the run for one of the rehearsal. `rows`: the same for rows.
+    `steps`: steps of the run for each step of the rehearsal. `rows`: the same for rows.
     """
     if not config.method.asks_once:
         return steps, steps
@@ -304,8 +312,6 @@ def estimate_growth(config: RunSettings, *, steps: float, rows: float) -> tuple[
 
 
 def plan_releases(config: RunSettings, guard: RepresentationGuard) -> int:
-    """Return the releases of a row's representations that its guard is calibrated to; 0: none is
-    sent.
-    """
+    """Return how often the guard will release one person's representation; 0: none is sent."""
     sent = config.method.representations_from is not None
     return guard.count_charges(derive_limits(config).releases) if sent else 0

@@ -90,12 +90,15 @@ class VoteSettings(MethodSettings):
     predicts_alone = True
 
     def for_rehearsal(self, steps: int, epochs: int) -> Self:
-        """See `MethodSettings`: of random numbers no baseline is the best, and none is fitted."""
+        """Return the settings for a rehearsal on random numbers, without fitting a baseline as
+        prior.
+        """
         return self.model_copy(update={"prior": "labeller", "help": "judged"})
 
     @field_validator("prior")
     @classmethod
     def _is_a_prior(cls, name: str) -> str:
+        """Refuse the name of an unknown prior."""
         if name not in PRIORS:
             raise ValueError(unknown_name(name, PRIORS))
         return name
@@ -107,6 +110,7 @@ class VoteSettings(MethodSettings):
 
     @model_validator(mode="after")
     def _weights_fit(self) -> Self:
+        """Refuse `weights_epsilon` without the labeller that uses it, and the reverse."""
         if (self.weights_epsilon is None) is (self.labeller == PrivateLogistic.name):
             raise ValueError(
                 f"weights_epsilon: it is for {PrivateLogistic.name}, which needs it; got "
@@ -136,7 +140,7 @@ class VoteSettings(MethodSettings):
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
         """Return how many numbers of a vote are linear in the features.
 
-        Labellers bend what they read, except those whose votes are a linear fit's own numbers.
+        Only labellers whose vote is a linear model's own output have any.
         """
         return classes if self.signs_votes else 0
 
@@ -153,6 +157,7 @@ class NoisedVoteSettings(VoteSettings):
 
     @model_validator(mode="after")
     def _is_noised(self) -> Self:
+        """Refuse settings without an epsilon, since every vote must have noise."""
         if self.epsilon is None:
             raise ValueError(
                 f"epsilon: method {self.name} protects each vote by noise; say how much a vote may "
@@ -193,6 +198,7 @@ class VotesActive(StudentActive):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, opening: Opening | None
     ) -> None:
+        """Build student and ballot, and state the guarantee that noise on the votes gives."""
         student = Student(own, rows)
         config = own.config
         votes = VoteSettings.from_run_settings(config)
@@ -218,9 +224,12 @@ class VotesActive(StudentActive):
 
     @abstractmethod
     async def gather_votes(self, links: Links) -> Floats:
-        """Ask for the votes, and open them: an estimate_UK of their sum, without bias."""
+        """Request the votes; return an unbiased estimate of their sum, (U, K)."""
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
+        """Gather the votes and train the student on them, which counts as one step if it fits
+        directly.
+        """
         self.learn_from_votes(await self.gather_votes(links))
         if self.student.has_direct_fit:
             steps.count_step(0.0)
@@ -229,8 +238,9 @@ class VotesActive(StudentActive):
         return self.student.refit_excluding(rows)
 
     def learn_from_votes(self, votes_UK: Floats) -> None:
-        """Teach the student what was opened, if labelled rows say that it is a help; see
-        `learn_from_votes`.
+        """Train the student on the opened votes, if validation on labelled rows enables them.
+
+        See the function `learn_from_votes`.
         """
         self.votes = votes_UK
         self.help = learn_from_votes(
@@ -240,7 +250,9 @@ class VotesActive(StudentActive):
             warnings.warn(f"{self.name}: {self.help}", NoHelpWarning, stacklevel=2)
 
     def finish_locally(self) -> None:
-        """Average what a student that descends has learnt; any other was averaged at once."""
+        """Average a student trained by gradient descent with local models; others are averaged
+        already.
+        """
         averages = self.help is not None and self.help.averaged
         if averages and not self.student.has_direct_fit:
             self.student.average_with_local_models()
@@ -250,6 +262,7 @@ class VotesActive(StudentActive):
         return None if self.votes is None else torch.from_numpy(self.votes)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the student's state, the opened votes, and the validation's figures."""
         tensors = super().tensors()
         if self.votes is not None:
             tensors["votes.sum"] = torch.from_numpy(self.votes)
@@ -258,6 +271,7 @@ class VotesActive(StudentActive):
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore what `tensors` returned."""
         super().load_tensors(tensors, next_step=next_step)
         if "help" in tensors:
             rows, *measured = tensors["help"].tolist()
@@ -279,6 +293,7 @@ class VotesPassive(HelperRole):
     asks = (Kind.LABELS,)
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Make the labeller, and the features of known people at each alignment position."""
         self.name = own.name
         self.contract = contract
         votes = VoteSettings.from_run_settings(own.config)
@@ -291,8 +306,9 @@ class VotesPassive(HelperRole):
         self._asked = False
 
     def admit_ballot(self, message: Envelope) -> Ballot:
-        """Parse a request for votes, once a session. Raises RemoteProtocolError: it breaks a rule
-        of the contract.
+        """Parse a request for votes, one a session.
+
+        Raises RemoteProtocolError: it breaks a rule of the contract.
         """
         ballot = Ballot.from_message(
             message,
@@ -310,8 +326,9 @@ class VotesPassive(HelperRole):
         return ballot
 
     def cast_votes(self, ballot: Ballot) -> Floats:
-        """Return its votes_UK; zeros for people that it does not know or cannot label. Raises
-        PromiseError: the labeller breaks its word where an epsilon rests on it.
+        """Return the votes, (U, K); zeros for people it does not know or cannot label.
+
+        Raises PromiseError: the labeller breaks a property that an epsilon rests on.
         """
         known_U = self.held_N[ballot.rows].numpy()
         known_n = known_U[ballot.labelled.numpy()]
@@ -332,8 +349,8 @@ class VotesPassive(HelperRole):
         return votes_UK if self._method.answers == "soft" else harden_votes(votes_UK)
 
     def pick_features(self, ballot: Ballot) -> Floats:
-        """Return its features of the requested rows, (U, F); arbitrary ones for people it does not
-        know.
+        """Return the features of the requested rows, (U, F); arbitrary values for
+        unknown people.
         """
         features_UF: Floats = self._features_NF[ballot.rows.numpy()]
         return features_UF
@@ -343,7 +360,9 @@ class VotesMethod(Method):
     """The common part of all methods that open votes; see `Method`."""
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        """Return, at the active, how many classes, or ranges of numbers, a row of votes has."""
+        """Return, at the active, the number of classes (or ranges of a number) in a
+        row of votes.
+        """
         if own.name != own.active:
             return None
         own.require_passives()
@@ -352,6 +371,9 @@ class VotesMethod(Method):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms: the active's row of votes for all passives, and the parameters of their
+        sum.
+        """
         offered = offers[own.active]
         own.require_terms(own.active, offered, _row_of_votes(*offered.shape[:1]))
         return SessionTerms.from_rows(
@@ -365,12 +387,13 @@ class VotesMethod(Method):
 
 
 def prior_of(config: RunSettings) -> Prior:
-    """Return the active's prior before it reads votes."""
+    """Return the active's prior, what it predicts before it reads votes."""
     votes = VoteSettings.from_run_settings(config)
     return find_prior(votes.prior, votes.labeller)
 
 
 def _row_of_votes(classes: int) -> RepresentationTerms:
+    """Return the bounds on one row of votes: so many classes, norm at most 1."""
     return RepresentationTerms(
         shape=(classes,), dtype="float32", minimum_norm=0.0, maximum_norm=1.0
     )
@@ -382,10 +405,12 @@ class SummedVotesActive(VotesActive, SumLearner):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
+        """Build the votes' active with its end of the secure sum."""
         super().__init__(own, contract, rows, summed.release)
         self.read_from(summed.make_active_end())
 
     async def gather_votes(self, links: Links) -> Floats:
+        """Request votes, and return their sum (U, K), decoded block by block."""
         ballot = self.ballot
         self.sum.send_request(links, Kind.LABELS, ASK, ballot.payload)
         sum_UK = np.zeros((len(ballot.rows), self.classes))
@@ -402,11 +427,13 @@ class SummedVotesPassive(VotesPassive, SumHelper):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
+        """Build the votes' passive with its end of the secure sum."""
         VotesPassive.__init__(self, own, contract, rows)
         sum_end = summed.make_passive_end(people=len(rows), held_N=self.held_N, repeatable=True)
         SumHelper.__init__(self, sum_end)
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Vote on the ballot's rows, and contribute the votes block by block."""
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
         for step, block in enumerate(ballot.blocks):
