@@ -110,6 +110,7 @@ class ApfedActive(SumLearner, SingleViewActive):
         accounts: ActiveAccounts,
         sum_end: ActiveSum,
     ) -> None:
+        """Find the alignment position of every row of the active's table, -1 where it has none."""
         super().__init__(own, contract, trainer, accounts, rows)
         self.read_from(sum_end)
         self.least_spread = max(
@@ -120,14 +121,15 @@ class ApfedActive(SumLearner, SingleViewActive):
         self._position_N[rows] = torch.arange(len(rows))
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Represent, ask, update (Alg. 1, active client); rows are of its own table.
+        """Send representations, receive the sum, update (Alg. 1, active client).
 
-        What passives would refuse is withheld, and stays charged: the guard has drawn its noise.
+        `rows_B`: rows of the active's own table. Representations that passives would refuse are not
+        sent; they stay charged, since the guard has drawn its noise.
 
         Raises:
             BudgetExhaustedError: sending, or the update, would exceed a privacy budget.
             ModelError: representations, gradients or parameters that are not finite.
-            RemoteProtocolError: the sum answers something else; nothing is updated then.
+            RemoteProtocolError: the sum answers another request; nothing is updated then.
         """
         self.sum.opened = None
         batch, rows_A = self.forward(step, rows_B)
@@ -143,11 +145,11 @@ class ApfedActive(SumLearner, SingleViewActive):
         return self.train_on_sum(batch, rows_A, z_A, sum_AD)
 
     def forward(self, step: int, rows_B: Tensor) -> tuple[Batch, Tensor]:
-        """Compute one batch; return it, and the alignment positions of its rows to send, (A,).
+        """Run the forward pass of one batch; return it, and the alignment positions to send, (A,).
 
-        Only aligned rows are sent. None is, and the batch trains the active alone, where they are
-        fewer than the contract's minimum, or where this step was answered before without a passive
-        that is here again: two sums would tell what that one adds.
+        Only aligned rows are sent. None are sent, and the active trains by itself, if there are
+        fewer than the contract's minimum, or if this step was answered earlier without a passive
+        that is present again: the two sums would reveal that passive's part.
         """
         position_B = self._position_N[rows_B]
         aligned = (position_B >= 0).nonzero().flatten()
@@ -159,11 +161,12 @@ class ApfedActive(SumLearner, SingleViewActive):
         return batch, position_B[aligned]
 
     def train_on_sum(self, batch: Batch, rows_A: Tensor, z_A: Tensor, sum_AD: Tensor) -> float:
-        """Descend on the task loss and the passives' sum together (Eq. 9); return the task loss.
+        """Update from task loss and the passives' sum together (Eq. 9); return the task loss.
 
         Args:
-            rows_A: alignment positions; z_A: what was released of them, in its graph.
-            sum_AD: of all lambda_p A dL_p/dz, flat.
+            rows_A: alignment positions.
+            z_A: the released representations, still in the autograd graph.
+            sum_AD: sum over passives of lambda_p A dL_p/dz, flattened.
         """
         if self.ending is not None:
             self.ending.received.add_sums(rows_A, sum_AD)
@@ -185,6 +188,7 @@ class ApfedPassive(SumHelper):
     def __init__(
         self, sum_end: PassiveSum, trainer: PassiveDescent, *, held_N: Tensor | None = None
     ) -> None:
+        """Take objective and sum; `weight` is lambda_p of Eq. 9."""
         super().__init__(sum_end, {"": trainer})
         self.trainer = trainer
         terms = self.contract.passives[self.name]
@@ -194,14 +198,16 @@ class ApfedPassive(SumHelper):
         self._held_N = torch.ones(self._aligned, dtype=torch.bool) if held_N is None else held_N
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Check the batch, take one step of its own, and contribute (Alg. 1, passive client)."""
+        """Check the batch, take one step on the own objective, and contribute (Alg. 1, passive
+        client).
+        """
         await self.sum.send_answer(links, *self.compute_contribution(message))
 
     def compute_contribution(self, message: Envelope) -> tuple[Admitted, NDArray[np.floating]]:
         """Return the contribution: lambda_p times the gradient of each row's own loss, (B, D).
 
-        Raises RemoteProtocolError: the batch breaks a rule of the contract. Then nothing is sent,
-        and nothing computed unless the batch may be one that was answered in another session.
+        Raises RemoteProtocolError: the batch breaks a rule of the contract. Nothing is sent then;
+        nothing is computed either, unless the batch may repeat one of an earlier session.
         """
         admitted, z_BD = self.admit_batch(message)
         gradient_BD = self.compute_gradient(admitted.step, admitted.rows, z_BD).flatten(1)
@@ -210,8 +216,10 @@ class ApfedPassive(SumHelper):
         return admitted, gradient_BD.cpu().numpy()
 
     def admit_batch(self, message: Envelope) -> tuple[Admitted, Tensor]:
-        """Admit rows (B,) with representations (B, *shape) that keep to every rule. Raises
-        RemoteProtocolError: they break one.
+        """Admit positions (B,) and representations (B, *shape) that keep every rule of the
+        contract.
+
+        Raises RemoteProtocolError: they break one.
         """
         rows_B, z_BD = parse_representations(
             message, self.terms, aligned=self._aligned, minimum=self.contract.minimum_batch
@@ -219,12 +227,13 @@ class ApfedPassive(SumHelper):
         return self.sum.admit_request(message, rows_B), z_BD
 
     def compute_gradient(self, step: int, rows_B: Tensor, z_BD: Tensor) -> Tensor:
-        """Take one step of its own; return lambda_p times the gradient of each row's loss.
+        """Take one step on the own objective; return lambda_p times the gradient of each row's
+        loss.
 
-        Zeros for people that it does not know. It learns and helps from no fewer of its own people
-        than the contract's minimum batch, and from none whose representations are near-constant
-        among those of strangers. An honest batch may have such a part, so it is not refused: zeros
-        tell what the sender can compute.
+        Rows of people that it does not know (strangers) are zero. In a batch with strangers all
+        rows are, and it learns nothing, if it knows fewer than the contract's minimum batch, or if
+        the representations of those are nearly constant. An honest batch may have such a part, so
+        it is not refused; zeros tell the sender only what it can compute itself.
         """
         held_B = self._held_N[rows_B]
         known = int(held_B.sum())
@@ -248,6 +257,7 @@ class Apfed(SumMethod, SingleView):
         return config.train.use_unaligned
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
+        """Return, at the active, the bounds on the representations that it sends."""
         if own.name != own.active:
             return None
         own.require_passives()
@@ -257,6 +267,9 @@ class Apfed(SumMethod, SingleView):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms: the active's bounds, each passive's objective and
+        weight, and the sum.
+        """
         offered = offers[own.active]
         shape = offered.shape if own.projection is None else (own.projection,)
         own.require_terms(own.active, offered, own.bound_representations(shape))
@@ -266,6 +279,7 @@ class Apfed(SumMethod, SingleView):
         )
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role, with its guard, ledgers and end of the sum."""
         accounts = own.open_active_accounts(len(rows), sends=True)
         trainer = own.build_active_trainer(accounts)
         dtype = trainer.compute.dtype
@@ -273,6 +287,7 @@ class Apfed(SumMethod, SingleView):
         return ApfedActive(own, contract, rows, trainer, accounts, sum_end)
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role, with its objective, defences and end of the sum."""
         held_N = rows >= 0
         terms = contract.passives[own.name]
         sum_end = SessionSum.from_contract(own, contract).make_passive_end(
@@ -289,10 +304,12 @@ class Apfed(SumMethod, SingleView):
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
+        """Return a training step that adds the passives' gradients directly, without messages."""
         assert isinstance(active, ApfedActive)
         helping = [role for role in passives.values() if isinstance(role, ApfedPassive)]
 
         def run_step(step: int, rows_B: Tensor) -> None:
+            """Train all parties on these rows of the active's table."""
             batch, rows_A = active.forward(step, rows_B)
             z_A = batch.h
             if z_A is None or warn_if_near_constant(

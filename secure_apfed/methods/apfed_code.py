@@ -78,6 +78,9 @@ class ApfedCodeSettings(MethodSettings):
     sums_representations = True
 
     def check_run(self, config: RunSettings) -> None:
+        """Refuse networks other than `cross_view`, which predicts the passives' sum from own
+        features.
+        """
         if config.model.network != "cross_view":
             raise ValueError(
                 "model.network: what passives tell is predicted by a network of its own; say "
@@ -120,12 +123,12 @@ class CodeStudent(Student):
         return _encoder_of(self.networks)
 
     def learn_from(self, sum_UD: Floats, *, seed: int) -> None:
-        """Learn from the sum of all passives, or from own columns alone, as held-out labels decide.
+        """Train on the passives' sum (U, D), or on own columns only, as validation on labelled rows
+        decides.
 
-        Held out are labelled rows, of which then neither label nor sum is known, as of new people:
-        validation on rows whose sums are known would be too optimistic. Help has to be better than
-        the best local model by more than the standard deviation of that, over resamples of these
-        rows.
+        For validation rows neither label nor sum is used, as for new people: with known sums the
+        score would be too optimistic. Help must beat the best local model by more than the standard
+        deviation of the difference over resamples of these rows.
         """
         with one_thread(), cache_fits():
             local = LocalModel.choose_best(self.task_alone(seed))
@@ -154,7 +157,9 @@ class CodeStudent(Student):
         return self.trainer.features_N[self.rows_U]
 
     def _task_beside(self, of_others_UD: Tensor, seed: int) -> SoloTask:
-        """Return its rows and labels as a task, with these numbers of each row beside its own."""
+        """Return its rows and labels as a task, with these numbers as further
+        columns of each row.
+        """
         with torch.no_grad():
             own_UF = self.encoder.own.standardise_rows(self._rows)
         return SoloTask.from_arrays(
@@ -167,7 +172,7 @@ class CodeStudent(Student):
         )
 
     def _score_held_out(self, task: SoloTask, teacher: LocalModel, seed: int) -> Scored | None:
-        """Return held-out scores of labelled rows, after training by this teacher without them.
+        """Return scores of validation rows by a student whose teacher did not train on them.
 
         None if no rows can be held out.
         """
@@ -189,10 +194,10 @@ class CodeStudent(Student):
         return Scored(truth=truth_n, scores=probabilities_of(np.concatenate(scores)))
 
     def _forecast_sums(self, sum_UD: Floats) -> None:
-        """Fit the forecast of the sum, each number about its mean and of deviation 1, to all rows.
+        """Fit the forecast of the sum to all rows, each of its numbers standardised.
 
-        Each row's forecast is computed without its own sum (cross-fitting): otherwise it would be
-        more accurate than the forecast for new people.
+        The forecast of a row is computed without its own sum (cross-fitting): otherwise it would be
+        more accurate than for new people.
         """
         encoder = self.encoder
         deviation_D = sum_UD.std(axis=0)
@@ -209,6 +214,7 @@ class CodeStudent(Student):
         encoder.fit_pairs(self._rows, self._forecast_UD)
 
     def encode_rows(self, networks: ActiveNetworks) -> Floats:
+        """Return phi, own features beside the forecast of the sum, for its rows, (U, D)."""
         with torch.no_grad():
             phi_UD: Tensor = _encoder_of(networks)(self._rows, self._forecast_UD)
         return phi_UD.double().cpu().numpy()
@@ -222,14 +228,15 @@ class CodeStudent(Student):
 
 
 def _encoder_of(networks: ActiveNetworks) -> CrossView:
+    """Return the networks' encoder, which must be a CrossView."""
     encoder = networks.encoder
     assert isinstance(encoder, CrossView)
     return encoder
 
 
 def _fit_forecast(encoder: CrossView, phi_VD: Floats, sum_VD: Floats) -> None:
-    """Fit the forecast of sums; every fourth row is held out to choose the strength of the
-    ridge.
+    """Fit the linear forecast of sums by ridge regression; every fourth row
+    validates its strength.
     """
     rows_V = np.arange(len(phi_VD))
     fit_linear(encoder.predictor, phi_VD, sum_VD, taught_V=rows_V, labelled_n=rows_V[::4])
@@ -243,6 +250,7 @@ class CodeActive(StudentActive, SumLearner):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
+        """Build the student with D, the agreed size of a projection, as its representation."""
         model = own.config.model.model_copy(update={"representation": summed.shape[0]})
         own = replace(own, config=own.config.model_copy(update={"model": model}))
         student = CodeStudent(own, rows)
@@ -262,6 +270,7 @@ class CodeActive(StudentActive, SumLearner):
         return self._sum_ND
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
+        """Request everybody's projections once; train the student on their sum, block by block."""
         self.sum.send_request(links, Kind.REQUEST, ASK, _REQUEST)
         numbers = math.prod(next(iter(self.contract.passives.values())).representation.shape)
         sums = [
@@ -273,7 +282,7 @@ class CodeActive(StudentActive, SumLearner):
         steps.count_step(0.0)
 
     def learn_from_sum(self, sum_ND: Floats) -> None:
-        """Learn from what all passives told, (N, D)."""
+        """Train the student on the sum of all passives' projections, (N, D)."""
         student = self.student
         student.learn_from(sum_ND[self._positions_U.numpy()], seed=self._seed)
         if student.helped is None:
@@ -288,6 +297,11 @@ class CodePassive(SumHelper):
     def __init__(
         self, own: PartyContext, contract: Contract, rows: Tensor, summed: SessionSum
     ) -> None:
+        """Draw and fit the random projection, and project and clip the features of all common
+        people.
+
+        Raises ConfigError: more numbers than half of the columns that differ among these people.
+        """
         super().__init__(summed.make_passive_end(people=len(rows), repeatable=True))
         rows_NF = own.data.table.features[rows]
         with own.draw("projection"):
@@ -310,6 +324,7 @@ class CodePassive(SumHelper):
         return self._projection
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Contribute the projections of all common people, block by block, once a session."""
         if message.payload != _REQUEST or self._asked:
             raise RemoteProtocolError(
                 f"{message.sender} asks {self.name} for something else than everybody's "
@@ -330,10 +345,11 @@ class ApfedCode(SumMethod):
     settings = ApfedCodeSettings
 
     def offer_terms(self, own: PartyContext) -> RepresentationTerms | None:
-        """Return, at a passive, how many numbers of a person it lets be summed.
+        """Return, at a passive, how many numbers of a person it lets be summed, at most the
+        configured D.
 
-        This is at most what is asked for. Raises ConfigError: more are asked for than half of its
-        columns, which it alone counts.
+        Raises ConfigError: the settings demand more than half of its distinct columns, which only
+        it can count.
         """
         if own.name == own.active:
             return None
@@ -343,6 +359,7 @@ class ApfedCode(SumMethod):
         return _row_of(own.config, most)
 
     def resolve_settings(self, config: RunSettings, columns: Mapping[str, int]) -> RunSettings:
+        """Return the settings with D reduced to what every passive's columns allow."""
         least = config.model.representation_size
         for name, count in columns.items():
             if not config.settings_of(name).allow_reading_all:
@@ -357,7 +374,9 @@ class ApfedCode(SumMethod):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
-        """Agree on D, the least that a passive offers; if the settings give D, each offers it."""
+        """Agree on D, the smallest number that a passive offers; a fixed D must be
+        offered by each.
+        """
         config = own.config
         own.require_passives()
         most = config.model.representation_size
@@ -392,6 +411,7 @@ def _split_into_blocks(people: int, contract: Contract) -> tuple[Tensor, ...]:
 
 
 def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
+    """Return the bounds on one projection of so many numbers."""
     return RepresentationTerms(
         shape=(numbers,),
         dtype="float64",
@@ -401,9 +421,9 @@ def _row_of(config: RunSettings, numbers: int) -> RepresentationTerms:
 
 
 def _lets_all_be_read(own: PartyContext) -> bool:
-    """Return whether this passive accepts any D.
+    """Return whether this passive accepts any D, so that its columns could be reconstructed.
 
-    Raises ConfigError: the settings say so, and its own file does not.
+    Raises ConfigError: the run's settings accept it, and the passive's own file does not.
     """
     is_allowed = own.config.settings_of(own.name).allow_reading_all
     if is_allowed and not own.allow_reading_all:
@@ -417,7 +437,10 @@ def _lets_all_be_read(own: PartyContext) -> bool:
 
 
 def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
-    """Return how many numbers a passive lets be summed. Raises ConfigError: fewer than it must."""
+    """Return how many numbers of a person a passive lets be summed.
+
+    Raises ConfigError: the settings demand more.
+    """
     asked = config.model.representation_size
     allowed = most_numbers(columns)
     if not allowed or (config.model.representation != "auto" and asked > allowed):
@@ -426,6 +449,9 @@ def _limit_numbers(config: RunSettings, me: str, columns: int) -> int:
 
 
 def _too_many(me: str, numbers: int, columns: int, rows: str) -> ConfigError:
+    """Return the error for more numbers than half of a passive's distinct columns,
+    with remedies.
+    """
     most = most_numbers(columns)
     less = (
         f"say model.representation: {most} or less in the settings of all parties, or auto"

@@ -66,8 +66,9 @@ class Ballot:
         size: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Write the message; without `shows_labels` it names the labelled rows and not their
-        labels.
+        """Return the ballot with its message.
+
+        Without `shows_labels` the message names the labelled rows and not their labels.
         """
         tensors = {"rows": rows_U, "labelled": labelled_n}
         if shows_labels:
@@ -90,8 +91,9 @@ class Ballot:
         classes: int,
         shows_labels: bool = True,
     ) -> "Ballot":
-        """Parse a request for votes. Raises RemoteProtocolError: rows, places or labels that are
-        none, repeated or out of range.
+        """Parse a request for votes.
+
+        Raises RemoteProtocolError: rows, positions or labels are missing, repeated or out of range.
         """
         sender = envelope.sender
         vector = TensorSpec(torch.int64, (None,))
@@ -121,6 +123,7 @@ class Ballot:
 
     @property
     def blocks(self) -> list[slice]:
+        """The ballot's rows as slices of at most `size`, one a message."""
         rows = len(self.rows)
         size = self.size
         return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
@@ -145,7 +148,7 @@ class BallotSize:
         return cls(people=len(ballot.rows), labelled=len(ballot.labelled), ballot=digest)
 
     def announce_size(self, links: Links, names: Iterable[str]) -> None:
-        """Tell these parties; run by the active."""
+        """Send the size to these parties; run by the active."""
         for name in names:
             links.send(name, Kind.BALLOT_SIZE, BEFORE_TRAINING, msgpack.packb(asdict(self)))
 
@@ -153,8 +156,8 @@ class BallotSize:
     async def receive_size(cls, links: Links, contract: Contract, *, most: int) -> "BallotSize":
         """Receive the ballot's size from the active; run by all others.
 
-        `most`: people whom this party knows of, or whom the settings allow. Raises
-        RemoteProtocolError: no size, or one beyond what may be asked.
+        `most`: the largest number of people: those this party knows, or what the settings allow.
+        Raises RemoteProtocolError: the message has no size, or a larger one.
         """
         active = contract.active
         message = await links.receive(
@@ -178,12 +181,12 @@ class BallotSize:
         return size
 
     def require_same_ballot(self, ballot: Ballot, *, sender: str) -> None:
-        """Raise RemoteProtocolError on another ballot than was announced."""
+        """Raise RemoteProtocolError if the ballot is another than was announced."""
         if BallotSize.from_ballot(ballot) != self:
             raise RemoteProtocolError(
                 f"{sender} asks for votes on another ballot than it told all parties of"
             )
 
     def hash_ballot(self, contract: Contract) -> bytes:
-        """Return 32 bytes that stand for this ballot in this session, the same at all parties."""
+        """Return 32 bytes that identify this ballot in this session, the same at all parties."""
         return hashlib.sha256(contract.digest + self.ballot).digest()

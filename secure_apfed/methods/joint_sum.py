@@ -56,15 +56,15 @@ class SummedSplitNnSettings(MethodSettings):
     stops_early = True
 
     def linear_numbers(self, config: RunSettings, classes: int) -> float:
-        """Return how many linear numbers are read, in each epoch by other weights.
+        """Return how many linear numbers of a person are read: D in each epoch, by other weights.
 
-        Through other layers than linear ones they are nearly linear.
+        Other layers than linear ones are nearly linear, so they count the same.
         """
         return count_summed_numbers(config, config.model) * config.train.epochs
 
 
 def count_summed_numbers(config: RunSettings, model: ModelSettings) -> int:
-    """Return the numbers of a representation that passives sum, which all have alike."""
+    """Return D, the size of the representations that passives add; all have the same."""
     named = [settings.model or model for settings in config.passives.values()]
     return max((of.representation_size for of in named), default=model.representation_size)
 
@@ -84,11 +84,12 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
+        """Take the active's end of the secure sum."""
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee)
         self.read_from(sum_end)
 
     async def train_step(self, links: Links, step: int, rows_B: Tensor) -> float:
-        """Run one step of the active: two messages with each passive, and one sum."""
+        """Run one training step: two messages with each passive, and one secure sum."""
         others_BD = await self._request_sum(links, step, rows_B, learn=True)
         loss, gradients = self.train_on_parts(step, rows_B, {SUM: others_BD})
         for name in self.contract.passives:
@@ -96,16 +97,21 @@ class SummedSplitNnActive(SumLearner, SplitNnActive):
         return loss
 
     async def predict_jointly(self, links: Links, step: int, rows_B: Tensor) -> JointScores:
+        """Return the joint prediction of these rows from the sum of all passives'
+        representations.
+        """
         others_BD = await self._request_sum(links, step, rows_B, learn=False)
         self.check_teacher(rows_B, others_BD)
         return self._compute_joint(rows_B, lambda: {SUM: others_BD})
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
-        """Check what one person's sum may move of what is said of others; nothing, unless a method
-        promises something of it.
+        """Check how far one person's sum moves other people's predictions.
+
+        By default nothing: only methods that promise a bound override it.
         """
 
     async def _request_sum(self, links: Links, step: int, rows_B: Tensor, *, learn: bool) -> Tensor:
+        """Return the decoded sum (B, D) of the passives' representations of these rows."""
         request = self.pack_request(rows_B, learn=learn)
         terms = next(iter(self.contract.passives.values())).representation
         self.sum.send_request(links, Kind.REQUEST, step, request)
@@ -120,6 +126,9 @@ class SummedPassive(SumHelper, EncodingPassive):
     """
 
     def __init__(self, sum_end: PassiveSum, trainer: EncoderTrainer, *, clip: float | None) -> None:
+        """Take the passive's end of the sum; with noise its encoder must not mix rows, which is
+        measured.
+        """
         EncodingPassive.__init__(self, sum_end.name, sum_end.contract, trainer)
         SumHelper.__init__(self, sum_end, {"": trainer})
         if sum_end.noise is not None:
@@ -127,6 +136,7 @@ class SummedPassive(SumHelper, EncodingPassive):
         self._clip = clip
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Apply a gradient, or add representations of the requested rows to the sum."""
         if message.kind is Kind.GRADIENTS:
             self.apply_gradient(message)
             return
@@ -134,8 +144,10 @@ class SummedPassive(SumHelper, EncodingPassive):
         await self._add_to_sum(links, self.sum.admit_request(message, rows_B), rows_B, learn=learn)
 
     async def predict(self, links: Links, message: Envelope, about: bytes) -> None:
-        """See `EncodingPassive`. What is added is bound to the people, of whom each passive has
-        places of its own: a sum of one person here and another there opens to nobody.
+        """Add representations to the sum without training; see `EncodingPassive`.
+
+        The contribution is bound to the people's digest, since each passive has positions of its
+        own: a sum over different people would not decrypt.
         """
         rows_B, _ = self.rows_of(message)
         asked = replace(message, payload=about)
@@ -146,6 +158,7 @@ class SummedPassive(SumHelper, EncodingPassive):
     async def _add_to_sum(
         self, links: Links, admitted: Admitted, rows_B: Tensor, *, learn: bool
     ) -> None:
+        """Encode and clip these rows, contribute them, and expect a gradient if `learn`."""
         step = admitted.step
         z_BD = self.encode_rows(step, rows_B, learn=learn).flatten(1)
         if self._clip is not None:
@@ -164,6 +177,7 @@ class SummedSplitNn(SumMethod, Tvfl):
     def derive_terms(
         self, own: PartyContext, offers: Mapping[str, RepresentationTerms], session: str
     ) -> SessionTerms:
+        """Return the terms of the sum. Raises ConfigError: representations of different sizes."""
         agreed = super().derive_terms(own, offers, session)
         sizes = {name: math.prod(offered.shape) for name, offered in offers.items()}
         if own.name == own.active:
@@ -179,6 +193,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         return replace(agreed, secure_sum=own.describe_sum(session, shape))
 
     def build_active(self, own: PartyContext, contract: Contract, rows: Tensor) -> ActiveRole:
+        """Return the active's role, with the guarantee that noise under the sum gives."""
         agreed = SessionSum.from_contract(own, contract)
         guarantee = "no guarantee: sums of representations are opened without noise"
         if agreed.noise is not None:
@@ -196,6 +211,7 @@ class SummedSplitNn(SumMethod, Tvfl):
         return self._make_trainer(SumTrainer, own, {SUM: 0})  # it is added to the active's own
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
+        """Return a passive's role; every row may be answered once more, for the final inference."""
         agreed = SessionSum.from_contract(own, contract)
         sum_end = agreed.make_passive_end(people=len(rows), beyond=1)
         trainer = self._make_encoder_trainer(own, rows)

@@ -84,6 +84,7 @@ class TeacherActive(SummedSplitNnActive):
         guarantee: str,
         sum_end: ActiveSum,
     ) -> None:
+        """Build the student, and the key of randomised response between teacher and student."""
         guarantee += _response_statement(own)
         super().__init__(own, contract, aligned, trainer, guarantee=guarantee, sum_end=sum_end)
         self.student = Student(own, aligned)
@@ -94,7 +95,9 @@ class TeacherActive(SummedSplitNnActive):
         self._check_due = TeacherSettings.from_run_settings(self._config).epsilon is not None
 
     async def finish_training(self, links: Links, steps: StepCounter) -> None:
-        """Ask for the rows that the teacher is to label, label them, and train the student."""
+        """Request the sums of rows to label, label them with the joint model, and train the
+        student.
+        """
         settings = TeacherSettings.from_run_settings(self._config)
         labelled = torch.zeros(len(self._train_rows), dtype=torch.bool)
         labelled[torch.from_numpy(self.student.labelled)] = True
@@ -116,20 +119,23 @@ class TeacherActive(SummedSplitNnActive):
         train_student(self.student, self._config)
 
     def check_teacher(self, rows_B: Tensor, others_BD: Tensor) -> None:
-        """Refuse a head that lets one person's sum move another's label, where a label is answered
-        as one person's. Raises PromiseError: names the head, and what moved.
+        """Refuse a head in which one person's sum changes another person's label.
+
+        Only with an epsilon, which covers one person's label. Raises PromiseError: names the head,
+        and what moved.
         """
         if self._check_due and len(rows_B) > 1:
             check_row_wise(self.trainer.head, others_BD, training=False, owner=self.name)
             self._check_due = False
 
     async def _ask_once(self, links: Links, steps: StepCounter, rows_B: Tensor) -> JointScores:
+        """Return the joint prediction of these rows, as a step of the run."""
         joint = await self.predict_jointly(links, steps.next_step, rows_B)
         steps.count_step(None)
         return joint
 
     def _label_rows(self, places_V: NDArray[np.int64], joints: list[JointScores]) -> Floats:
-        """Return the teacher's labels at these places of the training rows, (V, K)."""
+        """Return the teacher's labels, (V, K), at these indices of the training rows."""
         settings = TeacherSettings.from_run_settings(self._config)
         if settings.labels == HEAD:
             scores_VK = torch.cat([joint.scores for joint in joints]).double()
@@ -150,7 +156,9 @@ class TeacherActive(SummedSplitNnActive):
         return harden_votes(labels_VK) if settings.form == "hard" else labels_VK
 
     def randomise_labels(self, labels_UK: Floats, epsilon: float) -> Floats:
-        """Return labels for the student under randomised response, combined with its own prior."""
+        """Return the teacher's labels after randomised response, combined with the student's own
+        prior.
+        """
         response = VoteResponse(epsilon=epsilon, classes=self.student.classes)
         answers_U = response.randomise_votes(
             harden_votes(labels_UK), key=self._key, about=_ALL_ROWS
@@ -160,7 +168,9 @@ class TeacherActive(SummedSplitNnActive):
         return weigh_votes(estimate_UK, self.student, prior, seed=self._seed).likely
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
-        """Return, at the end, the student's scores, and the teacher's with all parties present."""
+        """Return, after training, the student's scores, and the joint model's with all parties
+        present.
+        """
         if not final:
             return {}
         with self.trainer.evaluation_mode():
@@ -210,6 +220,7 @@ class TeacherSettings(FormSettings):
 
     @model_validator(mode="after")
     def _others_move_no_label(self) -> Self:
+        """Refuse an epsilon with a labeller in which one person moves other people's labels."""
         noised = self.epsilon is not None
         if noised and self.labels != HEAD and not LABELLERS[self.labels].inductive:
             raise ValueError(
@@ -240,8 +251,9 @@ class JointTeacher(SummedSplitNn):
     kind = TeacherActive
 
     def build_passive(self, own: PartyContext, contract: Contract, rows: Tensor) -> HelperRole:
-        """See `Method`. Each label of the teacher's is answered as one person's, so that no other
-        row may move it.
+        """Return a passive's role; see `Method`.
+
+        An epsilon covers one label as one person's, so the encoder must not let a row move others.
         """
         role = super().build_passive(own, contract, rows)
         assert isinstance(role, SummedPassive)
@@ -254,9 +266,7 @@ class JointTeacher(SummedSplitNn):
 
 
 def _response_statement(own: PartyContext) -> str:
-    """Return the guarantee of randomised response between teacher and student; "" if there is
-    none.
-    """
+    """Return the guarantee of randomised response between teacher and student; "" without it."""
     epsilon = TeacherSettings.from_run_settings(own.config).epsilon
     if epsilon is None:
         return ""

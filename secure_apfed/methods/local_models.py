@@ -82,7 +82,7 @@ class LocalModels:
     reads_help: bool = True
 
     def score_rows_of(self, table: PartyTable) -> Callable[[Tensor], Tensor]:
-        """Return what scores rows of this table, positions (B,) -> log-probabilities (B, K)."""
+        """Return a function that maps rows of this table (B,) to log-probabilities (B, K)."""
 
         @torch.no_grad()
         def score_rows(rows_B: Tensor) -> Tensor:
@@ -146,14 +146,16 @@ class ReceivedSums:
         self._count_N = torch.zeros(people, dtype=torch.int64)
 
     def add_sums(self, rows_A: Tensor, sum_AD: Tensor) -> None:
-        """Add the sums (A, D) of distinct positions (A,)."""
+        """Add the received sums (A, D) to their positions (A,), which are distinct."""
         if not self._sum_ND.shape[1]:
             self._sum_ND = self._sum_ND.new_zeros((len(self._sum_ND), sum_AD.shape[1]))
         self._sum_ND[rows_A] += sum_AD.detach().double().cpu()
         self._count_N[rows_A] += 1
 
     def average_sums(self, positions_U: Tensor) -> NDArray[np.float64]:
-        """Return the mean sum at each position, (U, D); NaN at -1, and where none came back."""
+        """Return the mean received sum at each position, (U, D); NaN at -1, and where none was
+        received.
+        """
         sum_UD = self._sum_ND[positions_U]
         count_U1 = torch.where(positions_U < 0, 0, self._count_N[positions_U])[:, None]
         average_UD = torch.where(count_U1 > 0, sum_UD / count_U1, torch.nan)
@@ -181,6 +183,7 @@ class LocalEnding:
     """
 
     def __init__(self, own: PartyContext, people: Tensor) -> None:
+        """Choose the training rows, find their alignment positions, and start to collect sums."""
         self.received = ReceivedSums(len(people))
         self.fitted: LocalModels | None = None
         self._own = own
@@ -196,7 +199,7 @@ class LocalEnding:
         return None if self.fitted is None else self.fitted.networks
 
     def make_task(self, labels_N: Tensor) -> SoloTask:
-        """Return its training rows and labels as its baselines have them."""
+        """Return its training rows and labels as a task, as the solo baselines read them."""
         own = self._own
         task = SoloTask.from_run(own.config, own.data, self._rows_U, labels_N=labels_N.cpu())
         return replace(task, family=self._family)
@@ -211,7 +214,7 @@ class LocalEnding:
     ) -> ActiveNetworks | None:
         """Return networks fitted without the labels of these rows; None: nothing is fitted yet.
 
-        The representation stays: it knows no label.
+        The representation stays, since no label was used to train it.
         """
         if self.fitted is None:
             return None
@@ -221,6 +224,7 @@ class LocalEnding:
         return self._fit(encoder, task.drop_labels(part.numpy())).networks
 
     def _fit(self, encoder: nn.Module, task: SoloTask) -> LocalModels:
+        """Fit local models to this task and to the sums received in the exchange."""
         train = self._own.config.train
         return fit_local_models(
             encoder,
@@ -231,16 +235,18 @@ class LocalEnding:
         )
 
     def score_rows(self, rows: Tensor, labels_N: Tensor) -> Scored:
-        """Return the scores of these rows of its table by what was fitted."""
+        """Return the fitted models' scores of these rows of the active's table."""
         assert self.fitted is not None
         return score_model(self.fitted.score_rows_of(self._own.data.table), rows, labels_N.cpu())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the state of what was fitted; empty before."""
+        """Return the fitted models' state; empty before they are fitted."""
         return {} if self.fitted is None else self.fitted.networks.state_dict()
 
     def restore(self, state: Mapping[str, Tensor], template: ActiveNetworks) -> None:
-        """Restore what `tensors` returned; `template`: networks of the form of the run's own."""
+        """Restore what `tensors` returned; `template`: networks with the
+        architecture of the run's.
+        """
         if state:
             self.fitted = LocalModels(networks=restore_networks(state, template), used=())
 
@@ -253,20 +259,19 @@ def fit_local_models(
     inputs: Collection[LastInput] = LAST_INPUTS,
     received_UD: FloatArray | None = None,
 ) -> LocalModels:
-    """Fit local models and pupils after an exchange, and make one model of them.
+    """Fit local models and pupils after an exchange, and combine them to one model.
 
     Args:
         encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
         task: the active's training rows and labels, as its baselines have them.
-        inputs: what local models read, and whether pupils are among them. Without "x" nothing
-            replaces the models that use help.
-        received_UD: the mean of the sums that came back for each row of the task, (U, D); NaN where
-            none did. None: for no row.
-        combine: "mean" of the probabilities of all, "mean_of_three" of the best three by the
-            held-out labels, or the "best" one.
+        inputs: what local models read, and whether pupils are among them. Without "x" no model of
+            own features can replace the models that use help.
+        received_UD: the mean received sum for each row of the task, (U, D); NaN where there is
+            none. None: for no row.
+        combine: "mean" of the probabilities of all, "mean_of_three" of the best three by held-out
+            labels, or the "best" one.
 
-    Raises:
-        ModelError: no local model can be fitted to these rows.
+    Raises ModelError: no local model can be fitted to these rows.
     """
     encoder = _copy_encoder(encoder)
     rows = task.few_rows
@@ -296,10 +301,10 @@ def fit_local_models(
 def _pick_helped_or_alone(
     helped: Sequence[_Candidate], local: Sequence[_Candidate], *, most: int | None
 ) -> tuple[list[_Candidate], list[str], bool]:
-    """Pick the models that help made better, unless those of x alone are surely better.
+    """Pick the models that use help, unless models of x alone are significantly better.
 
-    Returns:
-        the models to average, the names of those left out, and whether the former use help.
+    `most`: of the models to average; None: all. Returns the models to average, the names of those
+    left out, and whether the former use help.
     """
     if not helped:
         return (*pick_models(local, most=most), False)
@@ -316,7 +321,8 @@ def _pick_helped_or_alone(
 
 
 def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> LocalModels:
-    """Keep the best local model of h if it is surely better than the best of x, or else that one.
+    """Fit the best local model of h if it is significantly better than the best of x, else the
+    latter.
 
     Args:
         encoder: rows (B, *shape) -> h (B, *any shape); it is copied, and not trained.
@@ -341,29 +347,30 @@ def fit_best_if_better(encoder: nn.Module, task: SoloTask, *, reads: Input) -> L
 
 
 def choose_reader(task: SoloTask) -> LocalModel:
-    """Return the best local model of rows that hold a representation, or others' numbers.
+    """Return the best local model for rows that contain a representation, or other parties'
+    numbers.
 
-    The run's own network is none of them: its settings are those of the features.
+    The run's own network is not a candidate: its settings are chosen for the features.
     """
     return LocalModel.choose_best(task, among=TEACHERS)
 
 
 def is_surely_better(with_help: Scored | None, local: LocalModel) -> bool:
-    """Return whether help beats the best local model by more than chance may do.
+    """Return whether help beats the best local model by more than chance explains.
 
     Args:
         with_help: held-out predictions of a model that uses help.
-        local: the best of the active's own features; its task's measure decides.
+        local: the best model of the active's own features; its task's measure decides.
     """
     task = local.task
     return surely_better(with_help, local.score_held_out(), task.measure, seed=task.seed)
 
 
 def networks_of(model: nn.Module) -> ActiveNetworks:
-    """Return what a baseline keeps as networks.
+    """Return a fitted baseline as encoder and head.
 
-    They are the run's own, or a fitted model before a layer that does nothing until it is
-    straightened.
+    These are the run's own networks, or the fitted model before a head that is the identity until
+    calibration changes it.
     """
     encoder, head = (
         (model, model.plain_head()) if isinstance(model, FittedModel) else model.cpu().children()
@@ -372,7 +379,10 @@ def networks_of(model: nn.Module) -> ActiveNetworks:
 
 
 def restore_networks(state: Mapping[str, Tensor], template: ActiveNetworks) -> ActiveNetworks:
-    """Return networks of this state, on the CPU; what is no fitted model has the form of these."""
+    """Return networks of this state, on the CPU.
+
+    `template`: their architecture, unless the state is of a fitted model.
+    """
     networks = copy.deepcopy(template).cpu().to(next(iter(state.values())).dtype)
     restored = ActiveNetworks(*modules_in(state, lambda _: (networks.encoder, networks.head)))
     restored.load_state_dict(state)
@@ -384,11 +394,11 @@ def _copy_encoder(encoder: nn.Module) -> nn.Module:
 
 
 def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
-    """Return models of x that learn from teachers, which also read what came back.
+    """Return models of x that learn from teachers which also read the received sums.
 
     Args:
-        received_UD: the mean of the sums of the passives' gradients for each row; NaN where none
-            came (`secure_apfed.methods.pupils`).
+        received_UD: the mean received sum of the passives' gradients for each row; NaN where there
+            is none (`secure_apfed.methods.pupils`).
     """
     view = View.for_whole_row(task.features.shape[1])
     ridge = find_baseline("ridge")
@@ -401,7 +411,7 @@ def _list_pupils(task: SoloTask, received_UD: FloatArray) -> list[_Candidate]:
 def _list_candidates(
     encoder: nn.Module, task: SoloTask, inputs: Collection[LastInput]
 ) -> list[_Candidate]:
-    """Return every local model of each of these inputs, not fitted yet."""
+    """Return every local model of each of these inputs, not yet fitted."""
     views: list[tuple[Input, View, SoloTask]] = []
     if "x" in inputs:
         views.append(("x", View.for_whole_row(task.features.shape[1]), task))
@@ -439,6 +449,6 @@ def compute_representations(encoder: nn.Module, task: SoloTask) -> FloatArray:
 
 
 def _apply_view(view: View, rows_UC: FloatArray, task: SoloTask) -> SoloTask:
-    """Return the same task of the columns that a view reads."""
+    """Return the task restricted to the columns that a view reads."""
     read_UF = view.standardise_columns(rows_UC)
     return replace(task, features=read_UF, shape=read_UF.shape[1:])

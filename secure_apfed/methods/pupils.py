@@ -67,7 +67,9 @@ class _TeacherInputs:
 
     @classmethod
     def from_sums(cls, task: SoloTask, received_UD: FloatArray, answered: IntArray) -> Self:
-        """Put the sums that came back for these rows of a task beside their features."""
+        """Concatenate features and received sums of the rows `answered`, for which a sum was
+        received.
+        """
         task_of_answered = task.select_rows(answered)
         inputs_TC = np.hstack(
             [_standardise_rows(task_of_answered.features), _standardise_rows(received_UD[answered])]
@@ -80,7 +82,7 @@ class _TeacherInputs:
         )
 
     def find_labels(self, part: IntArray) -> IntArray:
-        """Return where labels of the whole task stand among those of the rows read."""
+        """Return the indices, among labels of answered rows, of this part of the task's labels."""
         place_n = np.cumsum(self.is_answered_n) - 1
         return place_n[part[self.is_answered_n[part]]]
 
@@ -108,7 +110,7 @@ class _Teaching:
     def from_baseline(
         cls, baseline: Baseline, read: "_TeacherInputs", parts: Sequence[IntArray]
     ) -> Self:
-        """Fit a teacher of this kind without each part, and to all labels."""
+        """Fit a teacher of this kind once without each part of the labels, and once with all."""
         tasks = [*(read.task.drop_labels(read.find_labels(part)) for part in parts), read.task]
         fitted = baseline.fit_together(tasks)
         return cls(name=baseline.name, by_part=tuple(read.label_by(teacher) for teacher in fitted))
@@ -120,9 +122,8 @@ class _Teaching:
 
 
 def label_rows(predictor: Predictor, task: SoloTask) -> FloatArray:
-    """Return the probability of each class for each row of a task, (U, K).
-
-    It is 0 in rows of which the model says nothing.
+    """Return the probability of each class for each row of a task, (U, K); 0 where the model
+    abstains.
     """
     scores_UK = predictor.compute_scores(task.features)
     return np.where(scores_UK.any(axis=1, keepdims=True), probabilities_of(scores_UK), 0.0)
@@ -133,10 +134,9 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
 
     Args:
         task: the active's training rows and labels.
-        received_UD: the mean of the sums that came back for each row, (U, D); NaN where none did.
+        received_UD: the mean received sum for each row, (U, D); NaN where there is none.
 
-    Returns:
-        none where something came back for the labelled rows of fewer than two classes.
+    Returns no pupil if the labelled rows with a sum have fewer than two classes.
     """
     if not received_UD.shape[1]:
         return []
@@ -160,7 +160,9 @@ def teach_pupils(task: SoloTask, received_UD: FloatArray) -> list[Pupil]:
 def _fit_pupils(
     task: SoloTask, teachings: Sequence[_Teaching], parts: Sequence[IntArray]
 ) -> list[Pupil]:
-    """Fit the pupils of all teachers, without each part of the labelled rows and with all."""
+    """Fit the pupils of all teachers: for validation without each part of the
+    labels, and with all.
+    """
     scores: list[list[FloatArray]] = [[] for _ in teachings]
     for number, part in enumerate(parts):
         pupils = _fit_without(task, teachings, part, number)
@@ -183,7 +185,7 @@ def _fit_pupils(
 def _fit_without(
     task: SoloTask, teachings: Sequence[_Teaching], part: IntArray, number: int
 ) -> list[Predictor]:
-    """Fit a pupil of each teacher to all rows but a part of the labelled ones."""
+    """Fit a pupil of each teacher to all rows except a part of the labelled ones."""
     tables = []
     for teaching in teachings:
         likely_UK = teaching.by_part[number].copy()

@@ -77,6 +77,11 @@ class SingleViewActive(ActiveRole):
         accounts: ActiveAccounts,
         people: Tensor | None = None,
     ) -> None:
+        """Take networks and ledgers; choose training rows and local models at the end, by the
+        settings.
+
+        `people`: rows of the active's table by alignment position, (N,); None: nothing is aligned.
+        """
         super().__init__()
         self.name = own.name
         self.contract = contract
@@ -110,7 +115,7 @@ class SingleViewActive(ActiveRole):
         return self.trainer.train_on_batch(self.trainer.forward(step, rows_B, None))
 
     def finish_locally(self) -> None:
-        """Fit local models with the labels, or spread these over h, if the settings say so."""
+        """Fit local models with the labels, or spread labels over h, if the settings say so."""
         trainer = self.trainer
         if self.ending is not None:
             fitted = self.ending.fit_models(trainer.networks.encoder, trainer.labels_N)
@@ -119,6 +124,7 @@ class SingleViewActive(ActiveRole):
             trainer.spread_labels(self.learnt)
 
     async def evaluate(self, links: Links, *, next_step: int, final: bool) -> dict[str, Scored]:
+        """Return the test scores of the local models if they are fitted, else of the networks."""
         rows = self._own.data.test_rows
         if self.ending is None or self.ending.fitted is None:
             scored = self.trainer.score_rows(rows)
@@ -138,13 +144,13 @@ class SingleViewActive(ActiveRole):
         self._set_training_rows(train_rows)
 
     def get_solo_networks(self) -> ActiveNetworks | None:
-        """Return the active's own model; None before labels that come at the end were learnt."""
+        """Return the active's own model; None as long as labels that come at the end are not
+        learnt.
+        """
         return self.trainer.networks if self.ending is None else self.ending.networks
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return local models fitted without the labels of these rows; None: the networks
-        descend.
-        """
+        """Return local models fitted without the labels of these rows; None if there are none."""
         if self.ending is None:
             return None
         trainer = self.trainer
@@ -155,6 +161,7 @@ class SingleViewActive(ActiveRole):
         return super().tensors() | add_prefix(_LOCAL_MODELS, fitted)
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the networks, and local models if there are any."""
         super().load_tensors(tensors, next_step=next_step)
         if self.ending is not None:
             state = remove_prefix(_LOCAL_MODELS, tensors)
@@ -173,6 +180,7 @@ class SingleView(Method):
     def make_simulated_step(
         self, active: ActiveRole, passives: Mapping[str, HelperRole]
     ) -> Lockstep:
+        """Return a training step of the active by itself."""
         assert isinstance(active, SingleViewActive)
         trainer = active.trainer
         return lambda step, rows_B: trainer.train_on_batch(trainer.forward(step, rows_B, None))

@@ -105,9 +105,9 @@ class Bins:
 
     @classmethod
     def from_targets(cls, targets_n: Floats, *, ranges: int = RANGES) -> Self:
-        """Cut at quantiles of the labelled targets; a range stands for the mean of its own.
+        """Cut targets at their quantiles; each range stands for the mean of its targets.
 
-        Where many targets are alike, ranges may be empty, and stand for their lower edge.
+        With many equal targets ranges may be empty; these stand for their lower edge.
         """
         edges = np.quantile(targets_n, np.linspace(0, 1, ranges + 1)[1:-1])
         place_n = np.searchsorted(edges, targets_n, side="left")
@@ -120,7 +120,9 @@ class Bins:
         return np.searchsorted(self.edges, targets_n, side="left").astype(np.int64)
 
     def compute_mean_targets(self, likely_UK: Floats) -> Floats:
-        """Return the mean target (U, 1) of each row; 0, the mean of all, for a row of zeros."""
+        """Return the expected target (U, 1) from class probabilities; 0, the mean of all, for a row
+        of zeros.
+        """
         total_U1 = likely_UK.sum(axis=1, keepdims=True)
         mean_U1 = (likely_UK @ self.centres)[:, None]
         expected_U1: Floats = np.zeros_like(mean_U1)
@@ -141,6 +143,9 @@ class Student:
     """
 
     def __init__(self, own: PartyContext, aligned: Tensor) -> None:
+        """Build the untrained network, and select the aligned rows and the labels that it learns
+        from.
+        """
         config = own.config
         data = own.data
         seed = own.secrets.seed
@@ -190,6 +195,7 @@ class Student:
         self._targets_NT = torch.zeros(len(data.table.ids), numbers, dtype=torch.float64)
 
     def task_alone(self, seed: int) -> SoloTask:
+        """Return the student's rows and labels as a task for the active's local baselines."""
         features = self.features_UF.reshape(len(self.rows_U), *self._shape)
         return SoloTask.from_arrays(
             features,
@@ -204,7 +210,9 @@ class Student:
 
     @property
     def networks(self) -> ActiveNetworks:
-        """The networks that predict: an average or a stored model, or else its own networks."""
+        """The networks that predict: an average or a stored baseline if there is
+        one, else its own.
+        """
         return self._averaged or self._stored or self.trainer.networks
 
     @property
@@ -213,24 +221,29 @@ class Student:
 
     @property
     def has_classes(self) -> bool:
-        """True if it predicts classes, as baselines do, and not numbers."""
+        """True if it predicts classes, as baselines do; False for numbers."""
         return self._bins is None
 
     @property
     def can_be_averaged(self) -> bool:
-        """True if it learns from rows without a label, as its local models do not."""
+        """True if it learns from rows without a label, so that it adds something to the local
+        models.
+        """
         return self.has_classes and len(self.labelled) < len(self.rows_U)
 
     def use_baseline(self, baseline: Baseline) -> None:
-        """Use the model of this baseline: help is disabled, and no own model is as good."""
+        """Predict with this baseline's model from now on: help is disabled, and it is the best
+        local model.
+        """
         self._stored_name = baseline.name
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._stored = self._model_by(baseline.name, all_U)
 
     def average_with_local_models(self) -> None:
-        """Predict from now on by the average of the trained model and of the best local models.
+        """Predict from now on with the average of the trained model and the best local models.
 
-        Those are the three that its baselines average (`secure_apfed.solo.COMBINATIONS`).
+        These are the three models that the solo baselines average
+        (`secure_apfed.solo.COMBINATIONS`).
         """
         all_U = np.ones(len(self.rows_U), dtype=bool)
         self._averaged = self._average_networks(self._stored or self.trainer.networks, all_U)
@@ -238,7 +251,9 @@ class Student:
     def _average_networks(
         self, student: ActiveNetworks, is_used_U: NDArray[np.bool_]
     ) -> ActiveNetworks:
-        """Return the average of networks and of the local models of these of the rows."""
+        """Return the average of these networks and of local models fitted to the
+        rows of this mask.
+        """
         local = self._model_by(_AVERAGED_WITH, is_used_U).encoder
         assert isinstance(local, FittedModel)
         features = self.features_UF.shape[1]
@@ -252,7 +267,9 @@ class Student:
         return networks.requires_grad_(False).eval()
 
     def _model_by(self, name: str, is_used_U: NDArray[np.bool_]) -> ActiveNetworks:
-        """Return a baseline's model, or the trees' model of these rows' targets."""
+        """Return the named model fitted to the rows of this mask: a baseline, or trees on the
+        targets.
+        """
         task = self.task_alone(self._seed if name in _LEAVES else self._baseline_seed)
         with one_thread():
             if name in _LEAVES:
@@ -266,11 +283,12 @@ class Student:
         return networks_of(model)
 
     def fit_to_labels(self, likely_UK: Floats) -> Floats | None:
-        """Take the class probabilities of all rows, and fit the network where a best fit exists.
+        """Store class probabilities of all rows as targets, and fit the network if it has a closed
+        form.
 
-        A row of zeros has no target and no part in a fit; labelled rows keep their labels. Returns
-        held-out predictions of some rows, (U, K), and zeros for the others; None if the network is
-        trained by descent, or learns numbers.
+        `likely_UK`: a row of zeros has no target; labelled rows keep their labels. Returns held-out
+        predictions of some rows, (U, K), zeros for the others; None if the network is trained by
+        gradient descent, or predicts numbers.
         """
         has_target_U = np.asarray(likely_UK.any(axis=1))
         has_target_U[self.labelled] = True
@@ -299,9 +317,9 @@ class Student:
     def _predict_held_out(
         self, encoded_UD: Numbers, targets_UT: Floats, rows_V: Integers
     ) -> Mapping[str, Floats]:
-        """Return held-out predictions of ridge regression and of trees, (U, K) each.
+        """Return held-out predictions by ridge regression and by trees, (U, K) each.
 
-        No label of the active's is read.
+        They are fitted to the targets only; no label of the active is read.
         """
         task = self.task_alone(self._seed)
         linear = copy.deepcopy(self.trainer.networks.head)
@@ -326,7 +344,9 @@ class Student:
         return predictions
 
     def refit_excluding(self, rows: Tensor) -> ActiveNetworks | None:
-        """Return its networks fitted without these rows; None: they descend."""
+        """Return its networks fitted without these rows; None: they are trained by gradient
+        descent.
+        """
         if not self.has_direct_fit:
             return None
         is_used_U = ~torch.isin(self.rows_U, rows).numpy()
@@ -348,7 +368,7 @@ class Student:
         targets_UT: Floats,
         has_target_U: NDArray[np.bool_],
     ) -> None:
-        """Fit a linear layer to the targets of these rows."""
+        """Fit a linear layer to the targets of the rows of this mask, by ridge regression."""
         rows_V = np.flatnonzero(has_target_U)
         labelled_n = np.intersect1d(rows_V, self.labelled)
         fit_linear(linear, encoded_UD, targets_UT, taught_V=rows_V, labelled_n=labelled_n)
@@ -369,6 +389,7 @@ class Student:
         return self.trainer.train_batch(step, rows_B, self._targets_NT[rows_B])
 
     def score_rows(self, rows: Tensor) -> Scored:
+        """Return test scores of these rows by the model that predicts now."""
         predict = self.trainer.predict
         model = self._averaged or self._stored
         if model is not None:
@@ -377,6 +398,7 @@ class Student:
 
             @torch.no_grad()
             def predict(rows_B: Tensor) -> Tensor:
+                """Return scores (B, K) by the averaged or stored model."""
                 scores_BK: Tensor = model(features_N[rows_B].cpu().to(dtype), None)[0]
                 return scores_BK.to(features_N.device)
 
@@ -384,6 +406,7 @@ class Student:
             return score_rows(self._task, predict, rows, self._labels_N)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return targets, networks, and the stored and averaged models."""
         stored = {} if self._stored is None else self._stored.state_dict()
         stored_name = torch.tensor(list(self._stored_name.encode()), dtype=torch.uint8)
         averaged = {} if self._averaged is None else self._averaged.state_dict()
@@ -395,6 +418,7 @@ class Student:
         return tensors | add_prefix("averaged", averaged) | self.trainer.tensors()
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
         self.trainer.load_tensors(tensors)
         self._targets_NT = tensors["targets"].clone()
         self._stored_name = bytes(tensors["kept by"].tolist()).decode()
@@ -407,7 +431,7 @@ class Student:
 
 
 def _fit_trees(task: SoloTask, rows: Integers, targets_UK: Floats, leaf: int) -> FittedModel:
-    """Return extra trees that learn shares of classes from some of a task's rows."""
+    """Return extra trees fitted to class shares (U, K) on these rows of a task."""
     from sklearn.ensemble import ExtraTreesRegressor
 
     forest = ExtraTreesRegressor(
@@ -437,12 +461,14 @@ Prior: TypeAlias = Callable[[SoloTask], Belief]
 
 
 def make_labeller_prior(labeller: Labeller) -> Prior:
+    """Return the prior that labels rows by this labeller, from the active's own features."""
     return lambda _: Belief(
         lambda task: labeller.label_rows(task.features, task.labelled, task.labels, task.classes)
     )
 
 
 def make_baseline_prior(baseline: Baseline) -> Prior:
+    """Return the prior of this baseline's class scores, fitted to the labelled rows."""
     return lambda _: Belief(
         lambda task: baseline.fit(task.few).compute_scores(task.features), baseline
     )
@@ -451,7 +477,7 @@ def make_baseline_prior(baseline: Baseline) -> Prior:
 def find_prior(name: str, labeller: str) -> Prior:
     """Return the prior of this name, one of `PRIORS`.
 
-    `labeller`: the passives' kind; the active's own needs no noise against itself.
+    `labeller`: the passives' labeller; the active uses it without noise.
     """
     if name == BEST_SOLO:
         return believe_best_baseline
@@ -462,20 +488,21 @@ def find_prior(name: str, labeller: str) -> Prior:
 
 
 def believe_best_baseline(task: SoloTask) -> Belief:
-    """Return the belief of the baseline that the active's held-out labels choose."""
+    """Return as prior the local baseline that does best on held-out labels."""
     return make_baseline_prior(choose_baseline(task))(task)
 
 
 def _compute_shares(scores_BK: Floats, frequencies: Floats) -> Floats:
-    """Return probabilities (B, K); a row of zeros gets the frequencies of classes (K,)."""
+    """Return scores as probabilities (B, K); a row of zeros gets the class frequencies (K,)."""
     says_B1 = scores_BK.any(axis=1, keepdims=True)
     return np.where(says_B1, probabilities_of(scores_BK), frequencies)
 
 
 def judges_of(belief: Belief, task: SoloTask, frequencies: Floats) -> ValidationRows:
-    """Return the labelled rows that can be held out, and the belief about each without its label.
+    """Return the validation rows: labelled rows, with the prior's prediction made without their
+    label.
 
-    There are none if every row has a label: then nothing is left to predict.
+    There are none if every row has a label: then no row is left to predict.
     """
     has_unlabelled = len(task.labels) < len(task.features)
     parts = split_folds(task.labels, FOLDS, task.seed) if has_unlabelled else []
@@ -515,10 +542,10 @@ class WeighedVotes:
 def weigh_votes(
     votes_UK: Floats | None, student: Student, prior: Prior, *, seed: int, always: bool = False
 ) -> WeighedVotes:
-    """Weigh votes against the active's own predictions.
+    """Weigh votes against the active's own predictions, by validation on labelled rows.
 
-    `votes_UK`: their sum on the rows that the student learns from; None: there are none. `seed`: of
-    the folds that measure the prior's accuracy; always: use votes whatever validation says.
+    `votes_UK`: their sum on the student's rows; None: there are none. `seed`: of the folds that
+    measure the prior. `always`: use votes whatever validation says.
     """
     task = student.task_alone(seed)
     with one_thread(), cache_fits():
@@ -538,8 +565,8 @@ def weigh_votes(
 def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: Integers) -> float:
     """Return how much more often a student is right than the active's own model.
 
-    Both are measured by the weighed votes, on rows without a label that the student was not trained
-    on (`predicted_UK`: its predictions of them); 0: there are none.
+    Both are measured against the weighed votes, on unlabelled rows that the student did not train
+    on (`predicted_UK`: its predictions of them); 0 if there are none.
     """
     if predicted_UK is None:
         return 0.0
@@ -554,12 +581,12 @@ def learnt_of(predicted_UK: Floats | None, weighed: WeighedVotes, labelled_n: In
 def learn_from_votes(
     student: Student, votes_UK: Floats, prior: Prior, *, seed: int, usage: str
 ) -> Help:
-    """Turn votes into labels to learn; return what labelled rows say of them.
+    """Train the student on labels made from votes; return the validation's result.
 
-    A student that has a best fit is fitted at once. Where labelled rows say that votes are no help,
-    the active's own best model stays, unless help is used whatever they say ("always"), or averaged
-    ("averaged"): at once, or when a student that descends has learnt. `seed`: of the folds that
-    measure the prior.
+    A student with a closed form is fitted at once. If validation rejects the votes, the best local
+    model stays, unless `usage` is "always" (train on votes regardless) or "averaged" (average
+    student and local models: at once, or after descent). `seed`: of the folds that measure the
+    prior.
     """
     averages = usage == "averaged" and student.can_be_averaged
     always = averages or usage == "always"
@@ -583,9 +610,9 @@ def learn_from_votes(
 
 
 def side_by_side(parts: Iterable[Tensor]) -> Floats:
-    """Return the parts' rows beside each other, (U, F), each part about its mean and about 1 long.
+    """Return the parts' rows concatenated, (U, F), each part centred, with root-mean-square norm 1.
 
-    So that none decides alone which rows are near.
+    So no single part dominates the distances between rows.
     """
     centred = [part.detach().cpu().flatten(1).double() for part in parts]
     centred = [part_UF - part_UF.mean(0) for part_UF in centred]
@@ -626,6 +653,7 @@ class StudentActive(ActiveRole):
     def __init__(
         self, own: PartyContext, student: StudentModel, *, headline: str, guarantee: str
     ) -> None:
+        """Take the student; its rows are the training rows."""
         super().__init__()
         self.name = own.name
         self.guarantee = guarantee
@@ -639,10 +667,12 @@ class StudentActive(ActiveRole):
 
     @abstractmethod
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
-        """Ask the others, and teach the student what they say; once in a run."""
+        """Request the other parties' help, and train the student on it; once a run."""
 
     async def begin_epoch(self, links: Links, steps: StepCounter) -> bool:
-        """Ask once; a student that learns in one go then has no steps."""
+        """Request help before the first epoch; a student with a closed form has no steps after
+        that.
+        """
         if not self._is_taught:
             await self.teach_student(links, steps)
             self._is_taught = True
@@ -666,6 +696,7 @@ class StudentActive(ActiveRole):
 
 
 def warn_of_no_help(active: str) -> None:
+    """Warn that validation disabled help, which was no better than the best local model."""
     warnings.warn(
         f"{active}: help is not used: on labelled rows that are held out it is not better than the "
         "best that its own columns give, by more than chance may do",
@@ -675,12 +706,12 @@ def warn_of_no_help(active: str) -> None:
 
 
 def count_classes(own: PartyContext) -> int:
-    """Return K, the number of classes, or of ranges of numbers, that votes are over."""
+    """Return K, the number of classes, or of ranges of a numeric target, that votes are over."""
     return len(own.data.classes) or RANGES
 
 
 def train_student(student: Student, config: RunSettings) -> None:
-    """Let a student that descends go through its rows as often as the run has epochs."""
+    """Train a student by gradient descent over its rows, for the run's number of epochs."""
     if student.has_direct_fit:
         return
     step = 0

@@ -47,6 +47,7 @@ class CountingPassive(VotesPassive):
         rows: Tensor,
         noise: ContributionNoise | None = None,
     ) -> None:
+        """Open the counter of answers for every row, and register the noise's ledger."""
         super().__init__(own, contract, rows)
         self._allowance = Allowance.from_contract(own, contract, aligned=len(rows))
         self.kept = {"allowance": self._allowance}
@@ -61,10 +62,11 @@ class CountingPassive(VotesPassive):
     def count_answers(
         self, ballot: Ballot, values_U: NDArray[np.generic], *, repeatable: bool = False
     ) -> list[bytes]:
-        """Count an answer for every row, in the log, before it is charged or leaves; return the
-        digest of each block. `values_U`: what answers are made of, by row. `repeatable`: the same
-        answer in another session counts as the same. Raises RemoteProtocolError: a row was answered
-        as often as agreed.
+        """Count an answer for every row in the log, before it is charged or leaves.
+
+        Returns the digest of each block. `values_U`: by row, what the answers are computed from.
+        `repeatable`: an equal answer in another session counts once. Raises RemoteProtocolError: a
+        row was answered as often as agreed.
         """
         session = b"" if repeatable else self.contract.digest
         sender = self.contract.active
@@ -80,12 +82,12 @@ class CountingPassive(VotesPassive):
     def draw_noise(
         self, ballot: Ballot, values_U: Floats, shape: tuple[int, int], *, repeatable: bool = False
     ) -> NDArray[np.int64] | None:
-        """Count the answer to a whole ballot, charge it, return its noise; None: none is agreed.
+        """Count and charge the answer to a whole ballot; return its noise, or None if none is
+        agreed.
 
-        Each session counts anew, since its request, or its noise, is another one, unless what is
-        answered is `repeatable`. Raises
-        RemoteProtocolError: see `count_answers`; BudgetExhaustedError: answering would exceed its
-        budget; nothing may be sent.
+        An answer counts anew in each session, whose request or noise differs, unless it is
+        `repeatable`. Raises RemoteProtocolError: see `count_answers`; BudgetExhaustedError:
+        answering would exceed the privacy budget; nothing may be sent.
         """
         digests = self.count_answers(ballot, values_U, repeatable=repeatable)
         digest = hashlib.sha256(b"".join(digests)).digest()
@@ -98,7 +100,7 @@ class CountingPassive(VotesPassive):
 def open_vote_ledger(
     own: PartyContext, release: VoteResponse | SummedRelease, people: int
 ) -> PrivacyLedger:
-    """Open a passive's account of its votes on so many people."""
+    """Open a passive's privacy ledger for its votes on so many people."""
     votes = VoteSettings.from_run_settings(own.config)
     figure = votes.passives_figure
     return own.open_ledger(release, budget=votes.epsilon, rows=people, figure=figure)
@@ -124,12 +126,13 @@ class VoteTerms(ABC):
     @property
     @abstractmethod
     def release(self) -> SummedRelease | None:
-        """The guarantee of the noise of all passives; None: there is none."""
+        """The privacy cost of one vote under the noise of all passives; None: there is no noise."""
 
     @property
     def honest(self) -> int:
-        """Passives whose noise is counted. Raises ConfigError: there is none, or a single passive's
-        votes would be revealed.
+        """The number of passives whose noise is counted.
+
+        Raises ConfigError: there is none, or a single passive's votes would be revealed.
         """
         config = self.own.config
         passives = len(self.contributors)
@@ -149,8 +152,9 @@ class VoteTerms(ABC):
     def calibrate_release(
         self, labeller: Labeller, release: Callable[[int], SummedRelease]
     ) -> SummedRelease:
-        """Return the release with the least noise that keeps the settings' epsilon, for one
-        vote.
+        """Return the release with the least noise that keeps the configured epsilon for one vote.
+
+        `release`: makes a release from a deviation.
         """
         config = self.own.config
         epsilon = VoteSettings.from_run_settings(config).epsilon
@@ -159,6 +163,7 @@ class VoteTerms(ABC):
         return release(deviation)
 
     def noise_terms(self) -> dict[str, object]:
+        """Return the noise's public parameters for the contract; empty without noise."""
         if self.release is None:
             return {}
         epsilon = VoteSettings.from_run_settings(self.own.config).epsilon
@@ -167,7 +172,7 @@ class VoteTerms(ABC):
         return {"noise": noise}
 
     def make_noise(self, people: int) -> ContributionNoise | None:
-        """Return a passive's noise and its account; None if there is none."""
+        """Return a passive's noise with its ledger, for so many people; None if there is none."""
         own = self.own
         release = self.release
         if release is None:
@@ -191,6 +196,7 @@ class BallotAggregator(Aggregator):
     blocks: int
 
     def admit_step(self, message: Envelope) -> None:
+        """Admit a new block, unless the ballot has fewer. Raises RemoteProtocolError."""
         super().admit_step(message)
         if message.step >= self.blocks:
             raise RemoteProtocolError(

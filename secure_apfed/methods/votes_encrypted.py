@@ -71,7 +71,9 @@ class EncryptedVotesSettings(VoteSettings):
     def count_label_bytes(
         self, config: RunSettings, *, labelled: int, classes: int, passives: int
     ) -> int:
-        """Return the bytes of encrypted labels as values at roots; every passive holds them."""
+        """Return the bytes of encrypted labels that every passive holds in memory, as polynomial
+        values.
+        """
         bits = config.secure_sum.bits or USUAL_BITS
         agreed = ProductAgreement(
             session="forecast",
@@ -94,6 +96,9 @@ class EncryptedVotesSettings(VoteSettings):
 
     @model_validator(mode="after")
     def _cheats_are_found(self) -> Self:
+        """Refuse an epsilon without `candidates`: a cheating active could then read below the
+        noise.
+        """
         if self.epsilon is not None and self.candidates is None:
             raise ValueError(
                 f"candidates: method {self.name} counts an epsilon for labels of one class each, "
@@ -104,6 +109,7 @@ class EncryptedVotesSettings(VoteSettings):
 
     @model_validator(mode="after")
     def _labeller_is_linear(self) -> Self:
+        """Refuse a labeller whose votes are not linear in the labels, since they are encrypted."""
         if not LABELLERS[self.labeller].linear:
             raise ValueError(
                 f"labeller: {self.labeller} is not linear in the labels, and encrypted labels are "
@@ -117,6 +123,9 @@ class EncryptedVotesActive(VotesActive):
     """An active that encrypts its labels and opens the sum of the votes; see `VotesActive`."""
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Build the sum of products for this ballot, and state what an active that cheats could
+        read.
+        """
         terms = _Terms.from_contract(own, contract)
         super().__init__(own, contract, rows, terms.release)
         self._size = BallotSize.from_ballot(self.ballot)
@@ -137,7 +146,9 @@ class EncryptedVotesActive(VotesActive):
         self._challenges: dict[str, bytes] | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Tell the size; with candidates commit to them, and hear which is kept."""
+        """Announce the ballot's size; with candidates also commit to them, and learn which one is
+        kept.
+        """
         contract = self.contract
         passives = list(self.contract.passives)
         if not contract.is_at_start:
@@ -161,7 +172,7 @@ class EncryptedVotesActive(VotesActive):
             self._challenges[message.sender] = message.payload
 
     async def gather_votes(self, links: Links) -> Floats:
-        """Send the encrypted labels, and open one block of people after the other."""
+        """Send the encrypted labels, then decrypt the sum of votes (U, K) block by block."""
         contract = self.contract
         receiver = self._receiver
         assert receiver is not None
@@ -183,6 +194,7 @@ class EncryptedVotesPassive(CountingPassive):
     asks = (Kind.ENCRYPTED_LABELS,)
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Open the noise account, and the log of audits that were broken off."""
         self._terms = _Terms.from_contract(own, contract)
         self._audits = OpenAudits(own)
         super().__init__(own, contract, rows, self._terms.make_noise(len(rows)))
@@ -190,7 +202,9 @@ class EncryptedVotesPassive(CountingPassive):
         self._size: BallotSize | None = None
 
     async def set_up(self, links: Links) -> None:
-        """Agree with the other passives on keys of masks, and with candidates on a coin."""
+        """Agree with the other passives on mask keys, and with candidates on a
+        common random coin.
+        """
         contract = self.contract
         if not contract.is_at_start:
             return
@@ -215,7 +229,7 @@ class EncryptedVotesPassive(CountingPassive):
         )
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Multiply the labels of the announced ballot, and contribute block by block."""
+        """Multiply the encrypted labels by the labeller's matrix, and contribute block by block."""
         asked, request = _parse_request(message)
         ballot = self.admit_ballot(replace(message, payload=asked))
         contributor = self._contributor
@@ -231,7 +245,7 @@ class EncryptedVotesPassive(CountingPassive):
             links.send(AGGREGATOR, Kind.CONTRIBUTION, block, part)
 
     def compute_matrix(self, ballot: Ballot) -> Floats:
-        """Return its labeller's matrix in whole steps, rounded towards zero, (U, n)."""
+        """Return the labeller's matrix in fixed-point steps, (U, n), rounded towards zero."""
         assert isinstance(self.labeller, LinearLabeller)
         features_UF = self.pick_features(ballot)
         labelled_n = ballot.labelled.numpy()
@@ -248,7 +262,9 @@ class EncryptedVotesPassive(CountingPassive):
 
 
 def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
-    """Refuse a ballot whose encrypted labels this passive could not hold, before they come."""
+    """Refuse a ballot whose encrypted labels would not fit into this passive's memory, before they
+    arrive.
+    """
     labels = sums.products.labelled
     needed = labels * sums.label_bytes
     if needed > MOST_ANNOUNCED_BYTES:
@@ -260,6 +276,10 @@ def _require_memory(me: str, active: str, sums: SumOfProducts) -> None:
 
 
 def _parse_request(message: Envelope) -> tuple[bytes, bytes]:
+    """Return the ballot's bytes and the encrypted labels from the active's message.
+
+    Raises RemoteProtocolError: it contains something else.
+    """
     try:
         asked, request = msgpack.unpackb(message.payload, max_bin_len=len(message.payload))
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -283,8 +303,9 @@ class OpenAudits:
         self._log = DurableLog(own, "audits")
 
     def begin_audit(self, *, contract: str) -> None:
-        """Note an audit before it reveals which request is kept. Raises CheckpointError: too many
-        were left open, or it cannot be noted.
+        """Record an audit on disk before this passive reveals which request is kept.
+
+        Raises CheckpointError: too many audits were broken off, or the log cannot be written.
         """
         lines = b"".join(self._log.load_lines())
         if (unfinished := lines.count(b'"begun"') - lines.count(b'"passed"')) > _OPEN_AUDITS:
@@ -297,7 +318,7 @@ class OpenAudits:
         self._add_note("begun", contract)
 
     def end_audit(self, *, contract: str) -> None:
-        """Note that the request of this session stood the test."""
+        """Record that this session's request passed the audit."""
         self._add_note("passed", contract)
 
     def _add_note(self, event: str, contract: str) -> None:
@@ -310,12 +331,16 @@ class EncryptedVotesAggregator(BallotAggregator):
     blocks = 0
 
     def __init__(self, own: PartyContext, contract: Contract) -> None:
+        """Wait for the ballot's size, which the combiner needs."""
         super().__init__(contract)
         self._terms = _Terms.from_contract(own, contract)
         self._most = own.config.alignment.maximum_ids
         self._combiner: ProductCombiner | None = None
 
     async def set_up(self, links: Links) -> None:
+        """Receive the ballot's size, and build the combiner for it; nothing in a
+        resumed session.
+        """
         if self.contract.is_at_start:
             size = await self._terms.receive_size(links, self.contract, most=self._most)
             sums = self._terms.make_sums(self.contract, size)
@@ -325,6 +350,7 @@ class EncryptedVotesAggregator(BallotAggregator):
     async def combine_bodies(
         self, links: Links, first: Envelope, bodies: Mapping[str, bytes]
     ) -> bytes:
+        """Add all passives' encrypted contributions to one block."""
         assert self._combiner is not None  # there are no blocks else
         return self._combiner.combine_block(first.step, bodies)
 
@@ -335,6 +361,7 @@ class EncryptedVotes(VotesMethod):
     settings = EncryptedVotesSettings
 
     def sum_terms(self, own: PartyContext, session: str, classes: int) -> Mapping[str, object]:
+        """Return the public parameters of the sum of products, its noise included."""
         terms = _Terms(own, own.passives, classes)
         settings = own.config.secure_sum
         return {
@@ -365,16 +392,16 @@ class _Terms(VoteTerms):
 
     @property
     def levels(self) -> int:
-        """L, steps of fixed point for a vote of 1."""
+        """L, the number of fixed-point steps in a vote of 1."""
         return int(2 ** ((self.own.config.secure_sum.bits or USUAL_BITS) - 1) - 1)
 
     @cached_property
     def release(self) -> SummedRelease | None:
-        """The guarantee of the noise of all passives; None: there is none.
+        """The privacy cost of the noise of all passives; None: there is none.
 
-        Matrices are rounded towards zero, row by row: a row of integers has magnitudes that add up
-        to L at most, and as each label is of one class, so has the row of votes, in integers. So
-        `integers` holds, and nothing is added for rounding.
+        Matrix rows are rounded towards zero, so the magnitudes of a row's integers add up to L at
+        most. As each label is of one class, so do those of a row of votes, in integers. Hence
+        `integers` holds, and the sensitivity needs no allowance for rounding.
         """
         honest = self.honest
         if self.settings.epsilon is None:
@@ -382,6 +409,7 @@ class _Terms(VoteTerms):
         labeller = make_labeller(self.settings.labeller)
 
         def make_release(deviation: int) -> SummedRelease:
+            """Return the release whose noise has this deviation in fixed-point steps."""
             return build_vote_release(
                 labeller,
                 hard=False,
@@ -395,6 +423,7 @@ class _Terms(VoteTerms):
         return self.calibrate_release(labeller, make_release)
 
     def make_sums(self, contract: Contract, size: BallotSize) -> SumOfProducts:
+        """Return the sum of products for a ballot of this size, in this session."""
         settings = self.own.config.secure_sum
         release = self.release
         return SumOfProducts(
@@ -415,7 +444,10 @@ class _Terms(VoteTerms):
 
     @staticmethod
     async def receive_size(links: Links, contract: Contract, *, most: int) -> BallotSize:
-        """See `BallotSize.receive_size`; of no more labels than a sum of products takes."""
+        """Receive the ballot's size; see `BallotSize.receive_size`.
+
+        Refuses more labels than a sum of products can carry.
+        """
         size = await BallotSize.receive_size(links, contract, most=most)
         if size.labelled > _MOST_LABELLED:
             raise RemoteProtocolError(

@@ -48,11 +48,15 @@ class RandomisedVotesActive(VotesActive):
     """
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Take the randomised response that all passives apply, as the release of the votes."""
         self._response = _make_response(own, contract)
         super().__init__(own, contract, rows, self._response)
         self._answers_MU: Integers | None = None
 
     async def gather_votes(self, links: Links) -> Floats:
+        """Request every passive's randomised votes; return an unbiased estimate of their sum, (U,
+        K).
+        """
         passives = tuple(self.contract.passives)
         response = self._response
         for name in passives:
@@ -62,6 +66,10 @@ class RandomisedVotesActive(VotesActive):
         return response.estimate_sum(answers_MU)
 
     async def _receive_answers(self, links: Links, name: str) -> Integers:
+        """Return one passive's randomised votes, class indices (U,).
+
+        Raises RemoteProtocolError: a vote is outside the classes.
+        """
         expected = {"votes": TensorSpec(torch.int16, (len(self.ballot.rows),))}
         message = await links.receive(name, Kind.VOTES, step=ASK, patience=FOR_AN_ANSWER)
         tensors, _ = unpack_tensors(message.payload, expected, sender=name)
@@ -71,7 +79,7 @@ class RandomisedVotesActive(VotesActive):
         return answers_U
 
     def _record_answers(self, answers_MU: Integers) -> None:
-        """Note how far they agree, also after a resumption."""
+        """Keep the answers, and compute from them how much each passive agrees with the others."""
         self._answers_MU = answers_MU
         self.agreement = estimate_agreement(
             self._response,
@@ -82,12 +90,14 @@ class RandomisedVotesActive(VotesActive):
         )
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the state with the passives' answers."""
         tensors = super().tensors()
         if self._answers_MU is not None:
             tensors["answers"] = torch.from_numpy(self._answers_MU)
         return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the state, and compute the agreement of the answers again."""
         super().load_tensors(tensors, next_step=next_step)
         if "answers" in tensors:
             self._record_answers(tensors["answers"].numpy())
@@ -97,6 +107,7 @@ class RandomisedVotesPassive(CountingPassive):
     """A passive that answers its votes by chance, for itself; see `VotesPassive`."""
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Open the votes' ledger, and derive the key by which answers are randomised."""
         super().__init__(own, contract, rows)
         self._response = _make_response(own, contract)
         self._ledger = open_vote_ledger(own, self._response, len(rows))
@@ -105,7 +116,9 @@ class RandomisedVotesPassive(CountingPassive):
         self._secret = own.noise_is_secret
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
-        """Vote, and answer by chance what its key, the votes and the ballot say."""
+        """Vote, and send randomised answers, drawn from the party's key, the votes
+        and the ballot.
+        """
         ballot = self.admit_ballot(message)
         # Chance is of this ballot: on others' votes, however alike, it is another one.
         asked = ballot.payload if self._secret else _SEEDED
@@ -137,6 +150,7 @@ class RandomisedVotes(VotesMethod):
 
 
 def _make_response(own: PartyContext, contract: Contract) -> VoteResponse:
+    """Return the randomised response with the configured epsilon over the agreed classes."""
     (classes,) = contract.passives[own.passives[0]].representation.shape
     epsilon = RandomisedVotesSettings.from_run_settings(own.config).epsilon
     assert epsilon is not None
@@ -151,19 +165,17 @@ def estimate_agreement(
     labelled_n: Integers,
     labels_n: Integers,
 ) -> Mapping[str, VoteAgreement]:
-    """Return by passive how far its votes agree with others' and with labels, by its answers.
+    """Return by passive how often its votes agree with other passives' votes and with labels.
 
-    The active computes with what it has been given, so that nothing more is opened and no epsilon
-    is spent. A passive that votes against what its features say agrees less than it should. So does
-    one whose features say little: the figure finds votes that do not fit, and proves no ill will.
-    Where votes are summed there is no such figure: an active that has the total, and the total
-    without one passive, has that passive's votes; and a count that a passive reports of itself
-    is not verified.
+    Computed from answers that the active already has, so nothing more is revealed and no epsilon is
+    spent. A low figure shows votes that do not fit: of a dishonest passive, or of one whose
+    features say little. Summed votes allow no such figure: the total with and without one passive
+    would reveal its votes, and a count that it reports itself is not verified.
 
-    Two answers are the same with probability s = p^2 + (K - 1) q^2 where the votes are, and with
-    d = 2 p q + (K - 2) q^2 where they are not, so (share - d) / (s - d) is the share of equal votes
-    without bias; s - d = (p - q)^2. With a label it is (share - q) / (p - q). Who has no vote
-    counts as one that votes any class.
+    Two randomised answers are equal with probability s = p^2 + (K - 1) q^2 where the votes are
+    equal, and d = 2 p q + (K - 2) q^2 where they differ. So (share - d) / (s - d) estimates the
+    share of equal votes without bias; s - d = (p - q)^2. Against a label it is (share - q) / (p -
+    q). A person without a vote counts as a uniformly random vote.
     """
     p = response.keep_probability
     q = response.other_probability

@@ -62,7 +62,7 @@ class _Terms(VoteTerms):
 
     @cached_property
     def release(self) -> SummedRelease:
-        """One person is right or not: replaced, a row moves the count by 1 at most."""
+        """The privacy cost of the noisy count: one person's row moves it by 1 at most."""
 
         def make_release(deviation: int) -> SummedRelease:
             return SummedRelease(deviation=deviation, honest=1, sensitivity=_STEPS, numbers=1)
@@ -76,6 +76,7 @@ class RehearsalActive(VotesActive):
     """An active that asks each passive how many labelled rows it is right on; see `VotesActive`."""
 
     def __init__(self, own: PartyContext, contract: Contract, rows: Tensor) -> None:
+        """Take the noise of one passive's count, and wait for the counts."""
         release = _Terms.from_contract(own, contract).release
         super().__init__(own, contract, rows, release)
         self._deviation = release.deviation / _STEPS
@@ -85,6 +86,9 @@ class RehearsalActive(VotesActive):
         raise AssertionError(f"{self.name}: a rehearsal opens no votes")
 
     async def teach_student(self, links: Links, steps: StepCounter) -> None:
+        """Request each passive's share of right votes; the student learns from
+        local models only.
+        """
         for name in self.contract.passives:
             links.send(name, Kind.LABELS, ASK, self.ballot.payload)
         shares = [await self._receive_share(links, name) for name in self.contract.passives]
@@ -102,15 +106,14 @@ class RehearsalActive(VotesActive):
             steps.count_step(0.0)
 
     async def _receive_share(self, links: Links, name: str) -> Tensor:
+        """Return the self-reported share of labelled rows on which a passive's votes are right."""
         message = await links.receive(name, Kind.RIGHT_VOTES, step=ASK, patience=FOR_AN_ANSWER)
         expected = {"right": TensorSpec(torch.int64, ())}
         right = unpack_tensors(message.payload, expected, sender=name)[0]["right"].double() / _STEPS
         return right / len(self.ballot.labelled)
 
     def _record_shares(self, shares: Tensor) -> None:
-        """Note on which share of the labelled rows each passive is right, and itself at last; also
-        after a resumption.
-        """
+        """Keep each passive's share of right votes, and last the active's own, (M + 1,)."""
         self._shares = shares
         noise = self._deviation / len(self.ballot.labelled)
         noises = {**dict.fromkeys(self.contract.passives, noise), self.name: 0.0}
@@ -125,6 +128,7 @@ class RehearsalActive(VotesActive):
         return {"told": self._shares, **super().tensors()}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], *, next_step: int) -> None:
+        """Restore the state and the recorded shares."""
         super().load_tensors(tensors, next_step=next_step)
         if len(tensors["told"]):
             self._record_shares(tensors["told"])
@@ -134,6 +138,9 @@ class RehearsalPassive(CountingPassive):
     """A passive that reports on how many labelled rows its votes are right; see `VotesPassive`."""
 
     async def answer_message(self, links: Links, message: Envelope) -> None:
+        """Vote on labelled rows without their own label, and send the noisy count
+        of right votes.
+        """
         ballot = self.admit_ballot(message)
         votes_UK = self.cast_votes(ballot)
         right = votes_UK[ballot.labelled.numpy(), ballot.labels.numpy()].sum()
